@@ -1,0 +1,48 @@
+# Each target makes what it needs, starting from a fresh clone.
+#   make demo      compile the bundled model and generate with it
+#   make test      the tests           make test-all   with the slow ones
+#   make lint      format, lint, types, who imports whom
+#   make format    rewrite the files   make clean      remove what was made here
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.PHONY: demo test test-all lint format clean
+.DELETE_ON_ERROR:
+
+# torch comes first, in a call of its own: where a smaller build of it is offered (CPU only), this call takes it, and the
+# second one finds the range satisfied and leaves it alone.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.14"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	rm -rf build/pico.ingot
+	$(BIN)/compile-model models/pico -o build/pico.ingot
+	$(BIN)/ingot run build/pico.ingot "def fibonacci(n):" --max-tokens 64
+
+# loadgroup: tests that share an expensive fixture name it with `xdist_group`, and run in one worker.
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --run-slow
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p ingot.ir -p ingot.passes
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

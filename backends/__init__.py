@@ -1,0 +1,1 @@
+"""Backends claim subgraphs, emit executables (emit.py) and load them (load.py)."""

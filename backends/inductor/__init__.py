@@ -1,0 +1,1 @@
+"""The inductor backend: regions compiled ahead of time by AOTInductor."""

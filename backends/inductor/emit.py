@@ -1,0 +1,132 @@
+"""The inductor region compiler, compile side: a region's body becomes a shared object by AOTInductor."""
+
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.backend import No, Yes
+from ingot.ir.errors import BackendError
+from ingot.ir.ops import op_of
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Program, target_name
+from ingot.ir.target import Target
+from ingot.ir.types import TensorType
+
+LIBRARY = "region.so"
+# Any size in a dim's range will do to trace with, as long as export cannot take it for a constant.
+_EXAMPLE_SIZE = 7
+
+
+class Inductor:
+    """Takes every fusible op; embedding, attention, cache writes, row selection and sampling stay outside."""
+
+    name = "inductor"
+    compiles_regions = True
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        if target.device != "cpu":
+            return No(f"not built for device '{target.device}' yet")
+        for node in nodes:
+            op = op_of(node.target)
+            if op is not None and not op.fusible:
+                return No(f"{target_name(node.target)} stands outside regions")
+        return Yes(1.0)
+
+    def sources(self) -> Sequence[Path]:
+        """This file and the references, which are what gets compiled."""
+        return (Path(__file__), *sorted(Path(ops.__file__).parent.glob("*.py")))
+
+    def toolchain(self) -> dict[str, str]:
+        compiler = compiler_path()
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+        return {"torch": torch.__version__, "c++": version.partition("\n")[0]}
+
+    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
+        """Compile `body` for any size of its dims. The library takes the inputs in order and allocates its outputs."""
+        import torch._inductor  # not at the top: only emitting needs it
+
+        compiler_path()
+        module = _Body(body)
+        types = list(body.input_types().values())
+        dims = {
+            dim.name: torch.export.Dim(dim.name, min=dim.lo, max=max(dim.hi, _EXAMPLE_SIZE))
+            for dim in body.dims.values()
+        }
+        args = tuple(_example(value_type) for value_type in types)
+        shapes = tuple(
+            {axis: dims[size] for axis, size in enumerate(value_type.shape) if isinstance(size, str)}
+            for value_type in types
+        )
+        noise = io.StringIO()
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(noise):
+                warnings.simplefilter("ignore")
+                exported = torch.export.export(module, args, dynamic_shapes=(shapes,), strict=False)
+                built = torch._inductor.aot_compile(
+                    exported.module(), args, options={"aot_inductor.output_path": str(directory / "build")}
+                )
+        except Exception as error:  # whatever the compiler stack raises, the user gets one error that names the region
+            raise BackendError(
+                f"inductor cannot compile region '{body.name}': {type(error).__name__}: {error}",
+                hint="compile with --backend reference, and report this",
+            ) from error
+        assert isinstance(built, str)
+        shutil.move(built, directory / LIBRARY)
+        shutil.rmtree(directory / "build")
+        return Executable(
+            id=key,
+            backend=self.name,
+            inputs=tuple(str(value_type) for value_type in types),
+            outputs=tuple(str(node.meta["type"]) for node in body.output_nodes().values()),
+            files=(LIBRARY,),
+        )
+
+
+class _Body(torch.nn.Module):
+    """A region's body as a module that runs the references, so that only aten reaches the compiler."""
+
+    def __init__(self, body: Program) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: dict[fx.Node, Any] = dict(zip(self.body.placeholders(), args, strict=True))
+        for node in self.body.calls():
+            op = op_of(node.target)
+            call: Any = op.reference if op else node.target
+            values[node] = call(
+                *fx.node.map_arg(node.args, values.__getitem__), **fx.node.map_arg(node.kwargs, values.__getitem__)
+            )
+        return tuple(values[node] for node in self.body.output_nodes().values())
+
+
+def _example(value_type: TensorType) -> torch.Tensor:
+    """Zeros of the type, symbols at the example size; a strided input keeps its strides."""
+    shape = value_type.bind(dict.fromkeys((s for s in value_type.shape if isinstance(s, str)), _EXAMPLE_SIZE))
+    if value_type.strides is None:
+        return torch.zeros(shape, dtype=value_type.dtype)
+    return torch.empty_strided(shape, value_type.strides, dtype=value_type.dtype).zero_()
+
+
+def compiler_path() -> str:
+    """The C++ compiler that AOTInductor will call; BackendError when there is none."""
+    wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    for name in wanted:
+        if found := shutil.which(name):
+            return found
+    raise BackendError(
+        "no C++ compiler was found",
+        where=f"looked for {', '.join(wanted)}",
+        expected="g++ or clang++ on the PATH, or CXX set to one",
+        hint="install one, or compile with --backend reference; running an artifact needs none",
+    )

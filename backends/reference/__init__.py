@@ -1,0 +1,1 @@
+"""The reference backend: every op by its reference implementation."""

@@ -1,0 +1,44 @@
+"""The reference provider, compile side: claims every op, at a cost that any other provider beats."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import fx
+
+from ingot.ir.backend import No, Yes
+from ingot.ir.errors import BackendError
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import VIEWS, Program
+from ingot.ir.target import Target
+
+
+class Reference:
+    """Runs an op's own reference on the step's whole batch."""
+
+    name = "reference"
+    compiles_regions = False
+    cost = 1e6  # ranks behind every provider that does anything clever
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        # A view computes nothing, so it cannot depend on the batch.
+        return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes))
+
+    def sources(self) -> Sequence[Path]:
+        return ()
+
+    def toolchain(self) -> dict[str, str]:
+        return {}
+
+    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
+        raise BackendError(f"backend '{self.name}' computes single calls and compiles no regions", where=body.name)
+
+
+class Rowwise(Reference):
+    """Runs an op's reference one row at a time, so that a row's bits never depend on its batch. Slow."""
+
+    name = "rowwise"
+    cost = 1e9  # only where nothing faster is batch-invariant
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        # aten's views, add and mul among them: one correctly rounded operation an element is the same in every batch.
+        return Yes(self.cost, batch_invariant=True)

@@ -1,0 +1,33 @@
+"""The reference provider, run side: the callable of an op, by its printed name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import BackendError
+from ingot.ir.ops import OPS
+
+# By name and not through ingot.ir.program, which needs torch.fx.
+_ATEN: dict[str, Callable[..., Any]] = {
+    "aten.add.Tensor": torch.add,
+    "aten.mul.Tensor": torch.mul,
+    "aten.view.default": lambda x, shape: x.view(shape),
+    "aten.slice.Tensor": lambda x, dim, begin, end: x[(slice(None),) * dim + (slice(begin, end),)],
+}
+
+
+def load_op(target: str, *, rowwise: bool = False) -> Callable[..., Any]:
+    """The function that computes `target` ("ingot.linear", "aten.add.Tensor").
+
+    An op with states gets its in-place form. `rowwise` computes each row by itself.
+    """
+    if target in _ATEN:
+        return _ATEN[target]
+    op = OPS.get(target.removeprefix("ingot."))
+    if op is None:
+        raise BackendError(f"unknown op '{target}'", expected=", ".join(OPS))
+    if op.states:
+        assert op.in_place is not None
+        return op.in_place
+    return op.rowwise if rowwise else op.reference

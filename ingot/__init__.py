@@ -1,0 +1,42 @@
+"""Ingot: compile a language model once, load it in seconds, serve it at the speed of the memory bus."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot.compiler import CompileReport, compile_model
+    from ingot.ir.errors import IngotError
+    from ingot.ir.target import Target
+    from ingot.llm import LLM
+    from ingot.runtime.outputs import CompletionOutput, RequestOutput
+    from ingot.runtime.sampling_params import SamplingParams
+
+# Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
+_HOMES = {
+    "CompileReport": "ingot.compiler",
+    "compile_model": "ingot.compiler",
+    "IngotError": "ingot.ir.errors",
+    "Target": "ingot.ir.target",
+    "LLM": "ingot.llm",
+    "CompletionOutput": "ingot.runtime.outputs",
+    "RequestOutput": "ingot.runtime.outputs",
+    "SamplingParams": "ingot.runtime.sampling_params",
+}
+
+__all__ = [
+    "LLM",
+    "CompileReport",
+    "CompletionOutput",
+    "IngotError",
+    "RequestOutput",
+    "SamplingParams",
+    "Target",
+    "compile_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ingot' has no attribute '{name}'")

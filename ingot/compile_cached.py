@@ -1,0 +1,33 @@
+"""The child process behind `LLM(checkpoint)`: finds or compiles the artifact in the cache, and prints where it is."""
+
+import json
+import sys
+from typing import Any
+
+from ingot.compiler import compile_cached
+from ingot.ir.errors import IngotError, OptionError
+from ingot.progress import live_progress
+
+
+def main() -> None:
+    checkpoint, options = sys.argv[1], json.loads(sys.argv[2])
+    answer: dict[str, Any]
+    try:
+        with live_progress() as progress:
+            answer = {"path": str(compile_cached(checkpoint, progress=progress, **options))}
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        answer = _error(OptionError(str(error).partition("() ")[2], expected="an option of compile_model"))
+    except IngotError as error:
+        answer = _error(error)
+    print(json.dumps(answer), flush=True)
+
+
+def _error(error: IngotError) -> dict[str, Any]:
+    fields = {"what": error.what, "where": error.where, "expected": error.expected, "hint": error.hint}
+    return {"error": {"kind": type(error).__name__, **fields}}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,403 @@
+"""The driver: a checkpoint becomes an artifact."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.backends.inductor.emit import Inductor
+from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.cache import cache_folder, locked
+from ingot.emitter import Emitter
+from ingot.frontend.checkpoint import Checkpoint, check_totality
+from ingot.frontend.trace import Limits, trace
+from ingot.identity import request_key
+from ingot.ir.artifact import SCHEMA_VERSION, Manifest
+from ingot.ir.backend import Backend
+from ingot.ir.errors import CheckpointError, OptionError, TargetError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import BucketClass, Plan
+from ingot.ir.program import Model, ModelSpec, Program
+from ingot.ir.record import PassRecord
+from ingot.ir.target import Target
+from ingot.ir.text import print_program
+from ingot.ir.types import DTYPE_NAMES
+from ingot.models.architectures import ARCHITECTURES, read_spec
+from ingot.packing import Packed, pack_weights
+from ingot.passes.base import PassContext
+from ingot.passes.manager import Lowered, run_pipeline
+from ingot.passes.pipeline import edit_pipeline
+from ingot.publish import ArtifactWriter
+
+BACKENDS: Mapping[str, Callable[[], Backend]] = {"inductor": Inductor, "reference": Reference, "rowwise": Rowwise}
+# What each choice of --backend lets compete; every op has a provider in each.
+BACKEND_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "auto": ("inductor", "reference", "rowwise"),
+    "inductor": ("inductor", "reference", "rowwise"),
+    "reference": ("reference", "rowwise"),
+}
+MODEL_DTYPES = ("float32", "bfloat16", "float16")
+DEFAULT_MAX_BATCH = 64
+DEFAULT_MAX_TOKENS = 2048
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes."""
+
+    output: Path
+    build_id: str
+    request_key: str
+    seconds: dict[str, float]
+    regions: int
+    distinct_regions: int
+    cached_executables: int
+    nodes_per_backend: dict[str, int]
+    weight_bytes: int
+    artifact_bytes: int
+
+
+@dataclass
+class _Clock:
+    """Seconds by phase, in order."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        begin = time.perf_counter()
+        self.progress(name, 0, 0)
+        yield lambda done, total: self.progress(name, done, total)
+        self.seconds[name] = time.perf_counter() - begin
+
+
+def compile_model(
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    target: str = "auto",
+    backend: str = "auto",
+    dtype: str = "auto",
+    max_seq_len: int | None = None,
+    max_batch: int = DEFAULT_MAX_BATCH,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    deterministic: bool = False,
+    passes: str = "default",
+    jobs: int | None = None,
+    progress: Progress = lambda phase, done, total: None,
+) -> CompileReport:
+    """Compile the Hugging Face checkpoint folder `checkpoint` into the artifact folder `output`.
+
+    `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
+    and `max_tokens` the tokens of one step. `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers
+    whose results do not depend on the batch. `passes` edits the pipeline ("default,-name,name{option=value}"). `jobs`
+    bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and all.
+
+    Nothing is visible at `output` until all of it is there. Raises IngotError.
+    """
+    # The place first: nobody wants to learn after minutes that it cannot be written.
+    with ArtifactWriter(output) as writer:
+        request = Request.read(
+            checkpoint,
+            target=target,
+            backend=backend,
+            dtype=dtype,
+            max_seq_len=max_seq_len,
+            max_batch=max_batch,
+            max_tokens=max_tokens,
+            deterministic=deterministic,
+            passes=passes,
+        )
+        return _compile(request, writer, _Clock(progress), jobs)
+
+
+def compile_cached(
+    checkpoint: str | Path,
+    *,
+    jobs: int | None = None,
+    progress: Progress = lambda phase, done, total: None,
+    **options: Any,
+) -> Path:
+    """The artifact of `checkpoint` in the cache, by its `request_key`; compiled first when it is not there.
+
+    `options` are those of `compile_model`. Two processes that ask for the same artifact compile it once.
+    """
+    request = Request.read(checkpoint, **options)
+    key = request.key(request.trace())
+    folder = cache_folder("artifacts")
+    with locked(folder / f"{key}.lock"):
+        path = folder / f"{key}.ingot"
+        if not path.exists():
+            with ArtifactWriter(path) as writer:
+                _compile(request, writer, _Clock(progress), jobs)
+    return path
+
+
+@dataclass(frozen=True)
+class Request:
+    """A compile, read and checked: nothing is traced or compiled yet."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    limits: Limits
+    target: Target
+    backends: tuple[Backend, ...]
+    deterministic: bool
+    passes: str
+
+    @staticmethod
+    def read(
+        checkpoint: str | Path,
+        *,
+        target: str = "auto",
+        backend: str = "auto",
+        dtype: str = "auto",
+        max_seq_len: int | None = None,
+        max_batch: int = DEFAULT_MAX_BATCH,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        deterministic: bool = False,
+        passes: str = "default",
+    ) -> "Request":
+        """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
+        if backend not in BACKEND_CHOICES:
+            raise OptionError(f"unknown backend '{backend}'", expected=", ".join(BACKEND_CHOICES))
+        if dtype not in ("auto", *MODEL_DTYPES):
+            raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
+        edit_pipeline(passes)
+        machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
+        if machine.device != "cpu":
+            raise TargetError(f"target '{target}' is not supported yet", expected="auto or cpu")
+        opened = Checkpoint.open(checkpoint)
+        spec = read_spec(opened.config, str(opened.folder / "config.json"))
+        if dtype != "auto":
+            spec = replace(spec, dtype=getattr(torch, dtype))
+        limits = Limits(max_seq_len or spec.max_position, max_batch, max_tokens)
+        _check_limits(limits, spec)
+        return Request(
+            checkpoint=opened,
+            spec=spec,
+            limits=limits,
+            target=machine,
+            backends=tuple(BACKENDS[name]() for name in BACKEND_CHOICES[backend]),
+            deterministic=deterministic,
+            passes=passes,
+        )
+
+    def trace(self) -> Model:
+        """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""
+        stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
+        model = trace(self.spec, self.limits, stored)
+        definition = ARCHITECTURES[self.spec.architecture].definition
+        expected: dict[str, tuple[int, ...]] = {}
+        for spec in model.entries["main"].params.values():
+            # At TRACED a recipe is one source, cast at most, so the param's shape is the tensor's.
+            expected.update({name: spec.type.bind({}) for name in spec.recipe.sources()})
+        check_totality(self.checkpoint, expected.keys(), definition.ignored(self.spec.dims), expected)
+        return model
+
+    def key(self, model: Model) -> str:
+        """The `request_key`."""
+        return request_key(
+            self.checkpoint,
+            model.entries,
+            edit_pipeline(self.passes),
+            self.backends,
+            self.target,
+            {
+                "max_seq_len": self.limits.max_seq_len,
+                "max_batch": self.limits.max_batch,
+                "max_tokens": self.limits.max_tokens,
+                "deterministic": self.deterministic,
+                "schema_version": SCHEMA_VERSION,
+            },
+        )
+
+    def buckets(self) -> tuple[BucketClass, ...]:
+        """The bucket classes of the target: on a CPU one lowering serves every step."""
+        return (BucketClass(name="any", tokens=(1, self.limits.max_tokens)),)
+
+
+def _check_limits(limits: Limits, spec: ModelSpec) -> None:
+    for name, value, hi in (
+        ("max_seq_len", limits.max_seq_len, spec.max_position),
+        ("max_batch", limits.max_batch, 1 << 16),
+        ("max_tokens", limits.max_tokens, 1 << 20),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= hi:
+            raise OptionError(f"{name} is {value!r}", expected=f"a whole number from 1 to {hi}")
+    if limits.max_tokens < limits.max_batch:
+        raise OptionError(
+            f"max_tokens {limits.max_tokens} is below max_batch {limits.max_batch}",
+            expected="room for one token of every sequence in a step",
+        )
+
+
+def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None) -> CompileReport:
+    if jobs is not None and jobs < 1:
+        raise OptionError(f"jobs is {jobs}", expected="at least 1")
+    workers = jobs or len(os.sched_getaffinity(0))
+    with Emitter({backend.name: backend for backend in request.backends}, request.target, workers) as emitter:
+        if not request.deterministic:
+            emitter.warm_up()
+        with clock.phase("trace"):
+            model = request.trace()
+        with clock.phase("identify"):
+            key = request.key(model)
+        with clock.phase("passes and executables") as step:
+            emitter.on_done = step
+            context = PassContext(
+                target=request.target,
+                max_seq_len=request.limits.max_seq_len,
+                max_batch=request.limits.max_batch,
+                max_tokens=request.limits.max_tokens,
+                backends=request.backends,
+                deterministic=request.deterministic,
+                emit=emitter.emit,
+            )
+            lowered = run_pipeline(model, context, request.buckets(), edit_pipeline(request.passes))
+        with clock.phase("weights") as step:
+            packed = pack_weights(lowered.fused.params, request.checkpoint.read, writer, step)
+        with clock.phase("write"):
+            plan = _merged_plan(list(lowered.programs.values()))
+            _write_program(writer, model, lowered, plan)
+            for exe_id in plan.executables:
+                folder = f"exe/{request.target.name}/{exe_id}"
+                for name in plan.executables[exe_id].files:
+                    shutil.copyfile(emitter.folders[exe_id] / name, writer.path(f"{folder}/{name}"))
+            for name, path in request.checkpoint.tokenizer_files.items():
+                shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
+            _write_timings(writer, clock, lowered, emitter)
+            manifest = _manifest(request, key, plan)
+            build_id = writer.publish(manifest)
+    return _report(request, writer, key, build_id, clock, lowered, plan, emitter, packed)
+
+
+def _merged_plan(programs: list[Program]) -> Plan:
+    """One plan over all bucket classes; what is not per class is the same in each."""
+    plans = [program.plan for program in programs if program.plan is not None]
+    return plans[0].model_copy(
+        update={
+            "executables": {key: item for plan in plans for key, item in sorted(plan.executables.items())},
+            "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
+        }
+    )
+
+
+def _write_program(writer: ArtifactWriter, model: Model, lowered: Lowered, plan: Plan) -> None:
+    writer.write_text("program.ir", "".join(print_program(program) for program in lowered.programs.values()))
+    writer.write_json("plan.json", plan.to_json())
+    writer.write_text("trace/00-traced.ir", print_program(model.entries["main"]))
+    for number, record in enumerate(lowered.records, 1):
+        suffix = f"@{record.bucket}" if record.bucket else ""
+        writer.write_text(f"trace/{number:02d}-{record.name}{suffix}.ir", record.ir_after)
+    writer.write_json("trace/passes.json", [record.summary() for record in lowered.records])
+    writer.write_json("choices.json", _choices(lowered))
+
+
+def _choices(lowered: Lowered) -> dict[str, Any]:
+    """Which provider computes each node, per bucket class, and who refused why."""
+    refusals: dict[str, list[PassRecord]] = {}
+    for record in lowered.records:
+        if record.name == "choose-providers" and record.bucket:
+            refusals.setdefault(record.bucket, []).append(record)
+    return {
+        bucket: {
+            "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
+            "refusals": [
+                {"node": refusal.node, "reason": refusal.reason}
+                for record in refusals.get(bucket, [])
+                for refusal in record.refusals
+            ],
+        }
+        for bucket, program in lowered.programs.items()
+    }
+
+
+def _write_timings(writer: ArtifactWriter, clock: _Clock, lowered: Lowered, emitter: Emitter) -> None:
+    writer.write_json(
+        "timings.json",
+        {
+            "phases": clock.seconds,
+            "passes": [
+                {"name": record.name, "bucket": record.bucket, "seconds": record.seconds} for record in lowered.records
+            ],
+            "executables": emitter.seconds,
+            "cached": sorted(emitter.hits),
+        },
+    )
+
+
+def _manifest(request: Request, key: str, plan: Plan) -> Manifest:
+    spec = request.spec
+    identity = request.target.identity()
+    versions = identity.pop("versions")
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        # Not the output's name: the same request in another place is the same artifact.
+        name=spec.architecture,
+        request_key=key,
+        exe_keys=sorted(plan.executables),
+        target={**identity, "features": list(request.target.features)},
+        versions=versions,
+        model={
+            "architecture": spec.architecture,
+            "family": spec.family,
+            "dtype": DTYPE_NAMES[spec.dtype],
+            "vocab_size": spec.vocab_size,
+            "max_seq_len": request.limits.max_seq_len,
+            "max_batch": request.limits.max_batch,
+            "max_tokens": request.limits.max_tokens,
+            "page_size": _page_size(plan),
+            "eos_token_ids": ",".join(map(str, spec.eos_token_ids)),
+            "deterministic": request.deterministic,
+        },
+    )
+
+
+def _page_size(plan: Plan) -> int:
+    for state in plan.states.values():
+        if state.kind == "paged_kv":
+            size = parse_type(state.type).shape[2]
+            assert isinstance(size, int)
+            return size
+    raise CheckpointError("the model keeps no paged cache")
+
+
+def _report(
+    request: Request,
+    writer: ArtifactWriter,
+    key: str,
+    build_id: str,
+    clock: _Clock,
+    lowered: Lowered,
+    plan: Plan,
+    emitter: Emitter,
+    packed: Packed,
+) -> CompileReport:
+    per_backend: dict[str, int] = {}
+    for bucket in plan.buckets:
+        for name, count in bucket.nodes_per_provider().items():
+            per_backend[name] = per_backend.get(name, 0) + count
+    return CompileReport(
+        output=writer.output,
+        build_id=build_id,
+        request_key=key,
+        seconds=clock.seconds,
+        regions=sum(
+            1 for bucket in plan.buckets for instruction in bucket.instructions if instruction.target.startswith("exe.")
+        ),
+        distinct_regions=len(plan.executables),
+        cached_executables=len(emitter.hits),
+        nodes_per_backend=per_backend,
+        weight_bytes=packed.bytes,
+        artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
+    )

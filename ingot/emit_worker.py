@@ -1,0 +1,52 @@
+"""A worker process that emits executables: one JSON request a line on stdin, one JSON answer a line on stdout.
+
+A process of its own, because compilers print, fork, leak and sometimes die; JSON, because nothing here is pickled.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from ingot.ir.errors import IngotError
+from ingot.ir.parse import parse_program
+from ingot.ir.target import Target
+
+
+def main() -> None:
+    # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    from ingot.compiler import BACKENDS  # after the noise is redirected: it imports torch
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        backend = BACKENDS[request["backend"]]()
+        try:
+            if request.get("warm"):
+                import torch._inductor.compile_fx  # noqa: F401 - loaded while the parent traces
+
+                answer: dict[str, object] = {"ready": True}
+            else:
+                executable = backend.emit(
+                    parse_program(request["program"]),
+                    request["key"],
+                    Target.model_validate_json(json.dumps(request["target"])),
+                    Path(request["directory"]),
+                )
+                answer = {"executable": executable.model_dump(mode="json")}
+        except IngotError as error:
+            answer = {
+                "error": {
+                    "what": error.what,
+                    "where": error.where,
+                    "expected": error.expected,
+                    "hint": error.hint,
+                }
+            }
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

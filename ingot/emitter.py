@@ -1,0 +1,225 @@
+"""Emitting executables side by side in worker processes, with a cache by `exe_key`."""
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot.cache import cache_folder, locked
+from ingot.identity import exe_key
+from ingot.ir.backend import Backend
+from ingot.ir.errors import BackendError, OutputError
+from ingot.ir.plan import Executable
+from ingot.ir.program import Region
+from ingot.ir.target import Target
+from ingot.ir.text import print_program
+
+_RECORD = "executable.json"
+# A compiler's last words: enough for a traceback's end, not for its whole log.
+_STDERR_TAIL = 2000
+
+
+@dataclass
+class Emitter:
+    """Compiles regions for one target with up to `jobs` worker processes.
+
+    `folders` maps each executable's id to the folder that holds its files (in the cache); `seconds` says how long each
+    took, and `hits` which were in the cache.
+    """
+
+    backends: Mapping[str, Backend]
+    target: Target
+    jobs: int
+    on_done: Callable[[int, int], None] = lambda done, total: None
+    folders: dict[str, Path] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    hits: set[str] = field(default_factory=set)
+    _workers: list["_Worker"] = field(default_factory=list)
+
+    def __enter__(self) -> "Emitter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def warm_up(self) -> None:
+        """Start the workers now, so that they import their compilers while the caller traces."""
+        compilers = [backend.name for backend in self.backends.values() if backend.compiles_regions]
+        while compilers and len(self._workers) < self.jobs:
+            self._workers.append(_Worker(compilers[0]))
+
+    def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
+        """The executable of each region, by the region's name. Raises BackendError with the compiler's reason."""
+        results: dict[str, Executable] = {}
+        keys = {region.name: exe_key(region, self.backends[region.backend], self.target) for region in regions}
+        missing: list[Region] = []
+        for region in regions:
+            cached = _cached(keys[region.name])
+            if cached is None:
+                missing.append(region)
+            else:
+                results[region.name], self.folders[cached.id] = cached, _folder(cached.id)
+                self.hits.add(cached.id)
+                self.seconds[cached.id] = 0.0
+        self.on_done(len(results), len(regions))
+        if missing:
+            self._emit_all(missing, keys, results, len(regions))
+        return results
+
+    def _emit_all(
+        self, regions: list[Region], keys: Mapping[str, str], results: dict[str, Executable], total: int
+    ) -> None:
+        # Long bodies first: the last one to finish then is a short one.
+        tasks: queue.SimpleQueue[Region] = queue.SimpleQueue()
+        for region in sorted(regions, key=lambda region: -len(list(region.body.calls()))):
+            tasks.put(region)
+        while len(self._workers) < min(self.jobs, len(regions)):
+            self._workers.append(_Worker(regions[0].backend))
+        errors: list[BaseException] = []
+        lock = threading.Lock()
+
+        def serve(worker: _Worker) -> None:
+            while not errors:
+                try:
+                    region = tasks.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    begin = time.perf_counter()
+                    executable = self._emit_one(worker, region, keys[region.name])
+                    with lock:
+                        self.seconds[executable.id] = time.perf_counter() - begin
+                        self.folders[executable.id] = _folder(executable.id)
+                        results[region.name] = executable
+                        self.on_done(len(results), total)
+                except BaseException as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in self._workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _emit_one(self, worker: "_Worker", region: Region, key: str) -> Executable:
+        """Build under one fixed path, since libraries hold it; then publish to the cache by a rename."""
+        build = cache_folder("build")
+        with locked(build / f"{key}.lock"):
+            if (cached := _cached(key)) is not None:  # another process was first
+                return cached
+            directory = build / key
+            shutil.rmtree(directory, ignore_errors=True)  # what a killed process left
+            directory.mkdir(mode=0o700)
+            answer = worker.ask(
+                {
+                    "backend": region.backend,
+                    "program": print_program(region.body),
+                    "key": key,
+                    "target": self.target.model_dump(mode="json"),
+                    "directory": str(directory),
+                }
+            )
+            if "error" in answer:
+                shutil.rmtree(directory, ignore_errors=True)
+                if "No space left on device" in answer["error"]["what"]:
+                    raise OutputError("the disk is full", where=str(build), hint="free some space or set INGOT_CACHE")
+                raise BackendError(
+                    answer["error"]["what"],
+                    where=answer["error"]["where"],
+                    expected=answer["error"]["expected"],
+                    hint=answer["error"]["hint"],
+                )
+            executable = Executable.model_validate_json(json.dumps(answer["executable"]))
+            digests = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in executable.files}
+            record = {"executable": answer["executable"], "digests": digests}
+            (directory / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+            shutil.rmtree(_folder(key), ignore_errors=True)  # a damaged entry, or there would have been a hit
+            os.rename(directory, _folder(key))
+        with contextlib.suppress(OSError):
+            (build / f"{key}.lock").unlink()
+        return executable
+
+
+def _folder(key: str) -> Path:
+    return cache_folder("exe") / key
+
+
+def _cached(key: str) -> Executable | None:
+    """The cache's entry, if it is whole."""
+    folder = _folder(key)
+    try:
+        record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        executable = Executable.model_validate_json(json.dumps(record["executable"]))
+        for name in executable.files:
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != record["digests"][name]:
+                return None
+    except (OSError, ValueError, KeyError):
+        return None
+    return executable
+
+
+class _Worker:
+    """One worker process; `ask` is a call over its pipes."""
+
+    def __init__(self, backend: str) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ingot.emit_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            # A Ctrl-C goes to the parent, which closes its workers.
+            start_new_session=True,
+        )
+        self._waiting = 1
+        self._send({"backend": backend, "warm": True})
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `ask` finds the process dead and says why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._send(request)
+        self._waiting += 1
+        answer: dict[str, Any] = {}
+        for line in self._answers():
+            answer = json.loads(line)
+            if "ready" not in answer:
+                return answer
+        self._stderr.seek(0)
+        tail = self._stderr.read().decode(errors="replace")[-_STDERR_TAIL:]
+        raise BackendError(
+            f"the {request['backend']} compiler's process died with status {self._process.wait()}", where=tail.strip()
+        )
+
+    def _answers(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        while self._waiting and (line := self._process.stdout.readline()):
+            self._waiting -= 1
+            yield line
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()

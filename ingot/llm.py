@@ -1,0 +1,175 @@
+"""`LLM`: an artifact, or a checkpoint compiled once, behind the interface that vLLM's users know."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ingot.ir.artifact import MANIFEST
+from ingot.ir.errors import IngotError, InternalError, OptionError, RequestError
+from ingot.runtime.engine import Engine, EngineRequest
+from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.pages import PagePool
+from ingot.runtime.prompt import PromptLike
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.tokenizer import Tokenizer
+
+
+class LLM:
+    """A language model that generates tokens.
+
+    `model` is an artifact folder, or a Hugging Face checkpoint folder, which is then compiled once in a process of its
+    own, with its progress on stderr, into a cache that the next start finds. `num_kv_pages` sizes the KV cache in pages
+    of `page_size` tokens (default: what the compiled limits need, within memory). `seed` seeds requests that have no
+    seed of their own. `compile_options` go to `compile_model` when `model` is a checkpoint.
+
+    Raises IngotError when the model cannot be compiled or loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        num_kv_pages: int | None = None,
+        enable_chunked_prefill: bool = True,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        seed: int = 0,
+        **compile_options: Any,
+    ) -> None:
+        path = Path(model)
+        if not (path / MANIFEST).is_file() and (path / "config.json").is_file():
+            path = compile_cached(path, compile_options)
+        elif compile_options:
+            raise OptionError(
+                f"an artifact takes no option '{next(iter(compile_options))}'",
+                expected="options of compiling with a checkpoint only",
+            )
+        self._loaded: Loaded = load_artifact(path, num_pages=num_kv_pages)
+        limits = self._loaded.limits
+        config = SchedulerConfig(
+            max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
+            max_tokens=_within("max_num_batched_tokens", max_num_batched_tokens, limits.max_tokens),
+            max_seq_len=limits.max_seq_len,
+            page_size=limits.page_size,
+            chunked_prefill=enable_chunked_prefill,
+        )
+        pool = PagePool(self._loaded.num_pages, limits.page_size)
+        self._engine = Engine(
+            self._loaded.executor,
+            Scheduler(config, pool),
+            self._loaded.tokenizer,
+            vocab_size=limits.vocab_size,
+            eos_token_ids=self._loaded.eos_token_ids,
+            seed=seed,
+        )
+        self._ids = itertools.count()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The artifact's tokenizer; None when the checkpoint had none."""
+        return self._loaded.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What generation_config.json says of sampling, over the defaults of SamplingParams."""
+        file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
+        if not file.is_file():
+            return SamplingParams()
+        config = json.loads(file.read_text(encoding="utf-8"))
+        known = ("temperature", "top_k", "top_p", "min_p")
+        return SamplingParams(**{name: config[name] for name in known if config.get(name) is not None})
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt: a text or {"prompt_token_ids": [...]}, or a list of them; outputs in their order.
+
+        Raises RequestError before anything runs when one of them cannot be served.
+        """
+        finished = {out.request_id: out for out in self._run(prompts, sampling_params, stream=False) if out.finished}
+        return [finished[key] for key in sorted(finished, key=int)]
+
+    def stream(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Like `generate`, yielding a request's output so far whenever it has grown. Leaving early aborts the rest."""
+        return self._run(prompts, sampling_params, stream=True)
+
+    def _run(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        stream: bool,
+    ) -> Iterator[RequestOutput]:
+        listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = [sampling_params] * len(listed) if isinstance(sampling_params, SamplingParams) else sampling_params
+        if len(params) != len(listed):
+            raise RequestError(f"{len(params)} sampling params for {len(listed)} prompts", expected="one, or one each")
+        requests = [
+            EngineRequest(str(next(self._ids)), prompt, one, stream) for prompt, one in zip(listed, params, strict=True)
+        ]
+        self._engine.add_requests(requests)
+        open_ids = {request.request_id for request in requests}
+        return self._drain(open_ids)
+
+    def _drain(self, open_ids: set[str]) -> Iterator[RequestOutput]:
+        try:
+            while open_ids:
+                for output in self._engine.step():
+                    if output.finished:
+                        open_ids.discard(output.request_id)
+                    yield output
+        finally:
+            for request_id in open_ids:
+                self._engine.abort(request_id)
+
+
+def _within(name: str, value: int | None, compiled: int) -> int:
+    if value is not None and not 1 <= value <= compiled:
+        raise OptionError(f"{name} is {value}", expected=f"1 to {compiled}, which the artifact was compiled for")
+    return compiled if value is None else value
+
+
+def compile_cached(checkpoint: Path, options: dict[str, Any]) -> Path:
+    """The cached artifact of a checkpoint, compiled first when there is none, in a process that keeps its compilers.
+
+    The child finds the `request_key`, because that takes tracing, and prints the artifact's path.
+    """
+    command = [sys.executable, "-m", "ingot.compile_cached", str(checkpoint), json.dumps(options)]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    answer = child.stdout.strip().rpartition("\n")[2]
+    try:
+        reply = json.loads(answer)
+    except ValueError:
+        raise InternalError(f"the compiling process ended with status {child.returncode} and no answer") from None
+    if "path" in reply:
+        return Path(reply["path"])
+    error = _errors().get(reply["error"]["kind"], InternalError)
+    raise error(
+        reply["error"]["what"],
+        where=reply["error"]["where"],
+        expected=reply["error"]["expected"],
+        hint=reply["error"]["hint"],
+    )
+
+
+def _errors() -> dict[str, type[IngotError]]:
+    """The hierarchy by name, to raise a child's error again."""
+    found: dict[str, type[IngotError]] = {}
+    queue: list[type[IngotError]] = [IngotError]
+    while queue:
+        kind = queue.pop()
+        found[kind.__name__] = kind
+        queue += kind.__subclasses__()
+    return found

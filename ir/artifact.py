@@ -1,0 +1,107 @@
+"""The artifact's schema: what `manifest.json` holds, and the rules for the names of the files beside it.
+
+Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) refuses by it. An artifact is a folder:
+
+    manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
+    manifest.sha256   checksums of manifest.json and timings.json, in the format of `sha256sum -c`
+    timings.json      how long the compile took; outside every identity, therefore not in the manifest
+    everything else   listed in `Manifest.files`
+"""
+
+import hashlib
+import itertools
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ingot.ir.digest import CHUNK_BYTES, chunk_count
+from ingot.ir.json_text import dump_json
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+CHECKSUMS = "manifest.sha256"
+TIMINGS = "timings.json"
+WEIGHTS_FOLDER = "weights/"
+UNLISTED = frozenset({MANIFEST, CHECKSUMS, TIMINGS})
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+Size = Annotated[int, Field(ge=0, lt=1 << 63)]
+Scalar = str | int | float | bool | None
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is taken as well
+
+
+def path_problem(path: str) -> str:
+    """Returns why `path` is no name of a file inside an artifact, or "" when it is one.
+
+    A name is relative, with forward slashes, in printable ASCII, and cannot leave the folder.
+    """
+    if not path.isascii() or not path.isprintable():
+        return "it holds characters that are not printable ASCII"
+    if "\\" in path:
+        return "it holds a backslash"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "it is absolute, or has an empty, `.` or `..` part"
+    return ""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class FileEntry(_Record):
+    """One file: `path` relative to the artifact, `size` in bytes, SHA-256 in hex of each chunk of CHUNK_BYTES."""
+
+    path: str
+    size: Size
+    chunks: tuple[Digest, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if problem := path_problem(self.path):
+            raise ValueError(f"the path {self.path!r} is refused: {problem}")
+        if self.path in UNLISTED:
+            raise ValueError(f"{self.path} cannot be listed")
+        if len(self.chunks) != chunk_count(self.size):
+            raise ValueError(
+                f"{self.path} has {self.size} bytes, so {chunk_count(self.size)} chunks of {CHUNK_BYTES}, "
+                f"but {len(self.chunks)} digests"
+            )
+        return self
+
+
+class Manifest(_Record):
+    """What an artifact says about itself.
+
+    `exe_keys` and `request_key` are the identities of its executables and of the request that it answers; `target` and
+    `versions` are what a machine must have to load it; `model` holds the few numbers a user asks for (architecture,
+    dtype, vocab_size, max_seq_len, max_batch, max_tokens). `files` is sorted by path.
+    """
+
+    schema_version: int
+    name: Annotated[str, Field(min_length=1)]
+    request_key: Annotated[str, Field(min_length=1)]
+    exe_keys: Names
+    target: dict[str, Scalar | Names]
+    versions: dict[str, str]
+    model: dict[str, Scalar]
+    files: tuple[FileEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _sorted(self) -> Self:
+        paths = [entry.path for entry in self.files]
+        if any(a >= b for a, b in itertools.pairwise(paths)):
+            raise ValueError("the files are not sorted by path, or one is listed twice")
+        return self
+
+    def dump(self) -> str:
+        """Returns the text of manifest.json."""
+        return dump_json(self.model_dump(mode="json"))
+
+
+def checksum_text(manifest: bytes, timings: bytes | None) -> tuple[str, str]:
+    """Returns the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`, given the files' bytes."""
+    build_id = hashlib.sha256(manifest).hexdigest()
+    lines = [f"{build_id}  {MANIFEST}\n"]
+    if timings is not None:
+        lines.append(f"{hashlib.sha256(timings).hexdigest()}  {TIMINGS}\n")
+    return "".join(lines), build_id

@@ -1,0 +1,62 @@
+"""The protocols that backends keep. Passes see backends as objects of these types and import none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import fx
+
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Program, Region
+from ingot.ir.target import Target
+
+
+@dataclass(frozen=True)
+class Yes:
+    """A claim. `cost` ranks providers: lower wins (a rank until candidates are timed). `batch_invariant`: a row's bits
+    do not depend on the other rows of the step."""
+
+    cost: float
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class No:
+    """A refusal with its reason; every one is kept."""
+
+    reason: str
+
+
+class Backend(Protocol):
+    """The compile side of a backend.
+
+    `compiles_regions` tells the two kinds apart: an op provider runs single calls, a region compiler emits executables
+    for subgraphs.
+    """
+
+    name: str
+    compiles_regions: bool
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        """Whether the backend would compute these nodes, taken together. Reads only."""
+        ...
+
+    def sources(self) -> Sequence[Path]:
+        """Files whose text decides what is emitted; part of an executable's key."""
+        ...
+
+    def toolchain(self) -> dict[str, str]:
+        """Versions of the compilers that `emit` uses; part of an executable's key."""
+        ...
+
+    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
+        """Compile a region's body into `directory`, an empty folder; `key` becomes the executable's id."""
+        ...
+
+
+def signature_of(region: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Input and output types of a region, as text."""
+    inputs = tuple(str(value_type) for value_type in region.body.input_types().values())
+    outputs = tuple(str(node.meta["type"]) for node in region.body.output_nodes().values())
+    return inputs, outputs

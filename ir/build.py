@@ -1,0 +1,36 @@
+"""Adding calls to a graph so that each carries its type, its origin and a readable name."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from ingot.ir.infer import infer
+from ingot.ir.program import Program, RegionCall, target_name
+
+
+def short_name(target: Any) -> str:
+    """What nodes that call `target` are named after."""
+    if target is operator.getitem:
+        return "item"
+    if isinstance(target, RegionCall):
+        return f"region_{target.name}"
+    return target_name(target).split(".")[1]
+
+
+def call(
+    program: Program,
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    origin: str = "",
+) -> fx.Node:
+    """Add a call at the graph's insert point, its type inferred. Raises VerifyError when the arguments do not fit."""
+    value_type = infer(target, args, kwargs or {}, program)
+    node = program.graph.create_node("call_function", target, tuple(args), dict(kwargs or {}), name=short_name(target))
+    node.meta["type"] = value_type
+    if origin:
+        node.meta["origin"] = origin
+    return node

@@ -1,0 +1,71 @@
+"""The one error hierarchy. Every message says what is wrong, where, what was expected, and what to do."""
+
+
+class IngotError(Exception):
+    """Base of all errors that Ingot raises on purpose.
+
+    `exit_code` is what a command ends with: 2 when the user's input is at fault, 1 when Ingot is.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", hint: str = "") -> None:
+        self.what, self.where, self.expected, self.hint = what, where, expected, hint
+        parts = [what]
+        if where:
+            parts.append(f"  where:    {where}")
+        if expected:
+            parts.append(f"  expected: {expected}")
+        if hint:
+            parts.append(f"  to do:    {hint}")
+        super().__init__("\n".join(parts))
+
+
+class ConfigError(IngotError):
+    """A model configuration that is missing, malformed or not supported."""
+
+
+class CheckpointError(IngotError):
+    """A checkpoint whose files or tensors cannot be used."""
+
+
+class OptionError(IngotError):
+    """An option of a command, of `compile_model` or of a pass that is unknown or out of range."""
+
+
+class ParseError(IngotError):
+    """Text that is not a program; `where` holds line and column."""
+
+
+class TargetError(IngotError):
+    """A machine that cannot be compiled for, or that an artifact was not compiled for."""
+
+
+class ArtifactError(IngotError):
+    """A folder that is no artifact, or a damaged or unfitting one."""
+
+
+class RequestError(IngotError):
+    """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
+
+
+class OutputError(IngotError):
+    """A place that cannot be written to, or where something stands already."""
+
+
+class InternalError(IngotError):
+    """A promise that Ingot broke: a pass, a verifier rule or a backend. Please report it."""
+
+    exit_code = 1
+
+
+class VerifyError(InternalError):
+    """A program that breaks a rule of its stage."""
+
+
+class PassError(InternalError):
+    """A pass that failed or matched less than the model promises."""
+
+
+class BackendError(InternalError):
+    """A backend that failed to emit or load an executable."""

@@ -1,0 +1,157 @@
+"""Driving a program of any stage from the same requests, teacher-forced: what tests of passes and parity stand on."""
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.interpret import interpret
+from ingot.ir.program import ParamSpec, Program
+from ingot.ir.types import TensorType
+
+# One step: inputs by name in, outputs by name out. Whoever runs keeps the states.
+Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+
+
+def load_params(params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every param by name, its recipe executed on checkpoint tensors."""
+    return {name: spec.recipe.execute(read) for name, spec in params.items()}
+
+
+@dataclass
+class InterpreterRun:
+    """`Run` for a program under the interpreter: keeps its states, filled with NaN or -1 at first so that a read of
+    something never written shows."""
+
+    program: Program
+    params: Mapping[str, torch.Tensor]
+    pages: int = 64
+    exact: bool = False
+    rowwise: bool = False
+    states: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        slots = self.program.dims["S"].hi if "S" in self.program.dims else 1
+        for name, spec in self.program.states.items():
+            shape = spec.type.bind({"pages": self.pages, "S": slots})
+            poison = float("nan") if spec.type.dtype.is_floating_point else -1
+            self.states[name] = torch.full(shape, poison, dtype=spec.type.dtype)
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        values = {**self.params, **self.states, **inputs}
+        outputs = interpret(self.program, values, exact=self.exact, rowwise=self.rowwise)
+        for name in self.states:
+            self.states[name] = outputs[name]
+        return outputs
+
+
+def teacher_forced(
+    inputs: Mapping[str, TensorType],
+    run: Run,
+    requests: Sequence[Sequence[int]],
+    *,
+    chunk: int | None = None,
+    pages: int = 64,
+    seed: int | None = None,
+) -> list[torch.Tensor]:
+    """Logits f32[n, vocab] of every position of each request of n tokens, all requests served together.
+
+    `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache gets whole
+    sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
+    drawn from a pool of `pages` in an order permuted by `seed`.
+    """
+    if "page_table" not in inputs:
+        outputs = run(_whole(inputs, requests))
+        return list(outputs["logits"].split([len(request) for request in requests]))
+    return _cached(inputs, run, requests, chunk, pages, seed)
+
+
+def _ints(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int32)
+
+
+def _whole(inputs: Mapping[str, TensorType], requests: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    total = sum(len(request) for request in requests)
+    known = {
+        "tokens": _ints([token for request in requests for token in request]),
+        "positions": _ints([place for request in requests for place in range(len(request))]),
+        "token_seqs": _ints([index for index, request in enumerate(requests) for _ in request]),
+        "logit_rows": _ints(range(total)),
+    }
+    return _only(known, inputs)
+
+
+def _only(known: Mapping[str, torch.Tensor], inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
+    if unknown := inputs.keys() - known.keys():
+        raise VerifyError(f"the harness has no value for the inputs {', '.join(sorted(unknown))}")
+    return {name: known[name] for name in inputs}
+
+
+def _cached(
+    inputs: Mapping[str, TensorType],
+    run: Run,
+    requests: Sequence[Sequence[int]],
+    chunk: int | None,
+    pages: int,
+    seed: int | None,
+) -> list[torch.Tensor]:
+    page_size = 16
+    order = list(range(pages))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    supply = itertools.chain(order)
+    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
+    width = max(len(table) for table in tables)
+    done = [0] * len(requests)
+    results: list[list[torch.Tensor]] = [[] for _ in requests]
+    while any(place < len(request) for place, request in zip(done, requests, strict=True)):
+        batch = [index for index, request in enumerate(requests) if done[index] < len(request)]
+        counts = [min(chunk or len(requests[index]), len(requests[index]) - done[index]) for index in batch]
+        outputs = run(_step(inputs, requests, batch, counts, done, tables, width, page_size))
+        for index, rows in zip(batch, outputs["logits"].split(counts), strict=True):
+            results[index].append(rows)
+        for index, count in zip(batch, counts, strict=True):
+            done[index] += count
+    return [torch.cat(rows) for rows in results]
+
+
+def _step(
+    inputs: Mapping[str, TensorType],
+    requests: Sequence[Sequence[int]],
+    batch: Sequence[int],
+    counts: Sequence[int],
+    done: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    width: int,
+    page_size: int,
+) -> dict[str, torch.Tensor]:
+    """The inputs of one step that feeds `counts[i]` tokens of request `batch[i]`; every token gets a row of logits."""
+    places = [(index, done[index] + i) for index, count in zip(batch, counts, strict=True) for i in range(count)]
+    total = len(places)
+    table = torch.zeros(len(batch), width, dtype=torch.int32)
+    for row, index in enumerate(batch):
+        table[row, : len(tables[index])] = _ints(tables[index])
+    known = {
+        "tokens": _ints([requests[index][place] for index, place in places]),
+        "positions": _ints([place for _, place in places]),
+        "slots": torch.tensor([tables[i][p // page_size] * page_size + p % page_size for i, p in places]),
+        "token_seqs": _ints([batch.index(index) for index, _ in places]),
+        "page_table": table,
+        "q_starts": _ints([sum(counts[:i]) for i in range(len(batch))]),
+        "q_lens": _ints(counts),
+        "kv_lens": _ints([done[index] + count for index, count in zip(batch, counts, strict=True)]),
+        "rows": _ints(batch),
+        # The first step says where a sequence begins; later ones rely on the device's own position.
+        "starts": _ints([0 if done[index] == 0 else -1 for index in batch]),
+        "logit_rows": _ints(range(total)),
+        "sample_index": _ints([sum(counts[: i + 1]) - 1 for i in range(len(batch))]),
+        "temperature": torch.zeros(total),
+        "top_k": torch.zeros(total, dtype=torch.int32),
+        "top_p": torch.ones(total),
+        "min_p": torch.zeros(total),
+        "seeds": torch.zeros(total, dtype=torch.int64),
+    }
+    return _only(known, inputs)

@@ -1,0 +1,124 @@
+"""Types of calls, from an op's shape function alone.
+
+Symbols stand in as primes that occur nowhere else in the call, the shape function runs on meta tensors, and the primes
+are read back as symbols. A flattened program has no arithmetic on sizes, so that is exact.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import IngotError, VerifyError
+from ingot.ir.ops import op_of
+from ingot.ir.program import Program, RegionCall, StateSpec, target_name
+from ingot.ir.types import DIM_MEANINGS, Size, StateType, TensorType, TupleType, ValueType
+
+# Primes near a million: larger than hidden sizes, and a product with one stays far below int64.
+_PRIMES = (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121, 1000133, 1000151)
+STAND_INS: Mapping[str, int] = dict(zip(DIM_MEANINGS, _PRIMES, strict=False))
+_SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
+
+
+def meta_tensor(value_type: TensorType) -> torch.Tensor:
+    """A tensor without data of this type, symbols replaced by their stand-ins."""
+    shape = value_type.bind(STAND_INS)
+    if value_type.strides is None:
+        return torch.empty(shape, dtype=value_type.dtype, device="meta")
+    return torch.empty_strided(shape, value_type.strides, dtype=value_type.dtype, device="meta")
+
+
+def type_of(tensor: torch.Tensor) -> TensorType:
+    """The type of a tensor, with stand-ins read back as symbols."""
+    shape: list[Size] = [_SYMBOLS.get(int(size), int(size)) for size in tensor.shape]
+    strides: tuple[int, ...] | None = None
+    if not tensor.is_contiguous():
+        strides = tuple(int(stride) for stride in tensor.stride())
+        if any(stride % prime == 0 and stride for stride in strides for prime in _SYMBOLS):
+            raise VerifyError(f"a stride of {strides} depends on a symbol", expected="symbols on the first axis only")
+    for size in tensor.shape:
+        if int(size) not in _SYMBOLS and any(int(size) % prime == 0 and size for prime in _SYMBOLS):
+            raise VerifyError(f"size {int(size)} is arithmetic on a symbol", expected="a number or a symbol")
+    return TensorType(tensor.dtype, tuple(shape), strides)
+
+
+def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: Program) -> ValueType:
+    """The type of a call, given its arguments as nodes and constants; VerifyError when it cannot be made."""
+    if target is operator.getitem:
+        return _item_type(args, kwargs)
+    if isinstance(target, RegionCall):
+        return _region_type(target, args, kwargs, program)
+    try:
+        metas = fx.node.map_arg(list(args), lambda node: _meta_of(node, program.states))
+        meta_kwargs = fx.node.map_arg(dict(kwargs), lambda node: _meta_of(node, program.states))
+        result = target(*metas, **meta_kwargs)
+    except IngotError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        types = ", ".join(str(node.meta["type"]) for node in _nodes(args))
+        first_line = str(error).strip().partition("\n")[0]
+        raise VerifyError(f"{target_name(target)} cannot take ({types}): {first_line}") from error
+    results = tuple(type_of(item) for item in (result if isinstance(result, tuple | list) else (result,)))
+    states = _states_written(target, args, kwargs)
+    named: tuple[ValueType, ...] = (*results[: len(results) - len(states)], *states)
+    return TupleType(named) if isinstance(result, tuple | list) else named[0]
+
+
+def _item_type(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ValueType:
+    if len(args) != 2 or kwargs or not isinstance(args[0], fx.Node) or type(args[1]) is not int:
+        raise VerifyError("getitem takes a value and a number")
+    whole = args[0].meta["type"]
+    if not isinstance(whole, TupleType) or not 0 <= args[1] < len(whole.items):
+        raise VerifyError(f"no item {args[1]} in {whole}")
+    return whole.items[args[1]]
+
+
+def _nodes(args: Sequence[Any]) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(list(args), lambda node: found.append(node))
+    return found
+
+
+def _states_written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[StateType, ...]:
+    """Types of a call's state results, which come last: the states that went in."""
+    op = op_of(target)
+    if op is None or not op.states:
+        return ()
+    named = op.bind(args, dict(kwargs))
+    types = tuple(named[name].meta["type"] for name in op.states)
+    for name, value_type in zip(op.states, types, strict=True):
+        if not isinstance(value_type, StateType):
+            raise VerifyError(f"'{name}' of {target_name(target)} is {value_type}", expected="a state")
+    if len(set(types)) != len(types):
+        raise VerifyError(f"{target_name(target)} is given one state twice: {', '.join(map(str, types))}")
+    return types
+
+
+def _meta_of(node: fx.Node, states: Mapping[str, StateSpec]) -> torch.Tensor:
+    value_type = node.meta["type"]
+    if isinstance(value_type, StateType):
+        if value_type.name not in states:
+            raise VerifyError(f"%{node.name} is a version of the unknown state '{value_type.name}'")
+        return meta_tensor(states[value_type.name].type)
+    if isinstance(value_type, TupleType):
+        raise VerifyError(f"%{node.name} is a tuple; take its items first")
+    return meta_tensor(value_type)
+
+
+def _region_type(target: RegionCall, args: Sequence[Any], kwargs: Mapping[str, Any], program: Program) -> ValueType:
+    region = program.regions.get(target.name)
+    if region is None:
+        raise VerifyError(f"unknown region '{target.name}'", expected=", ".join(program.regions) or "no region exists")
+    if kwargs or not all(isinstance(value, fx.Node) for value in args):
+        raise VerifyError(f"region {target.name} is called with constants or names", expected="values in order")
+    wanted = list(region.body.input_types().values())
+    found = [node.meta["type"] for node in args]
+    if wanted != found:
+        raise VerifyError(
+            f"region {target.name} is called with ({', '.join(map(str, found))})",
+            expected=f"({', '.join(map(str, wanted))})",
+        )
+    results = tuple(node.meta["type"] for node in region.body.output_nodes().values())
+    return results[0] if len(results) == 1 else TupleType(results)

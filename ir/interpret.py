@@ -1,0 +1,90 @@
+"""The interpreter: runs a program of any stage, call by call, by the references of its ops."""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops import op_of
+from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.types import StateType, TensorType
+
+Watch = Callable[[fx.Node, Any], None]
+
+
+def interpret(
+    program: Program,
+    values: Mapping[str, torch.Tensor],
+    *,
+    exact: bool = False,
+    rowwise: bool = False,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Outputs by name, given every input, param and state by name. Nothing given is changed.
+
+    `exact` computes in float64: floating-point values are widened, and casts between floating-point types keep that.
+    `rowwise` makes each token's result independent of the others in the step. `watch` sees each call's result.
+    Raises VerifyError when a value is missing or does not fit its declared type.
+    """
+    env: dict[fx.Node, Any] = {}
+    sizes: dict[str, int] = {}
+    for node in program.placeholders():
+        name = str(node.target)
+        if name not in values:
+            raise VerifyError(f"no value for {node.meta['kind']} '{name}'", where=f"program {program.name}")
+        value = values[name]
+        declared = program.states[name].type if isinstance(node.meta["type"], StateType) else node.meta["type"]
+        _check(value, declared, sizes, name, exact)
+        env[node] = value.double() if exact and value.is_floating_point() else value
+    for node in program.calls():
+        args = fx.node.map_arg(node.args, env.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
+        env[node] = _call(node, args, kwargs, program, exact, rowwise, watch)
+        if watch is not None:
+            watch(node, env[node])
+    return {name: env[node] for name, node in program.output_nodes().items()}
+
+
+def _check(value: torch.Tensor, declared: TensorType, sizes: dict[str, int], name: str, exact: bool) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise VerifyError(f"'{name}' is a {type(value).__name__}", expected=str(declared))
+    for size, found in zip(declared.shape, value.shape, strict=False):
+        if isinstance(size, str):
+            sizes.setdefault(size, found)
+    if exact and value.is_floating_point() and declared.dtype.is_floating_point:
+        value = value.to(declared.dtype)
+    if problem := declared.mismatch(value, sizes):
+        raise VerifyError(f"'{name}' has {problem}")
+
+
+def _call(
+    node: fx.Node,
+    args: Any,
+    kwargs: Any,
+    program: Program,
+    exact: bool,
+    rowwise: bool,
+    watch: Watch | None,
+) -> Any:
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    if isinstance(node.target, RegionCall):
+        body = program.regions[node.target.name].body
+        inputs = dict(zip(body.input_types(), args, strict=True))
+        results = tuple(interpret(body, inputs, exact=exact, rowwise=rowwise, watch=watch).values())
+        return results[0] if len(results) == 1 else results
+    op = op_of(node.target)
+    if exact and isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
+        kwargs = {**kwargs, "dtype": torch.float64}
+    try:
+        if op is None:
+            assert callable(node.target)
+            return node.target(*args, **kwargs)
+        return (op.rowwise if rowwise else op.reference)(*args, **kwargs)
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise VerifyError(
+            f"{target_name(node.target)} failed: {error}", where=f"%{node.name}, {node.meta.get('origin', '')}"
+        ) from error

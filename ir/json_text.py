@@ -1,0 +1,78 @@
+"""JSON as Ingot writes it (one canonical text for one value) and as it reads it from files that it does not trust."""
+
+import json
+from collections.abc import Iterable
+
+# No config.json, tensor header, manifest or plan is nested deeper than about ten. A cap well under the interpreter's
+# recursion limit keeps later recursive walks (dumping, copying) safe as well.
+MAX_DEPTH = 64
+
+
+def dump_json(value: object) -> str:
+    """Returns the canonical text: sorted keys, indent 1, ASCII, a newline at the end.
+
+    Equal values give equal bytes on every machine. Raises ValueError for NaN and infinities, TypeError for what JSON
+    cannot hold.
+    """
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def parse_json(data: bytes, *, strict: bool = True) -> object:
+    """Returns the value of one UTF-8 JSON text.
+
+    `strict` refuses duplicate keys and the words NaN and Infinity. Files that others write with Python's `json` need
+    `strict=False`: real model configurations hold `Infinity` (Mamba 2's `time_step_limit`).
+
+    Raises ValueError, and nothing else, with a message that reads on after "is not JSON: ".
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+    try:
+        if strict:
+            value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        else:
+            value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
+    _check_depth(value)
+    # An escaped half of a surrogate pair parses, but can then be neither printed nor hashed.
+    if b"\\ud" in data.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("a string holds half of a surrogate pair") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key[:200]!r} stands twice in one object")
+            seen.add(key)
+    return value
+
+
+def _no_constant(word: str) -> object:
+    raise ValueError(f"the word {word} is no JSON number")
+
+
+def _check_depth(value: object) -> None:
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        deeper: list[object] = []
+        for item in level:
+            children: Iterable[object] = ()
+            if isinstance(item, dict):
+                children = item.values()
+            elif isinstance(item, list):
+                children = item
+            deeper.extend(child for child in children if isinstance(child, (dict, list)))
+        if not deeper:
+            return
+        level = deeper
+    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")

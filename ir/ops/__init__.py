@@ -1,0 +1,30 @@
+"""The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
+
+from ingot.ir.ops.attention import attention, kv_append, paged_attention
+from ingot.ir.ops.dense import add_rms_norm, cast, embedding, linear, rms_norm, rope, select_rows, silu_mul
+from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
+from ingot.ir.ops.sampling import sample
+from ingot.ir.ops.step import advance, feed
+
+__all__ = [
+    "OPS",
+    "Cost",
+    "Op",
+    "Sample",
+    "add_rms_norm",
+    "advance",
+    "attention",
+    "cast",
+    "define",
+    "embedding",
+    "feed",
+    "kv_append",
+    "linear",
+    "op_of",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "sample",
+    "select_rows",
+    "silu_mul",
+]

@@ -1,0 +1,181 @@
+"""Attention over flattened tokens: pure while traced, then over a paged KV cache.
+
+A KV cache is [pages, 2, page, kv_heads, head_dim]: keys at index 0 of the second axis, values at 1. A slot is
+`page * page_size + offset`.
+"""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define, wide
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Softmax attention of q [n, H, D] over k, v [m, KV, D] with mask [n, m] (True: attend): [n, H, D]."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
+    scores = torch.einsum("nkgd,mkd->kgnm", grouped, wide(k)) * scale
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    positions = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int32)
+    seqs = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
+    return [Sample((randn(5, 6, 16), randn(5, 2, 16), randn(5, 2, 16), positions, seqs), {"scale": 0.25, "layer": 0})]
+
+
+def _attention_rowwise(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    token_seqs: torch.Tensor,
+    *,
+    scale: float,
+    layer: int,
+) -> torch.Tensor:
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for i in range(q.shape[0]):
+        seen = (token_seqs == token_seqs[i]) & (positions <= positions[i])
+        one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
+        out[i : i + 1] = _attend(q[i : i + 1], k[seen], v[seen], one, scale)
+    return out
+
+
+def _attention_flops(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, **_: object
+) -> int:
+    return 4 * q.numel() * k.shape[0]  # an upper bound: as if all tokens were one unmasked sequence
+
+
+@define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor token_seqs, *, float scale, int layer) -> Tensor",
+    samples=_samples,
+    rowwise=_attention_rowwise,
+    fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
+    flops=_attention_flops,
+    fusible=False,
+)
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    token_seqs: torch.Tensor,
+    *,
+    scale: float,
+    layer: int,
+) -> torch.Tensor:
+    """Causal attention within each sequence; q [T, H, D], k and v [T, KV, D], H a multiple of KV: [T, H, D].
+
+    `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
+    the op will get; it does not change the result.
+    """
+    mask = (token_seqs[:, None] == token_seqs[None, :]) & (positions[:, None] >= positions[None, :])
+    return _attend(q, k, v, mask, scale)
+
+
+def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    kv = torch.randn(4, 2, 16, 2, 8, generator=g).to(dtype)
+    k, v = (torch.randn(3, 2, 8, generator=g).to(dtype) for _ in range(2))
+    return [Sample((kv, k, v, torch.tensor([17, 63, -1])))]
+
+
+def _write(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    if bool((slots < 0).any()):  # padding
+        keep = slots >= 0
+        k, v, slots = k[keep], v[keep], slots[keep]
+    page_size = kv.shape[2]
+    page, offset = slots // page_size, slots % page_size
+    kv[:, 0].index_put_((page, offset), k)
+    kv[:, 1].index_put_((page, offset), v)
+
+
+@define(
+    "kv_append(Tensor kv, Tensor k, Tensor v, Tensor slots) -> Tensor",
+    samples=_kv_samples,
+    fake=lambda kv, k, v, slots: torch.empty_like(kv),
+    states=("kv",),
+    in_place=_write,
+    fusible=False,
+)
+def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The cache with k, v [T, KV, D] written at slots i64[T]; a negative slot is padding and writes nothing."""
+    result = kv.clone()
+    _write(result, k, v, slots)
+    return result
+
+
+def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
+    q = torch.randn(4, 4, 8, generator=g).to(dtype)
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    table = torch.tensor([[3, 0], [5, 1]], dtype=torch.int32)
+    return [Sample((q, kv, table, ints(0, 3), ints(3, 1), ints(20, 9)), {"scale": 0.35})]
+
+
+def _paged_rowwise(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    scale: float,
+) -> torch.Tensor:
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    zero, one = q_starts.new_zeros(1), q_starts.new_ones(1)
+    for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
+        for i in range(count):
+            row = slice(start + i, start + i + 1)
+            seen = zero + (length - count + i + 1)
+            out[row] = paged_attention.reference(q[row], kv, page_table[b : b + 1], zero, one, seen, scale=scale)
+    return out
+
+
+def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: torch.Tensor, scale: float) -> int:
+    return 4 * q.numel() * page_table.shape[1] * kv.shape[2]  # an upper bound: every page of the table full and seen
+
+
+@define(
+    "paged_attention(Tensor q, Tensor kv, Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens, *,"
+    " float scale) -> Tensor",
+    samples=_paged_samples,
+    rowwise=_paged_rowwise,
+    fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
+    flops=_paged_flops,
+    fusible=False,
+)
+def paged_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of q [T, H, D] over the pages of each sequence: [T, H, D].
+
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
+    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero.
+    """
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    page_size = kv.shape[2]
+    for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
+        if count == 0:
+            continue
+        pages = kv.index_select(0, page_table[b, : -(-length // page_size)])
+        k, v = pages[:, 0].flatten(0, 1)[:length], pages[:, 1].flatten(0, 1)[:length]
+        last = torch.arange(length - count, length, device=q.device)
+        mask = torch.arange(length, device=q.device)[None, :] <= last[:, None]
+        out[start : start + count] = _attend(q[start : start + count], k, v, mask, scale)
+    return out

@@ -1,0 +1,145 @@
+"""The ops of a dense decoder outside attention. Activations are [T, …]: tokens are flattened over sequences."""
+
+import torch
+import torch.nn.functional as F
+
+from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.tables import make_table
+
+
+def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    ids = torch.randint(0, 50, (7,), generator=g, dtype=torch.int32)
+    return [Sample((ids, _randn(g, dtype, 50, 24)))]
+
+
+@define(
+    "embedding(Tensor tokens, Tensor weight) -> Tensor", rows=("tokens",), samples=_embedding_samples, fusible=False
+)
+def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Rows of `weight` [V, D] by token id [T]: [T, D]."""
+    return weight.index_select(0, tokens)
+
+
+def _linear_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    x, w = _randn(g, dtype, 5, 48), _randn(g, dtype, 72, 48)
+    return [Sample((x, w)), Sample((x, w, _randn(g, dtype, 72))), Sample((x[:1], w))]
+
+
+def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> int:
+    return 2 * x.numel() * weight.shape[0]
+
+
+@define(
+    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+    rows=("x",),
+    samples=_linear_samples,
+    flops=_linear_flops,
+)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x @ weight.T + bias` with x [T, K], weight [N, K], bias [N]: [T, N] in x's dtype, accumulated wider."""
+    return F.linear(x, weight, bias)
+
+
+def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    x = _randn(g, dtype, 6, 40)
+    heads = _randn(g, dtype, 3, 4, 16)
+    return [
+        Sample((x, _randn(g, dtype, 40)), {"eps": 1e-5}),
+        Sample((heads * 100, _randn(g, dtype, 16)), {"eps": 1e-6}),
+    ]
+
+
+@define("rms_norm(Tensor x, Tensor weight, *, float eps) -> Tensor", rows=("x",), samples=_norm_samples)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+    """`x / rms(x)` over the last axis, rounded to x's dtype, times `weight` [D] (arXiv 1910.07467)."""
+    full = wide(x)
+    normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + eps)
+    return normed.to(x.dtype) * weight
+
+
+def _add_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 6, 40), _randn(g, dtype, 6, 40), _randn(g, dtype, 40)), {"eps": 1e-5})]
+
+
+def _decompose_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.ops.aten.add.Tensor(x, residual)
+    return rms_norm(total, weight, eps=eps), total
+
+
+@define(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, *, float eps) -> (Tensor, Tensor)",
+    rows=("x", "residual"),
+    samples=_add_norm_samples,
+    decompose=_decompose_add_rms_norm,
+)
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`s = x + residual` rounded to x's dtype; (rms_norm(s), s), each [T, D]."""
+    total = x + residual
+    return rms_norm.reference(total, weight, eps=eps), total
+
+
+def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    positions = torch.tensor([0, 1, 63, 17], dtype=torch.int32)
+    attrs = {"kind": "rope", "rope_type": "default", "positions": 64, "theta": 10000.0}
+    full, part = make_table({**attrs, "rotary_dim": 16}), make_table({**attrs, "rotary_dim": 8})
+    x = _randn(g, dtype, 4, 3, 16)
+    return [Sample((x, positions, full)), Sample((x, positions, part))]
+
+
+@define("rope(Tensor x, Tensor positions, Tensor table) -> Tensor", rows=("x", "positions"), samples=_rope_samples)
+def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [T, H, D] at positions [T], halves rotated against each other (NeoX order).
+
+    `table` is f32[positions, R], cosines then sines, R <= D even; the last D - R elements of a head stay as they are
+    (arXiv 2104.09864).
+    """
+    rotary = table.shape[1]
+    half = rotary // 2
+    angles = table.index_select(0, positions).unsqueeze(1).to(wide(x).dtype)
+    cos, sin = angles[..., :half], angles[..., half:]
+    full = wide(x)
+    first, second = full[..., :half], full[..., half:rotary]
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    if rotary < x.shape[-1]:
+        parts.append(full[..., rotary:])
+    return torch.cat(parts, -1).to(x.dtype)
+
+
+def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    merged = _randn(g, dtype, 5, 64)
+    return [Sample((merged[:, :32], merged[:, 32:])), Sample((_randn(g, dtype, 1, 24), _randn(g, dtype, 1, 24)))]
+
+
+@define("silu_mul(Tensor gate, Tensor up) -> Tensor", rows=("gate", "up"), samples=_silu_mul_samples)
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up`, both [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
+    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
+
+
+def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 6, 12), torch.tensor([5, 0, 2], dtype=torch.int32)))]
+
+
+@define("select_rows(Tensor x, Tensor rows) -> Tensor", rows=("rows",), samples=_select_rows_samples, fusible=False)
+def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows [L] of x [T, …]: [L, …]."""
+    return x.index_select(0, rows)
+
+
+def _cast_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 3, 8),), {"dtype": torch.float32})]
+
+
+@define("cast(Tensor x, *, ScalarType dtype) -> Tensor", rows=("x",), samples=_cast_samples)
+def cast(x: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+    """x in another dtype. A cast is pinned: no pass moves or removes its rounding."""
+    # `copy=True`: an op's result never aliases its input, whatever the dtype.
+    return x.to(dtype, copy=True)

@@ -1,0 +1,167 @@
+"""How an op is defined: once, by a function that is its meaning, fallback, shape function and test oracle."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import InternalError
+
+# Ops go through torch.library.Library: unlike `custom_op` it imports neither dynamo nor inductor when one is called.
+_LIBRARY = torch.library.Library("ingot", "DEF")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call must do at least: floating-point operations, and bytes read or written once each."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of one call, for tests of providers."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+Samples = Callable[[torch.Generator, torch.dtype], list[Sample]]
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the dialect.
+
+    `reference` is its meaning. `fake` gives results of the right shape for meta tensors. `rowwise` computes the same
+    with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant). `states` names
+    the parameters that are state values; `in_place` is the lowered form that updates them instead of returning them,
+    and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `fusible` says that a region
+    compiler may take it into a region.
+    """
+
+    name: str
+    schema: str
+    reference: Function
+    fake: Function
+    rowwise: Function
+    samples: Samples
+    flops: Function | None
+    states: tuple[str, ...]
+    in_place: Function | None
+    decompose: Function | None
+    fusible: bool
+
+    @property
+    def overload(self) -> torch._ops.OpOverload:
+        """What stands in a graph as the target of a call."""
+        overload = getattr(torch.ops.ingot, self.name).default
+        assert isinstance(overload, torch._ops.OpOverload)
+        return overload
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.overload(*args, **kwargs)
+
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.reference).parameters)
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name, defaults filled in."""
+        bound = inspect.signature(self.reference).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+        """Cost of a call with these tensors; meta tensors will do. States count no bytes: their use is not known."""
+        flops = int(self.flops(*args, **kwargs)) if self.flops else 0
+        named = self.bind(args, kwargs)
+        read = [value for name, value in named.items() if isinstance(value, torch.Tensor) and name not in self.states]
+        with torch.device("meta"):
+            result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+        written = [result] if isinstance(result, torch.Tensor) else list(result)
+        written = written[: len(written) - len(self.states)] if self.states else written
+        return Cost(flops, sum(tensor.numel() * tensor.element_size() for tensor in read + written))
+
+
+OPS: dict[str, Op] = {}
+
+
+def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
+    """`reference` applied to one row at a time of the parameters named in `rows`."""
+    signature = inspect.signature(reference)
+
+    def rowwise(*args: Any, **kwargs: Any) -> Any:
+        named = signature.bind(*args, **kwargs).arguments
+        count = named[rows[0]].shape[0]
+        results = [
+            reference(**{name: value[i : i + 1] if name in rows else value for name, value in named.items()})
+            for i in range(count)
+        ]
+        if results and isinstance(results[0], tuple):
+            return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+        return torch.cat(results)
+
+    return rowwise
+
+
+def define(
+    schema: str,
+    *,
+    samples: Samples,
+    rows: tuple[str, ...] = (),
+    rowwise: Function | None = None,
+    fake: Function | None = None,
+    flops: Function | None = None,
+    states: tuple[str, ...] = (),
+    in_place: Function | None = None,
+    decompose: Function | None = None,
+    fusible: bool = True,
+) -> Callable[[Function], Op]:
+    """Define an op from its reference implementation.
+
+    `schema` is in torch's schema language, attributes keyword-only. `rows` names the parameters whose leading axis
+    counts independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
+    `fake` defaults to the reference, which then must run on meta tensors. A state result comes last, in the order of
+    `states`. Defining a name twice is an error.
+    """
+
+    def register(reference: Function) -> Op:
+        name = schema.partition("(")[0]
+        if name in OPS:
+            raise InternalError(f"op '{name}' is defined twice", where=schema)
+        op = Op(
+            name=name,
+            schema=schema,
+            reference=reference,
+            fake=fake or reference,
+            rowwise=rowwise or (_each_row(reference, rows) if rows else reference),
+            samples=samples,
+            flops=flops,
+            states=states,
+            in_place=in_place,
+            decompose=decompose,
+            fusible=fusible,
+        )
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, op.fake, "Meta")
+        OPS[name] = op
+        return op
+
+    return register
+
+
+def op_of(target: Any) -> Op | None:
+    """The op that a graph node's target calls; None when it is not one of ours."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "ingot":
+        return OPS.get(target._schema.name.partition("::")[2])
+    return None
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the precision that references compute in: float32, or float64 where it is given."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,108 @@
+"""Choosing the next token from logits, with random numbers keyed by (seed, position)."""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define
+
+# Philox 4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW = 0xFFFFFFFF
+
+
+def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Philox 4x32-10 on int64 tensors that hold unsigned 32-bit words: four words for each counter of four."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0, p1 = (
+            c0 * _MULTIPLIERS[0],
+            c2 * _MULTIPLIERS[1],
+        )  # wraps in int64; the bits are those of the unsigned product
+        c0, c1, c2, c3 = (p1 >> 32) & _LOW ^ c1 ^ k0, p1 & _LOW, (p0 >> 32) & _LOW ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
+    """f32[L, count] in the open interval (0, 1): row i is drawn from (seeds[i], positions[i]) alone.
+
+    Word j of a row is word j % 4 of counter (j // 4, position, 0, 0) under the key (seed's low and high half).
+    """
+    blocks = torch.arange(-(-count // 4), device=seeds.device)[None, :]
+    position = positions.long()[:, None]
+    zero = torch.zeros_like(blocks)
+    key = (seeds[:, None] & _LOW, (seeds[:, None] >> 32) & _LOW)
+    words = torch.stack(philox((blocks + zero * position, position + zero, zero, zero), key), -1)
+    # 23 bits and a half fill float32's 24: with one bit more the largest word rounds to 1, whose noise is infinite.
+    return ((words.flatten(1)[:, :count] >> 9).float() + 0.5) * 2.0**-23
+
+
+def keep_mask(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """bool[L, V]: tokens that survive min-p, then top-k, then top-p, on logits [L, V] after temperature.
+
+    The order is vLLM's. `top_k` 0 and `top_p` 1 are off. Ties with the k-th logit survive; of ties at the edge of
+    top-p, the lowest ids do. The most likely token always does.
+    """
+    vocab = logits.shape[-1]
+    probs = logits.softmax(-1)
+    keep = probs >= min_p[:, None] * probs.amax(-1, keepdim=True)
+    ordered = logits.masked_fill(~keep, float("-inf")).sort(stable=True, dim=-1, descending=True)
+    last = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long() - 1
+    kth = ordered.values.gather(-1, last[:, None])
+    ranked = ordered.values.masked_fill(ordered.values < kth, float("-inf"))
+    ranked_probs = ranked.softmax(-1)
+    before = ranked_probs.cumsum(-1) - ranked_probs
+    # Off at 1: the sum of a long row's probabilities may round to 1 before its end.
+    ranked_keep = ((before < top_p[:, None]) | (top_p[:, None] >= 1)) & ranked.isfinite()
+    ranked_keep[:, 0] = True
+    return torch.zeros_like(keep).scatter(-1, ordered.indices, ranked_keep)
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    logits = torch.randn(4, 64, generator=g) * 3
+    columns = (
+        torch.tensor([0.0, 1.0, 0.7, 1.5]),
+        torch.tensor([0, 5, 0, 8], dtype=torch.int32),
+        torch.tensor([1.0, 0.9, 0.5, 1.0]),
+        torch.tensor([0.0, 0.0, 0.1, 0.05]),
+        torch.tensor([0, 7, 2**40 + 1, 3]),
+        torch.tensor([0, 3, 9, 1000], dtype=torch.int32),
+    )
+    return [Sample((logits, *columns))]
+
+
+@define(
+    "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
+    " Tensor positions) -> Tensor",
+    samples=_samples,
+    rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
+    fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
+    fusible=False,
+)
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """A token i32[L] from logits f32[L, V]; each parameter is [L].
+
+    Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
+    `softmax(logits / temperature)` cut down by `keep_mask`, by the Gumbel-max method with noise keyed by
+    (seeds i64, positions i32). A row with NaN, +inf or nothing finite gives -1.
+    """
+    greedy = logits.argmax(-1)
+    drawn = greedy
+    if bool((temperature > 0).any()):
+        # Below its maximum a row cannot overflow, whatever the temperature.
+        below = logits - logits.amax(-1, keepdim=True)
+        scaled = below / torch.where(temperature > 0, temperature, 1.0)[:, None]
+        noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
+        kept = scaled.masked_fill(~keep_mask(scaled, top_k, top_p, min_p), float("-inf"))
+        drawn = torch.where(temperature > 0, (kept + noise).argmax(-1), greedy)
+    return torch.where(logits.amax(-1).isfinite(), drawn, -1).int()

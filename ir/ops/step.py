@@ -1,0 +1,128 @@
+"""The ends of an engine step: from the host's few integers to positions and slots, and on to the next step.
+
+Each running request owns a row of per-sequence state on the device: its last token and its position. A step reads them
+first and moves them last, so the next step needs nothing from the host.
+"""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define
+
+
+def _ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _feed_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    table = torch.tensor([[2, 5], [1, 0], [0, 0]], dtype=torch.int32)
+    return [
+        Sample(
+            (
+                _ints(-1, 11, 12, 13, 0),
+                _ints(0, 1, 1, 1, -1),
+                _ints(0, 1, 0),
+                _ints(1, 3, 0),
+                _ints(3, 0, -1),
+                _ints(-1, 4, -1),
+                table,
+                _ints(9, 9, 9, 42),
+                _ints(0, 0, 0, 17),
+            ),
+            {"page_size": 16},
+        )
+    ]
+
+
+def _feed_fake(
+    tokens: torch.Tensor,
+    token_seqs: torch.Tensor,
+    q_starts: torch.Tensor,
+    *_: torch.Tensor,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    slots = torch.empty(tokens.shape, dtype=torch.int64, device=tokens.device)
+    return torch.empty_like(tokens), torch.empty_like(tokens), slots, torch.empty_like(q_starts)
+
+
+@define(
+    "feed(Tensor tokens, Tensor token_seqs, Tensor q_starts, Tensor q_lens, Tensor rows, Tensor starts,"
+    " Tensor page_table, Tensor last_token, Tensor position, *, int page_size) -> (Tensor, Tensor, Tensor, Tensor)",
+    samples=_feed_samples,
+    fake=_feed_fake,
+    fusible=False,
+)
+def feed(
+    tokens: torch.Tensor,
+    token_seqs: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    page_table: torch.Tensor,
+    last_token: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens fed in this step.
+
+    A token of -1 stands for the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, when
+    that is -1, where its row `rows[b]` of the state `position` [S] stands. A token with `token_seqs` -1 and a sequence
+    with row -1 are padding: id 0, position 0, slot -1, length 0.
+    """
+    real = token_seqs >= 0
+    seq = token_seqs.clamp(min=0).long()
+    row = rows.clamp(min=0).long()
+    begin = torch.where(starts >= 0, starts, position[row])
+    places = begin[seq] + torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device) - q_starts[seq]
+    positions = torch.where(real, places, 0).int()
+    ids = torch.where(real, torch.where(tokens >= 0, tokens, last_token[row[seq]]), 0).clamp(min=0).int()
+    page = page_table[seq, (positions // page_size).long()].long()
+    slots = torch.where(real, page * page_size + positions % page_size, -1)
+    return ids, positions, slots, torch.where(rows >= 0, begin + q_lens, 0).int()
+
+
+def _advance_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    states = (_ints(9, 9, 9, 42), _ints(0, 0, 0, 17))
+    return [Sample((*states, _ints(3, 0, -1), _ints(18, 7, 0), _ints(77, 78), _ints(1, -1, -1)))]
+
+
+def _move(
+    last_token: torch.Tensor,
+    position: torch.Tensor,
+    rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sampled: torch.Tensor,
+    sample_index: torch.Tensor,
+) -> None:
+    real = rows >= 0
+    position[rows[real].long()] = kv_lens[real]
+    commits = real & (sample_index >= 0)
+    last_token[rows[commits].long()] = sampled[sample_index[commits].long()]
+
+
+@define(
+    "advance(Tensor last_token, Tensor position, Tensor rows, Tensor kv_lens, Tensor sampled, Tensor sample_index)"
+    " -> (Tensor, Tensor)",
+    samples=_advance_samples,
+    fake=lambda last_token, position, *_: (torch.empty_like(last_token), torch.empty_like(position)),
+    states=("last_token", "position"),
+    in_place=_move,
+    fusible=False,
+)
+def advance(
+    last_token: torch.Tensor,
+    position: torch.Tensor,
+    rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sampled: torch.Tensor,
+    sample_index: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The states `last_token` and `position` [S] after the step.
+
+    Row `rows[b]` moves to position `kv_lens[b]` and, where `sample_index[b]` is not -1, takes the token
+    `sampled[sample_index[b]]`. A row of -1 is padding.
+    """
+    tokens, positions = last_token.clone(), position.clone()
+    _move(tokens, positions, rows, kv_lens, sampled, sample_index)
+    return tokens, positions

@@ -1,0 +1,131 @@
+"""What the runtime executes: instructions per bucket class, the values between them, the executables they call.
+
+These types are also the schema of plan.json. Tensor types stand in their text form.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class BucketClass(BaseModel):
+    """The steps that one lowering serves.
+
+    `tokens` bounds T, both ends inclusive. `q_max` bounds the tokens of one sequence in a step: 1 for pure decode, k
+    for speculation, None for any. `features` names what else the steps use.
+    """
+
+    model_config = _FROZEN
+    name: str
+    tokens: tuple[int, int]
+    q_max: int | None = None
+    features: tuple[str, ...] = ()
+
+    def holds(self, tokens: int, q_max: int) -> bool:
+        return self.tokens[0] <= tokens <= self.tokens[1] and (self.q_max is None or q_max <= self.q_max)
+
+
+class Executable(BaseModel):
+    """Compiled code for a region: what a backend's `emit` leaves and its `load` takes.
+
+    `files` are relative to the executable's own folder. `workspace` is in bytes. `capturable` says that a CUDA graph
+    may capture a call; `prologue` names what must run on the host before a step, if anything.
+    """
+
+    model_config = _FROZEN
+    id: str
+    backend: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    files: tuple[str, ...]
+    workspace: int = 0
+    capturable: bool = True
+    prologue: str | None = None
+
+
+class Ref(BaseModel):
+    """A value, input, param or state by name."""
+
+    model_config = _FROZEN
+    ref: str
+
+
+class DType(BaseModel):
+    """A dtype among the arguments of an op, by its IR name."""
+
+    model_config = _FROZEN
+    dtype: str
+
+
+Scalar = bool | int | float | str | None
+Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode="left_to_right")]
+
+
+class Instruction(BaseModel):
+    """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>").
+
+    `results` names what it yields, a getitem folded in ("" for a result that nothing uses). `updates` names the states
+    that it updates in place instead of yielding. `frees` names the values that nothing reads afterwards.
+    """
+
+    model_config = _FROZEN
+    target: str
+    provider: str
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument] = {}
+    results: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+
+
+class Value(BaseModel):
+    """A value between instructions. `buffer` is "pool": allocated at its instruction, given back after its last use,
+    or "view": part of another value's memory."""
+
+    model_config = _FROZEN
+    type: str
+    buffer: str
+
+
+class State(BaseModel):
+    """A state that the runtime allocates: its kind, group and unit, and its type with load-time dims open."""
+
+    model_config = _FROZEN
+    kind: str
+    group: str
+    unit: str
+    type: str
+
+
+class BucketPlan(BaseModel):
+    """The instructions of one bucket class, in order."""
+
+    model_config = _FROZEN
+    bucket: BucketClass
+    instructions: tuple[Instruction, ...]
+    values: dict[str, Value]
+
+    def nodes_per_provider(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for instruction in self.instructions:
+            counts[instruction.provider] = counts.get(instruction.provider, 0) + 1
+        return counts
+
+
+class Plan(BaseModel):
+    """The plan of one entry: what the executor needs, and nothing that it would have to decide."""
+
+    model_config = _FROZEN
+    entry: str
+    dims: dict[str, tuple[int, int]]
+    inputs: dict[str, str]
+    params: dict[str, str]
+    states: dict[str, State]
+    outputs: dict[str, str]
+    executables: dict[str, Executable]
+    buckets: tuple[BucketPlan, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")

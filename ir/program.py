@@ -1,0 +1,273 @@
+"""A program: a typed graph over params, states and inputs, at one stage of the pipeline."""
+
+import enum
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.ops import OPS
+from ingot.ir.plan import BucketClass, Executable, Plan
+from ingot.ir.recipe import Recipe
+from ingot.ir.types import Dim, Placement, StateType, TensorType, ValueType
+
+# The aten ops that the dialect takes over: views and elementwise arithmetic, by their printed names.
+ATEN: Mapping[str, Callable[..., Any]] = {
+    "aten.add.Tensor": torch.ops.aten.add.Tensor,
+    "aten.mul.Tensor": torch.ops.aten.mul.Tensor,
+    "aten.view.default": torch.ops.aten.view.default,
+    "aten.slice.Tensor": torch.ops.aten.slice.Tensor,
+}
+# Results of these share memory with their first argument.
+VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten.slice.Tensor, operator.getitem})
+
+
+class Stage(enum.IntEnum):
+    """How far the pipeline has come. What a stage promises stands in `ingot.ir.verify`."""
+
+    TRACED = 0
+    NORMAL = 1
+    QUANTIZED = 2
+    SHARDED = 3
+    CACHED = 4
+    FUSED = 5
+    LOWERED = 6
+    PLANNED = 7
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """A weight: its type, how it is made from the checkpoint, and where it lives on the mesh."""
+
+    type: TensorType
+    recipe: Recipe
+    placement: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """What lives on the device from step to step.
+
+    `kind` says what it holds (paged_kv, row), `group` which states share one page table or row numbering, `unit`
+    whether it grows per token or stands once per sequence.
+    """
+
+    kind: str
+    group: str
+    unit: str
+    type: TensorType
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("token", "sequence"):
+            raise VerifyError(f"unknown state unit '{self.unit}'", expected="token or sequence")
+
+
+@dataclass(frozen=True)
+class RegionCall:
+    """The target of a node that stands for a region of the program."""
+
+    name: str
+
+    @property
+    def __name__(self) -> str:  # what fx derives node names from
+        return f"region_{self.name}"
+
+    def __call__(self, *args: Any) -> Any:
+        raise InternalError(f"region '{self.name}' was called outside an interpreter")
+
+
+@dataclass
+class Region:
+    """A subgraph that a backend compiles as one. The lowered node keeps the body that it stands for."""
+
+    name: str
+    body: "Program"
+    backend: str
+    executable: Executable | None = None
+
+
+@dataclass
+class Program:
+    """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named."""
+
+    name: str
+    stage: Stage
+    dims: dict[str, Dim]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    params: dict[str, ParamSpec] = field(default_factory=dict)
+    states: dict[str, StateSpec] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    regions: dict[str, Region] = field(default_factory=dict)
+    bucket: BucketClass | None = None
+    plan: Plan | None = None
+
+    def add_input(self, name: str, value_type: TensorType) -> fx.Node:
+        return self._placeholder(name, value_type, "input")
+
+    def add_param(self, name: str, spec: ParamSpec) -> fx.Node:
+        self.params[name] = spec
+        return self._placeholder(name, spec.type, "param")
+
+    def add_state(self, name: str, spec: StateSpec) -> fx.Node:
+        self.states[name] = spec
+        return self._placeholder(name, StateType(name), "state")
+
+    def _placeholder(self, name: str, value_type: ValueType, kind: str) -> fx.Node:
+        last = None
+        for node in self.placeholders():
+            last = node
+            if node.target == name:
+                raise VerifyError(f"placeholder '{name}' is defined twice", where=f"program {self.name}")
+        # Placeholders stay together in front.
+        first = next(iter(self.graph.nodes), None)
+        place = self.graph.inserting_before(first) if last is None else self.graph.inserting_after(last)
+        with place:
+            node = self.graph.create_node("placeholder", name, name=name.replace(".", "_"))
+        node.meta.update(type=value_type, kind=kind)
+        return node
+
+    def set_outputs(self, values: Mapping[str, fx.Node]) -> None:
+        """Name the results; replaces earlier ones."""
+        for node in list(self.graph.nodes):
+            if node.op == "output":
+                self.graph.erase_node(node)
+        self.outputs = tuple(values)
+        self.graph.output(tuple(values.values()))
+
+    def placeholders(self, kind: str | None = None) -> Iterator[fx.Node]:
+        for node in self.graph.nodes:
+            if node.op != "placeholder":
+                return  # they stand together in front
+            if kind in (None, node.meta["kind"]):
+                yield node
+
+    def calls(self, target: Any = None) -> Iterator[fx.Node]:
+        """Call nodes in order; those of one target when it is given."""
+        for node in self.graph.nodes:
+            if node.op == "call_function" and target in (None, node.target):
+                yield node
+
+    def find(self, name: str) -> fx.Node:
+        """The placeholder `name`."""
+        for node in self.placeholders():
+            if node.target == name:
+                return node
+        raise VerifyError(f"program {self.name} has no input, param or state '{name}'")
+
+    def input_types(self) -> dict[str, TensorType]:
+        return {str(node.target): node.meta["type"] for node in self.placeholders("input")}
+
+    def output_nodes(self) -> dict[str, fx.Node]:
+        result = self.graph.output_node().args[0]
+        assert isinstance(result, tuple)
+        return dict(zip(self.outputs, result, strict=True))
+
+    def copy(self) -> "Program":
+        """An independent copy with the same node names; specs and region bodies, which nobody edits, are shared."""
+        graph = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+        for node in self.graph.nodes:
+            mapping[node] = graph.node_copy(node, lambda old: mapping[old])
+        return Program(
+            name=self.name,
+            stage=self.stage,
+            dims=dict(self.dims),
+            graph=graph,
+            params=dict(self.params),
+            states=dict(self.states),
+            outputs=self.outputs,
+            regions=dict(self.regions),
+            bucket=self.bucket,
+            plan=self.plan,
+        )
+
+    def prune(self) -> int:
+        """Remove calls that nothing uses, then params that nothing uses; the number of calls removed."""
+        removed = 0
+        for node in reversed(list(self.graph.nodes)):
+            if node.op == "call_function" and not node.users:
+                self.graph.erase_node(node)
+                removed += 1
+        for node in list(self.placeholders("param")):
+            if not node.users:
+                self.graph.erase_node(node)
+                del self.params[str(node.target)]
+        return removed
+
+
+def target_name(target: Any) -> str:
+    """The printed name of a call target."""
+    if target is operator.getitem:
+        return "getitem"
+    if isinstance(target, RegionCall):
+        return f"region.{target.name}"
+    if isinstance(target, torch._ops.OpOverload):
+        if target.namespace == "ingot":
+            return f"ingot.{target._schema.name.partition('::')[2]}"
+        return f"{target.namespace}.{target._schema.name.partition('::')[2]}.{target._overloadname}"
+    raise InternalError(f"a graph calls {target!r}, which the IR has no name for")
+
+
+def target_of(name: str) -> Any:
+    """The inverse of `target_name`; None for an unknown name."""
+    if name == "getitem":
+        return operator.getitem
+    if name.startswith("region."):
+        return RegionCall(name.removeprefix("region."))
+    if name.startswith("ingot.") and name.removeprefix("ingot.") in OPS:
+        return OPS[name.removeprefix("ingot.")].overload
+    return ATEN.get(name)
+
+
+def op_counts(program: Program) -> dict[str, int]:
+    """How often each target is called, most frequent first."""
+    counts: dict[str, int] = {}
+    for node in program.calls():
+        name = "region" if isinstance(node.target, RegionCall) else target_name(node.target)
+        counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a config.json says of a model, in one vocabulary for all architectures; no weights.
+
+    `dims` is the definition's own frozen description (for a dense decoder `ingot.models.dense.DenseSpec`).
+    """
+
+    architecture: str
+    family: str
+    dtype: torch.dtype
+    vocab_size: int
+    max_position: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dims: Any
+
+
+@dataclass
+class Model:
+    """A traced model: programs by entry name (`main`; later verify, draft, encode) over shared params and states.
+
+    `expected` holds the number of matches that each pass owes this model, by formula from its layers and flags.
+    """
+
+    spec: ModelSpec
+    entries: dict[str, Program]
+    expected: Mapping[str, int]
+
+
+def tensor_type(node: fx.Node) -> TensorType:
+    """The type of a node that must be a tensor."""
+    value_type = node.meta["type"]
+    if not isinstance(value_type, TensorType):
+        raise VerifyError(f"%{node.name} is no tensor but {value_type}")
+    return value_type
+
+
+def is_call(node: Any, target: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target == target

@@ -1,0 +1,193 @@
+"""Weight recipes: how a parameter is made from the tensors of a checkpoint, as data.
+
+A recipe is an immutable DAG of steps. It can be printed, hashed, compared and executed anywhere; equal recipes are one
+tensor. Sharding and quantizing a weight is one more step, never a closure or a load hook.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.errors import CheckpointError, VerifyError
+from ingot.ir.tables import make_table
+from ingot.ir.types import DTYPE_NAMES, DTYPES
+
+Attr = int | float | str | bool | tuple["Attr", ...] | None
+Attrs = tuple[tuple[str, Attr], ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One step applied to other recipes. `output` names one result of a step that has several."""
+
+    step: str
+    inputs: tuple["Recipe", ...] = ()
+    attrs: Attrs = ()
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        if self.step not in STEPS:
+            raise VerifyError(f"unknown recipe step '{self.step}'", expected=", ".join(sorted(STEPS)))
+
+    def __str__(self) -> str:
+        parts = [str(recipe) for recipe in self.inputs]
+        parts += [f"{name}={json.dumps(value)}" for name, value in self.attrs]
+        return f"{self.step}({', '.join(parts)})" + (f".{self.output}" if self.output else "")
+
+    def attr(self, name: str) -> Attr:
+        return dict(self.attrs)[name]
+
+    def digest(self) -> str:
+        """SHA-256 of the recipe's text: the identity of the tensor that it makes from given sources."""
+        return hashlib.sha256(str(self).encode()).hexdigest()
+
+    def sources(self) -> frozenset[str]:
+        """Names of the checkpoint tensors that the recipe reads."""
+        if self.step == "source":
+            return frozenset((str(self.attr("name")),))
+        return frozenset().union(*(recipe.sources() for recipe in self.inputs))
+
+    def execute(
+        self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes."""
+        if memo is not None and self in memo:
+            return memo[self]
+        if self.step == "source":
+            result = read(str(self.attr("name")))
+        else:
+            args = [recipe.execute(read, memo) for recipe in self.inputs]
+            try:
+                result = STEPS[self.step](args, dict(self.attrs))
+            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                shapes = ", ".join(str(list(arg.shape)) for arg in args)
+                problem = f"{type(error).__name__}: {error}"
+                raise CheckpointError(
+                    f"recipe step '{self.step}' cannot be applied to shapes ({shapes}): {problem}", where=str(self)
+                ) from error
+        if memo is not None:
+            memo[self] = result
+        return result
+
+
+def _ints(value: Attr) -> list[int]:
+    assert isinstance(value, tuple)
+    return [int(item) for item in value if isinstance(item, int)]
+
+
+def _int(value: Attr) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+    """Part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
+    dim, rank, world = _int(attrs["dim"]), _int(attrs["rank"]), _int(attrs["world"])
+    segments = _ints(attrs["segments"]) or [tensor.shape[dim]]
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} is none of {world}")
+    if sum(segments) != tensor.shape[dim] or any(size % world for size in segments):
+        raise ValueError(f"segments {segments} do not split {tensor.shape[dim]} over {world} ranks")
+    parts = [part.chunk(world, dim)[rank] for part in tensor.split(segments, dim)]
+    return torch.cat(parts, dim)
+
+
+def _affine(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+    scale, offset = attrs["scale"], attrs["offset"]
+    assert isinstance(scale, int | float) and isinstance(offset, int | float)
+    return (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * scale + offset).to(tensor.dtype)
+
+
+def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    # float64: a product of weights is made once, so it may as well be exact before its one rounding.
+    return (left.double() @ right.double()).to(left.dtype)
+
+
+def _pad(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+    dim, size = _int(attrs["dim"]), _int(attrs["size"])
+    shape = list(tensor.shape)
+    shape[dim] = size - shape[dim]
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], torch.Tensor]] = {
+    "source": lambda args, attrs: args[0],
+    "slice": lambda args, attrs: args[0].narrow(
+        _int(attrs["dim"]), _int(attrs["begin"]), _int(attrs["end"]) - _int(attrs["begin"])
+    ),
+    "concat": lambda args, attrs: torch.cat(args, _int(attrs["dim"])),
+    "stack": lambda args, attrs: torch.stack(args, _int(attrs["dim"])),
+    "reshape": lambda args, attrs: args[0].reshape(_ints(attrs["shape"])),
+    "permute": lambda args, attrs: args[0].permute(_ints(attrs["dims"])),
+    "pad": lambda args, attrs: _pad(args[0], attrs),
+    "repeat": lambda args, attrs: args[0].repeat_interleave(_int(attrs["times"]), _int(attrs["dim"])),
+    "affine": lambda args, attrs: _affine(args[0], attrs),
+    "matmul": lambda args, attrs: _matmul(args[0], args[1]),
+    "table": lambda args, attrs: make_table(attrs),
+    "shard": lambda args, attrs: _shard(args[0], attrs),
+    "cast": lambda args, attrs: args[0].to(DTYPES[str(attrs["dtype"])]),
+}
+
+
+def _recipe(step: str, *inputs: Recipe, **attrs: Attr) -> Recipe:
+    return Recipe(step, inputs, tuple(sorted(attrs.items())))
+
+
+def source(name: str) -> Recipe:
+    """The checkpoint tensor `name`, as stored."""
+    return _recipe("source", name=name)
+
+
+def concat(recipes: list[Recipe], dim: int = 0) -> Recipe:
+    return _recipe("concat", *recipes, dim=dim)
+
+
+def take_slice(recipe: Recipe, dim: int, begin: int, end: int) -> Recipe:
+    return _recipe("slice", recipe, dim=dim, begin=begin, end=end)
+
+
+def stack(recipes: list[Recipe], dim: int = 0) -> Recipe:
+    return _recipe("stack", *recipes, dim=dim)
+
+
+def reshape(recipe: Recipe, shape: tuple[int, ...]) -> Recipe:
+    return _recipe("reshape", recipe, shape=shape)
+
+
+def permute(recipe: Recipe, dims: tuple[int, ...]) -> Recipe:
+    return _recipe("permute", recipe, dims=dims)
+
+
+def pad(recipe: Recipe, dim: int, size: int) -> Recipe:
+    """Zeros appended along `dim` up to `size`."""
+    return _recipe("pad", recipe, dim=dim, size=size)
+
+
+def repeat(recipe: Recipe, dim: int, times: int) -> Recipe:
+    """Each slice along `dim` repeated `times` times in place (KV heads spread over more ranks than heads)."""
+    return _recipe("repeat", recipe, dim=dim, times=times)
+
+
+def affine(recipe: Recipe, scale: float, offset: float) -> Recipe:
+    """`x * scale + offset`, computed in at least float32 (norm gains stored minus one, for example)."""
+    return _recipe("affine", recipe, scale=float(scale), offset=float(offset))
+
+
+def matmul(left: Recipe, right: Recipe) -> Recipe:
+    return _recipe("matmul", left, right)
+
+
+def table(**attrs: Attr) -> Recipe:
+    """A table computed from constants alone; `kind` names its maker in `ingot.ir.tables`."""
+    return _recipe("table", **attrs)
+
+
+def shard(recipe: Recipe, dim: int, rank: int, world: int, segments: tuple[int, ...] = ()) -> Recipe:
+    return _recipe("shard", recipe, dim=dim, rank=rank, world=world, segments=segments)
+
+
+def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:
+    return _recipe("cast", recipe, dtype=DTYPE_NAMES[dtype])

@@ -1,0 +1,60 @@
+"""Tables that a recipe computes from constants: today the rotary tables, one maker per `rope_type`.
+
+Every maker gives f32[positions, rotary_dim]: cosines in the first half of a row, sines in the second.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import ConfigError
+
+Attrs = Mapping[str, Any]
+
+
+def _base_frequencies(attrs: Attrs) -> torch.Tensor:
+    """theta^(-2i/d) for i < d/2, in float64 (RoFormer, arXiv 2104.09864, section 3.2.2)."""
+    dim = int(attrs["rotary_dim"])
+    return float(attrs["theta"]) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+
+
+def _default(attrs: Attrs) -> torch.Tensor:
+    return _base_frequencies(attrs)
+
+
+def _linear(attrs: Attrs) -> torch.Tensor:
+    """Position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
+    return _base_frequencies(attrs) / float(attrs["factor"])
+
+
+def _llama3(attrs: Attrs) -> torch.Tensor:
+    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+    frequencies = _base_frequencies(attrs)
+    factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
+    low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
+    wavelengths = 2 * math.pi / frequencies
+    blend = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (blend + (1 - blend) / factor)
+
+
+ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+}
+
+
+def make_table(attrs: Attrs) -> torch.Tensor:
+    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …"""
+    if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:
+        raise ConfigError(
+            f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}", expected=", ".join(ROPE_TYPES)
+        )
+    # Frequencies are rounded to float32 first, and the angle is their float32 product with the position: at position
+    # 100,000 a float64 angle differs from the one that checkpoints were trained with by up to 4e-3 radians.
+    frequencies = ROPE_TYPES[str(attrs["rope_type"])](attrs).float()
+    positions = torch.arange(int(attrs["positions"]), dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)

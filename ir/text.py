@@ -1,0 +1,105 @@
+"""The text form of a program, printed. `ingot.ir.parse` reads it back; nothing is lost on the way but records."""
+
+import json
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import InternalError
+from ingot.ir.program import Program, target_name
+from ingot.ir.types import DTYPE_NAMES
+
+
+def value_name(node: fx.Node) -> str:
+    """How the text refers to a node: a placeholder by its own name, a call by its node name."""
+    return f"%{node.target}" if node.op == "placeholder" else f"%{node.name}"
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return value_name(value)
+    if isinstance(value, torch.dtype):
+        return DTYPE_NAMES[value]
+    if isinstance(value, str):
+        return json.dumps(value)
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_argument(item) for item in value) + "]"
+    raise InternalError(f"an argument {value!r} of type {type(value).__name__} has no text form")
+
+
+def print_call(node: fx.Node) -> str:
+    """One call as a line."""
+    arguments = [_argument(value) for value in node.args]
+    arguments += [f"{name}={_argument(value)}" for name, value in node.kwargs.items()]
+    line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
+    if provider := node.meta.get("provider"):
+        line += f" @{provider}"
+    if origin := node.meta.get("origin"):
+        line += f"  # {origin}"
+    return line
+
+
+def _body(program: Program, indent: str) -> list[str]:
+    lines = []
+    for node in program.placeholders():
+        name = str(node.target)
+        match node.meta["kind"]:
+            case "input":
+                lines.append(f"input {name}: {node.meta['type']}")
+            case "param":
+                spec = program.params[name]
+                placement = "".join(f" {place}" for place in spec.placement)
+                lines.append(f"param {name}: {spec.type}{placement} = {spec.recipe}")
+            case "state":
+                state = program.states[name]
+                lines.append(f"state {name}: {state.kind} {state.type} group={state.group} unit={state.unit}")
+    for region in program.regions.values():
+        lines.append(f"region {region.name} @{region.backend} {{")
+        lines += _body(region.body, "  ")
+        lines.append("}")
+    lines += [print_call(node) for node in program.calls()]
+    outputs = ", ".join(f"{name}={value_name(node)}" for name, node in program.output_nodes().items())
+    lines.append(f"return {outputs}")
+    return [indent + line for line in lines]
+
+
+def print_program(program: Program) -> str:
+    """The program as text, ending in a newline."""
+    header = f"program {program.name} stage={program.stage.name}"
+    if program.bucket is not None:
+        bucket = program.bucket
+        q_max = "any" if bucket.q_max is None else str(bucket.q_max)
+        features = "".join(f" +{feature}" for feature in bucket.features)
+        header += f" bucket={bucket.name} tokens=[{bucket.tokens[0]}, {bucket.tokens[1]}] q_max={q_max}{features}"
+    dims = [f"dim {dim}" for dim in program.dims.values()]
+    return "\n".join([header, *dims, *_body(program, "")]) + "\n"
+
+
+def print_region_body(body: Program) -> str:
+    """A region's body with every name replaced by its order: equal text is equal code.
+
+    Two layers of one model differ in names and origins only, so they print the same.
+    """
+    names: dict[fx.Node, str] = {}
+    lines = [f"dim {dim}" for dim in body.dims.values()]
+    for index, node in enumerate(body.placeholders()):
+        names[node] = f"%in{index}"
+        lines.append(f"input {index}: {node.meta['type']}")
+    for index, node in enumerate(body.calls()):
+        arguments = [_renamed(value, names) for value in node.args]
+        arguments += [f"{name}={_renamed(value, names)}" for name, value in sorted(node.kwargs.items())]
+        names[node] = f"%{index}"
+        lines.append(f"%{index} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}")
+    lines.append("return " + ", ".join(names[node] for node in body.output_nodes().values()))
+    return "\n".join(lines) + "\n"
+
+
+def _renamed(value: Any, names: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return names[value]
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_renamed(item, names) for item in value) + "]"
+    return _argument(value)

@@ -1,0 +1,89 @@
+"""The one table of tolerances: how far a computed tensor may lie from its reference, per dtype.
+
+Tests of providers and passes call `compare`; none of them makes up an `atol` of its own. A test that sums over more
+terms than the table assumes passes a `factor` and says why.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`|found - expected| <= atol + rtol * |expected|`, elementwise. Numbers of the size of activations are assumed."""
+
+    atol: float
+    rtol: float
+
+
+# The unit roundoff u of a dtype with p bits of mantissa (the hidden one included) is 2^-p: the relative error of one
+# rounding to nearest. Two correct results on either side of a tie lie one ulp apart, which is up to 2u.
+TOLERANCES: Mapping[torch.dtype, Tolerance] = {
+    # u = 2^-53 = 1.1e-16. Oracles only. Sums of a few thousand terms in another order stay below 10^3 u.
+    torch.float64: Tolerance(atol=1e-13, rtol=1e-12),
+    # u = 2^-24 = 6.0e-8. Sums are accumulated in float32 itself, so the order of adding shows: rtol is 1700 u. atol
+    # covers results near zero by cancellation: 10^3 terms of size one, added in another order, differ by about 1e-5.
+    torch.float32: Tolerance(atol=1e-5, rtol=1e-4),
+    # u = 2^-11 = 4.9e-4. Accumulated in float32, so what remains is the output's rounding: rtol is 4 u, one ulp and as
+    # much again for an inner rounding (the normed value of rms_norm). atol is 2^-12: the same near zero, size one.
+    torch.float16: Tolerance(atol=2.5e-4, rtol=2e-3),
+    # u = 2^-8 = 3.9e-3. As float16, but rtol is 2.6 u only: one ulp passes and two do not. Eight bits show so little
+    # that a wider bound would hide a wrong epsilon or a missing cast.
+    torch.bfloat16: Tolerance(atol=1e-3, rtol=1e-2),
+}
+
+
+def compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, factor: float = 1.0) -> str | None:
+    """How `found` differs from `expected` beyond the tolerance of `dtype`, in words; None when it does not.
+
+    `dtype` is what `found` was computed in, `expected` may be wider; `factor` multiplies the tolerance. A dtype outside
+    the table (integers, bool, float8) must agree exactly. NaN never passes, also not against NaN; an infinity passes
+    against the same one.
+    """
+    if found.shape != expected.shape:
+        return f"shape {list(found.shape)}, expected {list(expected.shape)}"
+    if found.numel() == 0:
+        return None
+    if dtype not in TOLERANCES and not (found.is_floating_point() or expected.is_floating_point()):
+        return _compare_exactly(found.cpu(), expected.cpu())
+    tolerance = TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
+    left, right = found.detach().cpu().double(), expected.detach().cpu().double()
+    for name, tensor in (("found", left), ("expected", right)):
+        if bool(tensor.isnan().any()):
+            return (
+                f"NaN in {name} at {_first(tensor.isnan())}, and {int(tensor.isnan().sum())} of {tensor.numel()} in all"
+            )
+    same = left == right  # infinities among them
+    error = torch.where(same, 0.0, (left - right).abs())
+    allowed = factor * (tolerance.atol + tolerance.rtol * right.abs())
+    # An infinite `expected` allows an infinite error, so infinities are wrong wherever they are not the same.
+    wrong = ~same & ~((error <= allowed) & right.isfinite())
+    if not bool(wrong.any()):
+        return None
+    excess = torch.where(wrong, error / allowed, 0.0).nan_to_num(nan=float("inf"))
+    worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
+    return (
+        f"max error {float(error[worst]):.3g} at {_place(worst)}: found {float(left[worst])!r}, "
+        f"expected {float(right[worst])!r} ± {float(allowed[worst]):.3g}; {int(wrong.sum())} of {wrong.numel()} wrong"
+    )
+
+
+def _compare_exactly(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+    wrong = found != expected
+    if not bool(wrong.any()):
+        return None
+    place = tuple(int(i) for i in wrong.nonzero()[0])
+    return (
+        f"found {found[place].item()!r}, expected {expected[place].item()!r} at {_place(place)}; "
+        f"{int(wrong.sum())} of {wrong.numel()} wrong"
+    )
+
+
+def _first(mask: torch.Tensor) -> str:
+    return _place(tuple(int(i) for i in mask.nonzero()[0]))
+
+
+def _place(index: tuple[int, ...]) -> str:
+    return "[" + ", ".join(map(str, index)) + "]"

@@ -1,0 +1,162 @@
+"""Types of the values in a program: tensors with symbolic sizes, states, tuples.
+
+A size is an int or the name of a dim of the closed table `DIM_MEANINGS`; a data-dependent size is never a symbol.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.errors import VerifyError
+
+Size = int | str
+
+DIM_MEANINGS: Mapping[str, str] = {
+    "T": "tokens fed in a step, over all sequences",
+    "B": "sequences in a step",
+    "L": "rows of logits computed in a step",
+    "P": "page-table entries per sequence in a step",
+    "S": "slots of per-sequence state on the device (fixed when an artifact is loaded)",
+    "E": "injected embedding rows in a step",
+    "pages": "pages in the KV pool (fixed when an artifact is loaded)",
+}
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "f8e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "bool": torch.bool,
+}
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A bounded symbol: `lo <= size <= hi`, both inclusive."""
+
+    name: str
+    lo: int
+    hi: int
+
+    def __post_init__(self) -> None:
+        if self.name not in DIM_MEANINGS:
+            raise VerifyError(f"unknown dim '{self.name}'", expected="one of " + ", ".join(DIM_MEANINGS))
+        if not 1 <= self.lo <= self.hi:
+            raise VerifyError(f"dim {self.name} in [{self.lo}, {self.hi}] is empty", expected="1 <= lo <= hi")
+
+    def __str__(self) -> str:
+        return f"{self.name} in [{self.lo}, {self.hi}]"
+
+
+def contiguous_strides(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
+    """Row-major strides of `shape`, in elements; None when a symbol stands anywhere but in front."""
+    strides: list[int] = []
+    step = 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides.append(step)
+        size = shape[axis]
+        if isinstance(size, str):
+            if axis != 0:
+                return None
+        else:
+            step *= size
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor. `strides` (elements) is None for a row-major one; an inner stride never holds a symbol."""
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    strides: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_NAMES:
+            raise VerifyError(f"dtype {self.dtype} has no place in the IR", expected=", ".join(DTYPES))
+        if self.strides is not None and self.strides == contiguous_strides(self.shape):
+            object.__setattr__(self, "strides", None)
+
+    def __str__(self) -> str:
+        body = ", ".join(str(size) for size in self.shape)
+        if self.strides is not None:
+            body += "; " + ", ".join(str(stride) for stride in self.strides)
+        return f"{DTYPE_NAMES[self.dtype]}[{body}]"
+
+    def bind(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with each symbol replaced by its size."""
+        return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
+
+    def mismatch(self, tensor: torch.Tensor, sizes: Mapping[str, int] | None = None) -> str | None:
+        """What differs between `tensor` and this type, in words; None when it fits.
+
+        A symbol that `sizes` lacks fits any size. Strides of axes of size 0 or 1 do not matter.
+        """
+        if tensor.dtype != self.dtype:
+            return f"dtype {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)}, expected {DTYPE_NAMES[self.dtype]}"
+        if tensor.dim() != len(self.shape):
+            return f"shape {list(tensor.shape)}, expected {self}"
+        for found, size in zip(tensor.shape, self.shape, strict=True):
+            wanted = (sizes or {}).get(size) if isinstance(size, str) else size
+            if wanted is not None and found != wanted:
+                return f"shape {list(tensor.shape)}, expected {self}"
+        if self.strides is None:
+            return None if tensor.is_contiguous() else f"strides {list(tensor.stride())}, expected row-major {self}"
+        for found, wanted_stride, size in zip(tensor.stride(), self.strides, tensor.shape, strict=True):
+            if size > 1 and found != wanted_stride:
+                return f"strides {list(tensor.stride())}, expected {self}"
+        return None
+
+
+@dataclass(frozen=True)
+class StateType:
+    """The value of a state: a version of the tensors that live on the device from step to step."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"state<{self.name}>"
+
+
+@dataclass(frozen=True)
+class TupleType:
+    """The results of an op that has several."""
+
+    items: tuple["ValueType", ...]
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(str(item) for item in self.items) + ")"
+
+
+ValueType = TensorType | StateType | TupleType
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a value lives on one axis of the mesh.
+
+    `kind` is "replicated", "shard" (split along `dim`; `segments` are the parts of a merged tensor, each split by
+    itself) or "partial" (a sum over the axis is still due).
+    """
+
+    axis: str
+    kind: str
+    dim: int = 0
+    segments: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("replicated", "shard", "partial"):
+            raise VerifyError(f"unknown placement '{self.kind}'", expected="replicated, shard or partial")
+
+    def __str__(self) -> str:
+        if self.kind != "shard":
+            return f"{self.axis}={self.kind}"
+        segments = f", segments=[{', '.join(map(str, self.segments))}]" if self.segments else ""
+        return f"{self.axis}=shard({self.dim}{segments})"

@@ -1,0 +1,202 @@
+"""The verifier: what each stage promises, checked after every pass. It has no off switch."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.infer import infer
+from ingot.ir.ops import OPS, op_of
+from ingot.ir.program import ATEN, VIEWS, Program, RegionCall, Stage, target_name
+from ingot.ir.text import print_call, value_name
+from ingot.ir.types import StateType, TensorType, TupleType, ValueType
+
+_PURE = frozenset(f"ingot.{name}" for name, op in OPS.items() if not op.states) - {
+    "ingot.paged_attention",
+    "ingot.feed",
+    "ingot.sample",
+}
+_CACHED = frozenset(f"ingot.{name}" for name in OPS) - {"ingot.attention"}
+_FUSED_ONLY = frozenset(f"ingot.{name}" for name, op in OPS.items() if op.decompose)
+_SHAPES = frozenset(ATEN) | {"getitem"}
+
+
+@dataclass(frozen=True)
+class StageRules:
+    """What is legal in a stage. `pruned`: no call without a use. `providers`: every call says who computes it."""
+
+    ops: frozenset[str]
+    pruned: bool = True
+    regions: bool = False
+    providers: bool = False
+    planned: bool = False
+
+
+RULES: Mapping[Stage, StageRules] = {
+    Stage.TRACED: StageRules((_PURE - _FUSED_ONLY) | _SHAPES, pruned=False),
+    Stage.NORMAL: StageRules((_PURE - _FUSED_ONLY) | _SHAPES),
+    Stage.QUANTIZED: StageRules((_PURE - _FUSED_ONLY) | _SHAPES),
+    Stage.SHARDED: StageRules((_PURE - _FUSED_ONLY) | _SHAPES),
+    Stage.CACHED: StageRules((_CACHED - _FUSED_ONLY) | _SHAPES),
+    Stage.FUSED: StageRules(_CACHED | _SHAPES),
+    Stage.LOWERED: StageRules(_CACHED | _SHAPES, regions=True, providers=True),
+    Stage.PLANNED: StageRules(_CACHED | _SHAPES, regions=True, providers=True, planned=True),
+}
+
+
+def verify(program: Program, *, under: Stage | None = None, after: str = "") -> None:
+    """Raise VerifyError unless the program keeps every rule of its stage.
+
+    `under` checks against a later stage's rules than the program's own: what a pass on the way there may already use.
+    `after` names the pass that ran last, for the message.
+    """
+    rules = RULES[program.stage if under is None else under]
+    where = f"program {program.name}, stage {program.stage.name}" + (f", after pass {after}" if after else "")
+    try:
+        program.graph.lint()
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        raise VerifyError(f"the graph is malformed: {first_line}", where=where) from error
+    if not any(node.op == "output" for node in program.graph.nodes):
+        raise VerifyError("the program returns nothing", where=where)
+    for node in program.graph.nodes:
+        try:
+            _check_node(node, program, rules)
+        except VerifyError as error:
+            line = print_call(node) if node.op == "call_function" and "type" in node.meta else f"%{node.name}"
+            raise VerifyError(error.what, where=f"{where}: {line}", expected=error.expected, hint=error.hint) from error
+    _check_names(program, where)
+    if len(program.outputs) != len(set(program.outputs)) or not program.outputs:
+        raise VerifyError("outputs must be named, each once", where=where)
+    _check_states(program, where)
+    for region in program.regions.values():
+        if not any(program.calls(RegionCall(region.name))):
+            raise VerifyError(f"region '{region.name}' is never called", where=where)
+        if region.body.states or region.body.params or region.body.regions:
+            raise VerifyError(f"region '{region.name}' holds states, params or regions of its own", where=where)
+        verify(region.body, under=Stage.FUSED, after=after)
+    if rules.planned and program.plan is None:
+        raise VerifyError("the program has no plan", where=where)
+
+
+def _check_names(program: Program, where: str) -> None:
+    """Every name of the text means one value, and every param and state has its placeholder."""
+    names: set[str] = set()
+    for node in program.graph.nodes:
+        if node.op != "output" and value_name(node) in names:
+            raise VerifyError(f"two values are named {value_name(node)}", where=where)
+        names.add(value_name(node))
+    for kind, declared in (("param", list(program.params)), ("state", list(program.states))):
+        placed = {str(node.target) for node in program.placeholders(kind)}
+        for name in declared:
+            if name not in placed:
+                raise VerifyError(f"{kind} '{name}' has no placeholder", where=where)
+
+
+def _check_node(node: fx.Node, program: Program, rules: StageRules) -> None:
+    if node.op == "output":
+        return
+    if node.op not in ("placeholder", "call_function"):
+        raise VerifyError(f"a node of kind '{node.op}'", expected="placeholder, call_function or output")
+    if "type" not in node.meta:
+        raise VerifyError("a node without a type")
+    value_type = node.meta["type"]
+    _check_symbols(value_type, program)
+    if node.op == "placeholder":
+        _check_placeholder(node, program)
+        return
+    if isinstance(node.target, RegionCall):
+        if not rules.regions:
+            raise VerifyError("a region before stage LOWERED")
+    elif target_name(node.target) not in rules.ops:
+        raise VerifyError(f"op {target_name(node.target)} is not legal here", expected=", ".join(sorted(rules.ops)))
+    if rules.pruned and not node.users:
+        raise VerifyError("nothing uses the result", hint="prune the program at the end of the pass")
+    if rules.providers and node.target is not operator.getitem and "provider" not in node.meta:
+        raise VerifyError("no provider was chosen")
+    if node.target in VIEWS and any(isinstance(source.meta["type"], StateType) for source in node.all_input_nodes):
+        raise VerifyError("a view of a state", hint="the next write would change it; read a state through an op")
+    inferred = infer(node.target, node.args, node.kwargs, program)
+    if inferred != value_type:
+        raise VerifyError(f"declared as {value_type}", expected=str(inferred))
+
+
+def _check_symbols(value_type: ValueType, program: Program) -> None:
+    if isinstance(value_type, TupleType):
+        for item in value_type.items:
+            _check_symbols(item, program)
+    elif isinstance(value_type, TensorType):
+        for size in value_type.shape:
+            if isinstance(size, str) and size not in program.dims:
+                raise VerifyError(f"dim {size} is not declared", expected=", ".join(program.dims))
+    elif value_type.name not in program.states:
+        raise VerifyError(f"unknown state '{value_type.name}'", expected=", ".join(program.states))
+
+
+def _check_placeholder(node: fx.Node, program: Program) -> None:
+    tables: dict[str, Mapping[str, Any]] = {"param": program.params, "state": program.states}
+    table = tables.get(node.meta["kind"], {})
+    if node.meta["kind"] != "input" and node.target not in table:
+        raise VerifyError(f"{node.meta['kind']} '{node.target}' is not declared")
+    if node.meta["kind"] == "param" and program.params[str(node.target)].type != node.meta["type"]:
+        raise VerifyError("the param's type differs from its spec", expected=str(program.params[str(node.target)].type))
+    if node.meta["kind"] == "state":
+        _check_symbols(program.states[str(node.target)].type, program)
+
+
+def _check_states(program: Program, where: str) -> None:
+    """Each state has one line of versions: written in order, never read once overwritten, the last one returned."""
+    order = {node: index for index, node in enumerate(program.graph.nodes)}
+    outputs = program.output_nodes()
+    for placeholder in program.placeholders("state"):
+        name = str(placeholder.target)
+        version: fx.Node = placeholder
+        while (writer := _writer(version, where)) is not None:
+            for reader in version.users:
+                if order[reader] > order[writer] and reader.op != "output":
+                    raise VerifyError(
+                        f"%{reader.name} reads a version of state '{name}' that %{writer.name} has overwritten",
+                        where=where,
+                    )
+            version = _next_version(writer, name, where)
+        if outputs.get(name) is not version:
+            found = f"%{outputs[name].name}" if name in outputs else "nothing"
+            raise VerifyError(
+                f"state '{name}' is returned as {found}", where=where, expected=f"%{version.name}, its last version"
+            )
+    for name, node in outputs.items():
+        if isinstance(node.meta["type"], StateType) and node.meta["type"].name != name:
+            raise VerifyError(f"output '{name}' is state '{node.meta['type'].name}'", where=where)
+        if isinstance(node.meta["type"], TupleType):
+            raise VerifyError(f"output '{name}' is a tuple", where=where, expected="its items, one by one")
+
+
+def _writer(version: fx.Node, where: str) -> fx.Node | None:
+    """The call that makes the next version of a state; two of them are an error."""
+    found = [user for user in version.users if version in _states_written(user)]
+    if len(found) > 1:
+        writers = " and ".join(f"%{node.name}" for node in found)
+        raise VerifyError(f"{value_name(version)} is overwritten twice, by {writers}", where=where)
+    return found[0] if found else None
+
+
+def _states_written(node: fx.Node) -> list[fx.Node]:
+    op = op_of(node.target)
+    if op is None or not op.states:
+        return []
+    named = op.bind(node.args, node.kwargs)
+    return [named[name] for name in op.states]
+
+
+def _next_version(writer: fx.Node, name: str, where: str) -> fx.Node:
+    """The result of `writer` that is the new version of state `name`."""
+    if isinstance(writer.meta["type"], StateType):
+        return writer
+    found = [node for node in writer.users if node.target is operator.getitem and node.meta["type"] == StateType(name)]
+    if len(found) != 1:
+        takers = " and ".join(f"%{node.name}" for node in found) or "nothing"
+        raise VerifyError(f"%{writer.name} writes state '{name}', but {takers} takes the new version", where=where)
+    return found[0]

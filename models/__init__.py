@@ -1,0 +1,1 @@
+"""Model definitions, their weight maps and sharding plans, and the architecture table."""

@@ -1,0 +1,1 @@
+"""Program to program: the rewrites, the pipeline and the pass manager."""

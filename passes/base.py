@@ -1,0 +1,56 @@
+"""What a pass is: a frozen dataclass whose fields are its options, with a numerics contract."""
+
+import hashlib
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ingot.ir.backend import Backend
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Region
+from ingot.ir.record import Numerics
+from ingot.ir.target import Target
+from ingot.passes.rewrite import Rewriter
+
+Emitter = Callable[[Sequence[Region]], Mapping[str, Executable]]
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What passes may know beside the program.
+
+    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
+    preferred ones first. `emit` compiles regions; it is absent where nothing is to be compiled.
+    """
+
+    target: Target
+    max_seq_len: int
+    max_batch: int
+    max_tokens: int
+    backends: tuple[Backend, ...] = ()
+    deterministic: bool = False
+    bucket: BucketClass | None = None
+    emit: Emitter | None = None
+    expected: Mapping[str, int] = field(default_factory=dict)
+
+
+class Pass(ABC):
+    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line."""
+
+    name: ClassVar[str]
+    numerics: ClassVar[Numerics]
+
+    @abstractmethod
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        """Change `rewriter.program` and count the matches there."""
+
+    def options(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+
+    def source_hash(self) -> str:
+        """SHA-256 of the file that defines the pass: part of every identity that the pass bears on."""
+        return hashlib.sha256(Path(inspect.getfile(sys.modules[type(self).__module__])).read_bytes()).hexdigest()

@@ -1,0 +1,26 @@
+"""emit-executables: every region is compiled by its backend, distinct ones once."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class EmitExecutables(Pass):
+    """Hands the regions that have no executable yet to the driver, which compiles them side by side."""
+
+    name: ClassVar[str] = "emit-executables"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        waiting = [region for region in program.regions.values() if region.executable is None]
+        if not waiting:
+            return
+        assert context.emit is not None, "compiling regions needs an emitter in the context"
+        for name, executable in context.emit(waiting).items():
+            program.regions[name] = replace(program.regions[name], executable=executable)
+            rewriter.matched()

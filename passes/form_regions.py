@@ -1,0 +1,150 @@
+"""form-regions: calls of a region compiler become regions, and equal regions become one."""
+
+import heapq
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ingot.ir.program import VIEWS, Program, Region, RegionCall
+from ingot.ir.record import Numerics
+from ingot.ir.text import print_region_body
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class FormRegions(Pass):
+    """Cut at every call that stays outside; what lies between two cuts and hangs together is a region.
+
+    Identical layers give identical regions, which differ only in what they are called with, so the number of
+    executables does not grow with depth.
+    """
+
+    name: ClassVar[str] = "form-regions"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        compilers = {backend.name for backend in context.backends if backend.compiles_regions}
+        by_text = {print_region_body(region.body): region for region in program.regions.values()}
+        for members in _groups(program, compilers):
+            if all(node.target in VIEWS for node in members):
+                for node in members:  # nothing to compute: a view costs the executor nothing
+                    node.meta["provider"] = "reference"
+                continue
+            body, inputs, outputs = _body(program, members, f"r{len(program.regions)}")
+            region = by_text.get(print_region_body(body))
+            if region is None:
+                region = Region(body.name, body, members[0].meta["provider"])
+                by_text[print_region_body(body)] = region
+                program.regions[region.name] = region
+            _call_region(rewriter, region, members, inputs, outputs)
+            rewriter.matched()
+        _sort(program)
+
+
+def _is_member(node: fx.Node, compilers: set[str]) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _is_member(source, compilers)
+    return node.meta.get("provider") in compilers
+
+
+def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
+    """Calls to be taken together, in program order.
+
+    A call's level counts the outside calls on the longest way to it. Calls of one level cannot depend on each other
+    through an outside call, so a connected set of them can run as one.
+    """
+    levels: dict[fx.Node, int] = {}
+    leader: dict[fx.Node, fx.Node] = {}
+
+    def find(node: fx.Node) -> fx.Node:
+        while leader[node] is not node:
+            leader[node] = leader[leader[node]]
+            node = leader[node]
+        return node
+
+    for node in program.graph.nodes:
+        member = _is_member(node, compilers)
+        level = 0
+        for source in node.all_input_nodes:
+            outside = source.op == "call_function" and source not in leader
+            level = max(level, levels[source] + (1 if member and outside else 0))
+        levels[node] = level
+        if member:
+            leader[node] = node
+            for source in node.all_input_nodes:
+                if source in leader and levels[source] == level:
+                    leader[find(source)] = find(node)
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in leader:
+        groups.setdefault(find(node), []).append(node)
+    return list(groups.values())
+
+
+def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
+    """The region's own program, what it reads from outside, and which members are read outside."""
+    inside = set(members)
+    inputs: list[fx.Node] = []
+    for node in members:
+        inputs += [source for source in node.all_input_nodes if source not in inside and source not in inputs]
+    outputs = [node for node in members if any(user not in inside for user in node.users)]
+    used = {size for node in [*inputs, *members] for size in _symbols(node)}
+    body = Program(name, program.stage, {k: d for k, d in program.dims.items() if k in used}, bucket=program.bucket)
+    values: dict[fx.Node, fx.Node] = {}
+    for index, node in enumerate(inputs):
+        values[node] = body.add_input(f"in{index}", node.meta["type"])
+    for node in members:
+        values[node] = body.graph.node_copy(node, values.__getitem__)
+        values[node].meta.pop("provider", None)
+    body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
+    return body, inputs, outputs
+
+
+def _symbols(node: fx.Node) -> list[str]:
+    items = getattr(node.meta["type"], "items", (node.meta["type"],))
+    return [size for item in items for size in getattr(item, "shape", ()) if isinstance(size, str)]
+
+
+def _call_region(
+    rewriter: Rewriter, region: Region, members: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]
+) -> None:
+    last = members[-1]
+    call = rewriter.call(RegionCall(region.name), *inputs, before=last, origin=_origin(members))
+    call.meta["provider"] = region.backend
+    for index, node in enumerate(outputs):
+        if len(outputs) == 1:
+            value = call
+        else:
+            value = rewriter.call(operator.getitem, call, index, before=last, origin=node.meta.get("origin", ""))
+        node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in members)
+    for node in reversed(members):
+        rewriter.program.graph.erase_node(node)
+
+
+def _origin(members: list[fx.Node]) -> str:
+    """From the first to the last line that the region stands for."""
+    origins = [node.meta["origin"] for node in members if node.meta.get("origin")]
+    return " … ".join(dict.fromkeys([origins[0], origins[-1]])) if origins else ""
+
+
+def _sort(program: Program) -> None:
+    """Put every call behind what it reads, keeping the order otherwise."""
+    nodes = [node for node in program.graph.nodes if node.op != "output"]
+    place = {node: index for index, node in enumerate(nodes)}
+    waiting = {node: len(node.all_input_nodes) for node in nodes}
+    ready = [place[node] for node in nodes if waiting[node] == 0]
+    output = program.graph.output_node()
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        output.prepend(node)
+        for user in node.users:
+            if user in waiting:
+                waiting[user] -= 1
+                if waiting[user] == 0:
+                    heapq.heappush(ready, place[user])

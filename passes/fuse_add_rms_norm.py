@@ -1,0 +1,54 @@
+"""fuse-add-rms-norm: the residual add and the norm behind it become one op."""
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ingot.ir import ops
+from ingot.ir.program import tensor_type
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Pattern, Rewriter, Var
+
+_ADD_THEN_NORM = Pattern(
+    ops.rms_norm,
+    Pattern(torch.ops.aten.add.Tensor, Var("residual"), Var("x")),
+    Var("weight"),
+    eps=Var("eps"),
+)
+
+
+@dataclass(frozen=True)
+class FuseAddRMSNorm(Pass):
+    """`rms_norm(add(r, x), w)` becomes `add_rms_norm(x, r, w)`, whose second result is the sum."""
+
+    name: ClassVar[str] = "fuse-add-rms-norm"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        for norm, bound in rewriter.find(_ADD_THEN_NORM):
+            add = bound["calls"][1]
+            x, residual = bound["x"], bound["residual"]
+            if not all(hasattr(value, "meta") and value.meta["type"] == add.meta["type"] for value in (x, residual)):
+                rewriter.refuse(norm, "the add broadcasts or promotes")
+                continue
+            if len(tensor_type(add).shape) != 2:
+                rewriter.refuse(norm, f"the sum is {add.meta['type']}, not [T, D]")
+                continue
+            # In front of the add: whatever reads the sum comes after it.
+            fused = rewriter.call(
+                ops.add_rms_norm,
+                x,
+                residual,
+                bound["weight"],
+                before=add,
+                origin=norm.meta.get("origin"),
+                eps=bound["eps"],
+            )
+            normed = rewriter.call(operator.getitem, fused, 0, before=add, origin=norm.meta.get("origin"))
+            total = rewriter.call(operator.getitem, fused, 1, before=add)
+            rewriter.replace(norm, normed)
+            rewriter.replace(add, total)
+            rewriter.matched()

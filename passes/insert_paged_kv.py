@@ -1,0 +1,72 @@
+"""insert-paged-kv: pure attention becomes attention over a paged KV cache, which is a state of the program."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.errors import OptionError
+from ingot.ir.program import StateSpec, tensor_type
+from ingot.ir.record import Numerics
+from ingot.ir.types import Dim, TensorType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+# A pool is addressed by int32 page numbers.
+_MAX_PAGES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class InsertPagedKV(Pass):
+    """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
+
+    `page_size` is in tokens. A cache is [pages, 2, page_size, kv_heads, head_dim] in the dtype of the keys.
+    """
+
+    name: ClassVar[str] = "insert-paged-kv"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    page_size: int = 16
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        if self.page_size < 1:
+            raise OptionError(f"page_size {self.page_size}", where=self.name, expected="a positive number of tokens")
+        program = rewriter.program
+        attentions = list(program.calls(ops.attention.overload))
+        if not attentions:
+            return
+        table_width = -(-context.max_seq_len // self.page_size)
+        program.dims["B"] = Dim("B", 1, context.max_batch)
+        program.dims["P"] = Dim("P", 1, table_width)
+        program.dims["pages"] = Dim("pages", 1, _MAX_PAGES)
+        slots = program.add_input("slots", TensorType(torch.int64, ("T",)))
+        page_table = program.add_input("page_table", TensorType(torch.int32, ("B", "P")))
+        q_starts, q_lens, kv_lens = (
+            program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("q_starts", "q_lens", "kv_lens")
+        )
+        outputs = program.output_nodes()
+        for node in attentions:
+            bound = ops.attention.bind(node.args, node.kwargs)
+            q, k, v = bound["q"], bound["k"], bound["v"]
+            name = f"kv.{bound['layer']}"
+            kv_type = tensor_type(k)
+            shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
+            spec = StateSpec("paged_kv", "full", "token", TensorType(kv_type.dtype, shape))
+            state: fx.Node = program.add_state(name, spec)
+            written = rewriter.call(ops.kv_append, state, k, v, slots, before=node)
+            attended = rewriter.call(
+                ops.paged_attention,
+                q,
+                written,
+                page_table,
+                q_starts,
+                q_lens,
+                kv_lens,
+                before=node,
+                scale=bound["scale"],
+            )
+            rewriter.replace(node, attended)
+            outputs[name] = written
+            rewriter.matched()
+        program.set_outputs(outputs)

@@ -1,0 +1,148 @@
+"""make-plan: the program as instructions, with the life of every value and states updated in place."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import PassError
+from ingot.ir.ops import op_of
+from ingot.ir.plan import Argument, BucketPlan, DType, Executable, Instruction, Plan, Ref, State, Value
+from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.record import Numerics
+from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class MakePlan(Pass):
+    name: ClassVar[str] = "make-plan"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        assert program.bucket is not None
+        instructions, values = _instructions(program)
+        executables = [_executable(program, name) for name in program.regions]
+        program.plan = Plan(
+            entry=program.name,
+            dims={dim.name: (dim.lo, dim.hi) for dim in program.dims.values()},
+            inputs={name: str(value_type) for name, value_type in program.input_types().items()},
+            params={name: str(spec.type) for name, spec in program.params.items()},
+            states={
+                name: State(kind=spec.kind, group=spec.group, unit=spec.unit, type=str(spec.type))
+                for name, spec in program.states.items()
+            },
+            outputs={
+                name: str(node.meta["type"])
+                for name, node in program.output_nodes().items()
+                if not isinstance(node.meta["type"], StateType)
+            },
+            executables={executable.id: executable for executable in executables},
+            buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values),),
+        )
+        rewriter.matched()
+
+
+def _executable(program: Program, region: str) -> Executable:
+    executable = program.regions[region].executable
+    if executable is None:
+        raise PassError(f"region '{region}' has no executable", expected="emit-executables before make-plan")
+    return executable
+
+
+def _instructions(program: Program) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
+    """The calls in order. A value's name is its node's; a state is known by the state's own name throughout."""
+    named = _names(program)
+    last_use = _last_uses(program)
+    instructions: list[Instruction] = []
+    values: dict[str, Value] = {}
+    for node in program.calls():
+        if node.target is operator.getitem:
+            continue  # folded into the results of the call that it takes from
+        results, updates = _results(node, named)
+        for result in _result_nodes(node):
+            if isinstance(result.meta["type"], TensorType):
+                buffer = "view" if result.target in VIEWS and result.target is not operator.getitem else "pool"
+                values[named[result]] = Value(type=str(result.meta["type"]), buffer=buffer)
+        if isinstance(node.target, RegionCall):
+            target = f"exe.{_executable(program, node.target.name).id}"
+        else:
+            target = target_name(node.target)
+        instructions.append(
+            Instruction(
+                target=target,
+                provider=node.meta["provider"],
+                args=tuple(_argument(value, named) for value in node.args),
+                kwargs={name: _argument(value, named) for name, value in node.kwargs.items()},
+                results=results,
+                updates=updates,
+                frees=tuple(named[value] for value in last_use.get(node, ())),
+            )
+        )
+    return tuple(instructions), values
+
+
+def _names(program: Program) -> dict[fx.Node, str]:
+    named: dict[fx.Node, str] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            named[node] = str(node.target)
+        elif node.op == "call_function":
+            value_type = node.meta["type"]
+            named[node] = value_type.name if isinstance(value_type, StateType) else node.name
+    # An output is known by its own name, so that the executor finds it.
+    for name, node in program.output_nodes().items():
+        if node.op == "call_function" and not isinstance(node.meta["type"], StateType):
+            named[node] = name
+    return named
+
+
+def _result_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes that stand for what a call yields: its getitems in order, or itself."""
+    taken = [user for user in node.users if user.target is operator.getitem]
+    return sorted(taken, key=lambda user: int(str(user.args[1]))) if taken else [node]
+
+
+def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of what a call yields, in order ("" where nothing takes it), and of the states that it updates."""
+    op = op_of(node.target)
+    if op is not None and op.states:
+        bound = op.bind(node.args, node.kwargs)
+        return (), tuple(named[bound[name]] for name in op.states)
+    items = getattr(node.meta["type"], "items", None)
+    if items is None:
+        return (named[node],), ()
+    taken = {int(str(user.args[1])): named[user] for user in node.users if user.target is operator.getitem}
+    return tuple(taken.get(index, "") for index in range(len(items))), ()
+
+
+def _last_uses(program: Program) -> dict[fx.Node, list[fx.Node]]:
+    """For each call, the values that nothing reads after it. What a view of a value needs keeps the value alive by
+    itself: the executor drops references, and memory goes with the last one."""
+    last: dict[fx.Node, fx.Node] = {}
+    kept = set(program.output_nodes().values())
+    for node in program.calls():
+        if node.target is operator.getitem:
+            continue
+        for source in node.all_input_nodes:
+            if source.op == "call_function" and source not in kept and isinstance(source.meta["type"], TensorType):
+                last[source] = node
+    frees: dict[fx.Node, list[fx.Node]] = {}
+    for value, user in last.items():
+        frees.setdefault(user, []).append(value)
+    return frees
+
+
+def _argument(value: Any, named: dict[fx.Node, str]) -> Argument:
+    if isinstance(value, fx.Node):
+        return Ref(ref=named[value])
+    if isinstance(value, torch.dtype):
+        return DType(dtype=DTYPE_NAMES[value])
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    assert value is None or isinstance(value, bool | int | float | str)
+    return value

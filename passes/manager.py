@@ -1,0 +1,114 @@
+"""The pass manager: runs the pipeline; verifies, counts, times and records every pass."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ingot.ir.errors import InternalError, PassError
+from ingot.ir.plan import BucketClass
+from ingot.ir.program import Model, Program, Stage, op_counts
+from ingot.ir.record import PassRecord
+from ingot.ir.text import print_program
+from ingot.ir.verify import verify
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.pipeline import PIPELINE, Phase
+from ingot.passes.rewrite import Rewriter
+
+OnPass = Callable[[PassRecord, Program], None]
+
+
+@dataclass
+class Lowered:
+    """What the pipeline makes of a model's entry: the program that all bucket classes share, and one per class."""
+
+    fused: Program
+    programs: dict[str, Program] = field(default_factory=dict)
+    records: list[PassRecord] = field(default_factory=list)
+
+
+def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage) -> tuple[Program, PassRecord]:
+    """One pass on a copy of `program`, verified under the rules of the stage that it leads to."""
+    rewriter = Rewriter(program.copy())
+    before, counts = print_program(program), op_counts(program)
+    begin = time.perf_counter()
+    try:
+        one.run(rewriter, context)
+    except InternalError as error:
+        error.args = (f"pass {one.name}: {error.args[0]}",)
+        raise
+    rewriter.program.prune()
+    seconds = time.perf_counter() - begin
+    verify(rewriter.program, under=under, after=one.name)
+    after = op_counts(rewriter.program)
+    record = PassRecord(
+        name=one.name,
+        options=one.options(),
+        source_hash=one.source_hash(),
+        bucket=context.bucket.name if context.bucket else None,
+        stage=under.name,
+        ir_before=before,
+        ir_after=print_program(rewriter.program),
+        matches=rewriter.matches,
+        refusals=tuple(rewriter.refusals),
+        op_count_diff={
+            name: after.get(name, 0) - counts.get(name, 0)
+            for name in sorted(counts.keys() | after.keys())
+            if after.get(name, 0) != counts.get(name, 0)
+        },
+        numerics=one.numerics,
+        seconds=seconds,
+    )
+    owed = context.expected.get(one.name, 0)
+    if rewriter.matches < owed:
+        raise PassError(
+            f"pass {one.name} matched {rewriter.matches} times",
+            where=f"program {program.name}",
+            expected=f"at least {owed}, from the model's layers and flags",
+        )
+    return rewriter.program, record
+
+
+def _run_phase(
+    phase: Phase, program: Program, context: PassContext, records: list[PassRecord], on_pass: OnPass | None
+) -> Program:
+    for one in phase.passes:
+        program, record = run_pass(one, program, context, under=phase.stage)
+        records.append(record)
+        if on_pass is not None:
+            on_pass(record, program)
+    program = program.copy()
+    program.prune()
+    program.stage = phase.stage
+    verify(program, after=phase.passes[-1].name if phase.passes else "")
+    return program
+
+
+def run_pipeline(
+    model: Model,
+    context: PassContext,
+    buckets: tuple[BucketClass, ...],
+    pipeline: tuple[Phase, ...] = PIPELINE,
+    *,
+    entry: str = "main",
+    upto: Stage = Stage.PLANNED,
+    on_pass: OnPass | None = None,
+) -> Lowered:
+    """Bring an entry of `model` to stage `upto`; phases from LOWERED on run once per bucket class.
+
+    `on_pass` is called with each record and the program that the pass left.
+    """
+    context = replace(context, expected=model.expected)
+    verify(model.entries[entry])
+    result = Lowered(model.entries[entry])
+    for phase in pipeline:
+        if phase.stage < Stage.LOWERED and phase.stage <= upto:
+            result.fused = _run_phase(phase, result.fused, context, result.records, on_pass)
+    for bucket in buckets if upto >= Stage.LOWERED else ():
+        program = result.fused.copy()
+        program.bucket = bucket
+        for phase in pipeline:
+            if Stage.LOWERED <= phase.stage <= upto:
+                narrowed = replace(context, bucket=bucket)
+                program = _run_phase(phase, program, narrowed, result.records, on_pass)
+        result.programs[bucket.name] = program
+    return result

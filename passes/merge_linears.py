@@ -1,0 +1,113 @@
+"""merge-linears: linears that read the same value become one, with their weights concatenated by recipe."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.program import ParamSpec, tensor_type
+from ingot.ir.recipe import concat
+from ingot.ir.record import Numerics
+from ingot.ir.types import Placement, TensorType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class MergeLinears(Pass):
+    """q, k, v and gate, up: one product instead of three or two, each old result a slice of the new one.
+
+    Part i of the merged weight keeps its own shards, so the placement's segments are the parts' sizes.
+    """
+
+    name: ClassVar[str] = "merge-linears"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        groups: dict[fx.Node, list[fx.Node]] = {}
+        for node in rewriter.program.calls(ops.linear.overload):
+            groups.setdefault(ops.linear.bind(node.args, node.kwargs)["x"], []).append(node)
+        for x, linears in groups.items():
+            if len(linears) > 1:
+                if reason := _obstacle(rewriter, linears):
+                    rewriter.refuse(linears[0], reason)
+                else:
+                    _merge(rewriter, x, linears)
+                    rewriter.matched()
+
+
+def _bound(node: fx.Node) -> dict[str, Any]:
+    return ops.linear.bind(node.args, node.kwargs)
+
+
+def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
+    """Why these linears cannot be merged; None when they can."""
+    program = rewriter.program
+    bound = [_bound(node) for node in linears]
+    if len({item["bias"] is None for item in bound}) > 1:
+        return "only some of the linears have a bias"
+    for part in ("weight", "bias"):
+        params = [item[part] for item in bound if item[part] is not None]
+        for param in params:
+            if param.op != "placeholder" or param.meta["kind"] != "param":
+                return f"%{param.name} is no param"
+            if len(param.users) > 1:
+                return f"param '{param.target}' is used elsewhere too"
+        if len({tensor_type(param).dtype for param in params}) > 1:
+            return f"the {part}s have several dtypes"
+        if params and _merged_placement([program.params[str(param.target)] for param in params]) is None:
+            return f"the {part}s are placed differently"
+    return None
+
+
+def _merged_placement(specs: list[ParamSpec]) -> tuple[Placement, ...] | None:
+    """The placement of params concatenated along axis 0; None when there is no single one."""
+    if len({spec.placement for spec in specs}) > 1:
+        return None
+    merged = []
+    for place in specs[0].placement:
+        if place.kind == "shard" and (place.dim != 0 or place.segments):
+            return None
+        sizes = tuple(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
+        merged.append(Placement(place.axis, "shard", 0, sizes) if place.kind == "shard" else place)
+    return tuple(merged)
+
+
+def _merge(rewriter: Rewriter, x: fx.Node, linears: list[fx.Node]) -> None:
+    first = linears[0]
+    bound = [_bound(node) for node in linears]
+    merged_args = [x]
+    for part in ("weight", "bias"):
+        if bound[0][part] is not None:
+            merged_args.append(_merged_param(rewriter, [item[part] for item in bound]))
+    product = rewriter.call(ops.linear, *merged_args, before=first)
+    users = [user for node in linears for user in node.users]
+    parts: list[fx.Node] = []
+    begin = 0
+    for node in linears:
+        width = tensor_type(node).shape[-1]
+        assert isinstance(width, int)
+        origin = node.meta.get("origin", "")
+        parts.append(
+            rewriter.call(torch.ops.aten.slice.Tensor, product, 1, begin, begin + width, before=first, origin=origin)
+        )
+        begin += width
+    for node, part_of in zip(linears, parts, strict=True):
+        rewriter.replace(node, part_of)
+    rewriter.retype(users)
+
+
+def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
+    """A param that holds `params` one after the other along axis 0, named after all of them."""
+    program = rewriter.program
+    names = [str(param.target).split(".") for param in params]
+    # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight
+    name = ".".join([*names[0][:-2], "_".join(parts[-2] for parts in names), names[0][-1]])
+    specs = [program.params[str(param.target)] for param in params]
+    rows = sum(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
+    placement = _merged_placement(specs)
+    assert placement is not None
+    merged_type = TensorType(specs[0].type.dtype, (rows, *specs[0].type.shape[1:]))
+    return program.add_param(name, ParamSpec(merged_type, concat([spec.recipe for spec in specs]), placement))

@@ -1,0 +1,126 @@
+"""The pipeline, and how a command line changes it."""
+
+import dataclasses
+import difflib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.ir.errors import OptionError
+from ingot.ir.program import Stage
+from ingot.passes.base import Pass
+from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.emit_executables import EmitExecutables
+from ingot.passes.form_regions import FormRegions
+from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
+from ingot.passes.insert_paged_kv import InsertPagedKV
+from ingot.passes.insert_sampling import InsertSampling
+from ingot.passes.make_plan import MakePlan
+from ingot.passes.merge_linears import MergeLinears
+from ingot.passes.normalize import Normalize
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Passes that together bring a program to a stage. From LOWERED on they run once per bucket class."""
+
+    stage: Stage
+    passes: tuple[Pass, ...]
+
+
+PIPELINE = (
+    Phase(Stage.NORMAL, (Normalize(),)),
+    Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
+    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm())),
+    Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
+    Phase(Stage.PLANNED, (MakePlan(),)),
+)
+
+# Rewrites that a correct artifact can do without; the others make a later stage possible at all.
+OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "form-regions"})
+
+
+def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:
+    """The pipeline that a `--passes` text describes.
+
+    `default` comes first; then `-name` leaves a pass out and `name{option=value, …}` sets its options. Unknown names
+    and options and values of the wrong type are OptionErrors.
+    """
+    items = _split(text)
+    if not items or items[0] != "default":
+        raise OptionError(f"'{text}'", where="--passes", expected="default,-name,name{option=value}")
+    for item in items[1:]:
+        if item.startswith("-"):
+            name = item[1:]
+            _find(name, pipeline)
+            if name not in OPTIONAL:
+                raise OptionError(
+                    f"pass '{name}' cannot be left out", where="--passes", expected=", ".join(sorted(OPTIONAL))
+                )
+            pipeline = tuple(
+                Phase(phase.stage, tuple(one for one in phase.passes if one.name != name)) for phase in pipeline
+            )
+        else:
+            name, _, options = item.partition("{")
+            changed = _with_options(_find(name, pipeline), options.removesuffix("}"))
+            pipeline = tuple(
+                Phase(phase.stage, tuple(changed if one.name == name else one for one in phase.passes))
+                for phase in pipeline
+            )
+    return pipeline
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside braces."""
+    items, depth, current = [], 0, ""
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0:
+            items.append(current.strip())
+            current = ""
+        else:
+            current += char
+    items.append(current.strip())
+    if depth:
+        raise OptionError(f"'{text}' has an open brace", where="--passes", expected="name{option=value}")
+    return items
+
+
+def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
+    known = {one.name: one for phase in pipeline for one in phase.passes}
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise OptionError(
+            f"unknown pass '{name}'",
+            where="--passes",
+            expected=", ".join(known),
+            hint=f"the nearest is '{nearest[0]}'" if nearest else "",
+        )
+    return known[name]
+
+
+def _with_options(one: Pass, text: str) -> Pass:
+    """The pass with options set from `name=value, …`; a value is JSON of the option's own type."""
+    fields = {field.name: field for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # a dataclass
+    changes: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value_text = (piece.strip() for piece in part.partition("="))
+        if name not in fields or not equals:
+            raise OptionError(
+                f"pass '{one.name}' has no option '{name}'",
+                where="--passes",
+                expected=", ".join(fields) or "no options",
+            )
+        try:
+            value = json.loads(value_text)
+        except json.JSONDecodeError:
+            value = value_text
+        current = getattr(one, name)
+        if type(value) is not type(current):
+            raise OptionError(
+                f"option '{name}' of pass '{one.name}' is {value_text!r}",
+                where="--passes",
+                expected=f"a value like {json.dumps(current)}",
+            )
+        changes[name] = value
+    return dataclasses.replace(one, **changes)  # type: ignore[type-var]

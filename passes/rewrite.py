@@ -1,0 +1,103 @@
+"""The rewrite engine: patterns over calls, and an editor that keeps types, origins and counts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from ingot.ir import build
+from ingot.ir.infer import infer
+from ingot.ir.ops import Op
+from ingot.ir.program import Program
+from ingot.ir.record import Refusal
+
+
+@dataclass(frozen=True)
+class Var:
+    """Matches anything, and the same thing everywhere in one pattern."""
+
+    name: str
+
+
+class Pattern:
+    """A call with patterns, variables or constants as its arguments."""
+
+    def __init__(self, target: Any, *args: Any, **kwargs: Any) -> None:
+        self.target = target.overload if isinstance(target, Op) else target
+        self.args, self.kwargs = args, kwargs
+
+    def match(self, node: Any) -> dict[str, Any] | None:
+        """Variables bound by a match at `node`, with the inner matched calls under "calls"; None without a match."""
+        bound: dict[str, Any] = {"calls": []}
+        return bound if self._match(node, bound) else None
+
+    def _match(self, node: Any, bound: dict[str, Any]) -> bool:
+        if not isinstance(node, fx.Node) or node.op != "call_function" or node.target != self.target:
+            return False
+        if len(node.args) != len(self.args) or node.kwargs.keys() != self.kwargs.keys():
+            return False
+        bound["calls"].append(node)
+        pairs = [*zip(self.args, node.args, strict=True), *((p, node.kwargs[k]) for k, p in self.kwargs.items())]
+        return all(_match_argument(pattern, value, bound) for pattern, value in pairs)
+
+
+def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
+    if isinstance(pattern, Var):
+        if pattern.name in bound:
+            return bool(bound[pattern.name] == value)
+        bound[pattern.name] = value
+        return True
+    if isinstance(pattern, Pattern):
+        return pattern._match(value, bound)
+    return bool(pattern == value)
+
+
+@dataclass
+class Rewriter:
+    """An editor over one program: what it adds carries a type and an origin, and what it matches is counted."""
+
+    program: Program
+    matches: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def find(self, pattern: Pattern) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
+        """Each call that the pattern matches, in order, with its bindings; the program may change in between."""
+        for node in list(self.program.calls()):
+            if not node._erased and (bound := pattern.match(node)) is not None:
+                yield node, bound
+
+    def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
+        """A new call in front of `before`, with its origin unless another is given."""
+        with self.program.graph.inserting_before(before):
+            return build.call(
+                self.program,
+                target.overload if isinstance(target, Op) else target,
+                args,
+                kwargs,
+                origin=before.meta.get("origin", "") if origin is None else origin,
+            )
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let every use of `old` use `new`, and remove `old`."""
+        old.replace_all_uses_with(new)
+        self.program.graph.erase_node(old)
+
+    def retype(self, nodes: Sequence[fx.Node]) -> None:
+        """Infer the types of `nodes` anew, and of what follows where one changed: views inherit strides."""
+        queue = list(nodes)
+        while queue:
+            node = queue.pop(0)
+            if node.op != "call_function":
+                continue
+            value_type = infer(node.target, node.args, node.kwargs, self.program)
+            if value_type != node.meta["type"]:
+                node.meta["type"] = value_type
+                queue.extend(node.users)
+
+    def matched(self) -> None:
+        self.matches += 1
+
+    def refuse(self, node: fx.Node, reason: str) -> None:
+        """Note that the pass nearly applied at `node`, and why it did not."""
+        self.refusals.append(Refusal(node.name, reason))

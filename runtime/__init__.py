@@ -1,0 +1,1 @@
+"""From an artifact to tokens: loader, executor, cache, scheduler, sampler."""

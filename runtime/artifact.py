@@ -1,0 +1,257 @@
+"""Opening an artifact: the manifest first, then refusals field by field, then digests; no executable file before that.
+
+Digests find damage, not malice: an artifact holds native code and is loaded from a trusted place only.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ingot.ir.artifact import (
+    CHECKSUMS,
+    MANIFEST,
+    SCHEMA_VERSION,
+    TIMINGS,
+    UNLISTED,
+    WEIGHTS_FOLDER,
+    FileEntry,
+    Manifest,
+    checksum_text,
+)
+from ingot.ir.digest import CHUNK_BYTES, digest_many
+from ingot.ir.errors import ArtifactError
+from ingot.ir.json_text import parse_json
+from ingot.ir.listing import LISTED, listed
+
+_MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights takes about 1 MiB
+_MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
+_AGAIN = "compile the model again, or copy the artifact again"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An open artifact: `folder` is absolute, `build_id` is the SHA-256 in hex of manifest.json."""
+
+    folder: Path
+    manifest: Manifest
+    build_id: str
+
+    def file(self, relpath: str) -> Path:
+        """Returns where a listed file lies. Raises ArtifactError for a file that the manifest does not list."""
+        return self.folder / self._entry(relpath).path
+
+    def read_text(self, relpath: str) -> str:
+        """Returns a listed file's text. Raises ArtifactError."""
+        try:
+            return self._read(relpath).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{relpath} is not UTF-8 at byte {error.start}", where=str(self.folder)) from None
+
+    def read_json(self, relpath: str) -> object:
+        """Returns a listed file's JSON value. Raises ArtifactError."""
+        try:
+            return parse_json(self._read(relpath))
+        except ValueError as error:
+            raise ArtifactError(f"{relpath} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
+
+    def weight_files(self) -> tuple[str, ...]:
+        """Returns the relative paths of the weight files, sorted, which is load order."""
+        return tuple(entry.path for entry in self.manifest.files if entry.path.startswith(WEIGHTS_FOLDER))
+
+    def verify_files(self, relpaths: Iterable[str] | None = None, threads: int | None = None) -> None:
+        """Compares the digests of the given files, by default of all, with the manifest, chunk by chunk in parallel.
+
+        Safe to call from several threads. Raises one ArtifactError that lists the damaged chunks.
+        """
+        entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
+        expected = [(entry, index) for entry in entries for index in range(len(entry.chunks))]
+        try:
+            found = digest_many([(self.folder / entry.path, index) for entry, index in expected], threads)
+        except OSError as error:
+            raise _unreadable(self.folder, error) from error
+        damaged = [
+            f"{entry.path}, chunk {index} (from byte {index * CHUNK_BYTES} on): "
+            f"expected sha256 {entry.chunks[index]}, found {digest}"
+            for (entry, index), digest in zip(expected, found, strict=True)
+            if digest != entry.chunks[index]
+        ]
+        if damaged:
+            raise ArtifactError(
+                f"the artifact is damaged in {len(damaged)} chunks:\n{listed(damaged)}",
+                where=str(self.folder),
+                expected="the bytes that were written",
+                hint=_AGAIN,
+            )
+
+    def _entry(self, relpath: str) -> FileEntry:
+        for entry in self.manifest.files:
+            if entry.path == relpath:
+                return entry
+        raise ArtifactError(f"the artifact has no file {relpath!r}", where=str(self.folder), hint=_AGAIN)
+
+    def _read(self, relpath: str) -> bytes:
+        path = self.file(relpath)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise _unreadable(self.folder, error) from error
+
+
+def open_artifact(
+    path: str | Path,
+    *,
+    check: Callable[[Manifest], None] | None = None,
+    verify: bool = True,
+    threads: int | None = None,
+) -> Artifact:
+    """Opens an artifact folder and refuses one that is damaged, incomplete or of another schema.
+
+    In this order: checksum of the manifest, schema version, fields, `check` (the loader's comparison of target and
+    versions, which raises), names and sizes of all files, and with `verify` the digests of all files except the
+    weights, which the loader verifies with `verify_files` while it copies them. Raises ArtifactError, and what `check`
+    raises.
+    """
+    folder = _folder(path)
+    try:
+        manifest, build_id = _read_manifest(folder)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    if check is not None:
+        check(manifest)
+    try:
+        _check_files(folder, manifest)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    artifact = Artifact(folder, manifest, build_id)
+    if verify:
+        weights = set(artifact.weight_files())
+        artifact.verify_files([entry.path for entry in manifest.files if entry.path not in weights], threads)
+    return artifact
+
+
+def _folder(path: str | Path) -> Path:
+    try:
+        folder = Path(os.path.realpath(path))
+        if folder.is_dir():
+            return folder
+        found = "not a folder" if folder.exists() else "not there"
+    except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
+        raise ArtifactError(f"the path {str(path)[:200]!r} cannot be opened: {error}") from None
+    raise ArtifactError(f"{path} is {found}", expected="an artifact folder (NAME.ingot)", hint=_MAKE)
+
+
+def _unreadable(folder: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(f"the artifact cannot be read: {error.strerror}", where=str(error.filename or folder))
+
+
+def _read_manifest(folder: Path) -> tuple[Manifest, str]:
+    for name in (MANIFEST, CHECKSUMS, TIMINGS):
+        if (folder / name).is_symlink():
+            raise ArtifactError(f"{name} is a link", where=str(folder), expected="a file", hint=_AGAIN)
+    if not (folder / MANIFEST).is_file():
+        raise ArtifactError(
+            f"{folder} is no artifact: it has no {MANIFEST}",
+            expected="an artifact folder (NAME.ingot)",
+            hint=_MAKE,
+        )
+    if not (folder / CHECKSUMS).is_file():
+        raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)
+    data = _read_capped(folder / MANIFEST)
+    timings = _read_capped(folder / TIMINGS) if (folder / TIMINGS).is_file() else None
+    found = _read_capped(folder / CHECKSUMS)
+    expected, build_id = checksum_text(data, timings)
+    if found != expected.encode():
+        raise _checksum_error(folder, found, expected)
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise ArtifactError(f"{MANIFEST} is not JSON: {error}", where=str(folder), hint=_AGAIN) from None
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
+        raise ArtifactError(
+            f"the artifact has schema version {version}",
+            where=str(folder / MANIFEST),
+            expected=f"schema version {SCHEMA_VERSION}, the one that this Ingot reads",
+            hint="compile the model again with this Ingot, or run it with the Ingot that compiled it",
+        )
+    try:
+        return Manifest.model_validate_json(data), build_id
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc'])) or 'manifest'}: {item['msg']}" for item in error.errors()]
+        raise ArtifactError(
+            f"{MANIFEST} breaks the schema in {len(problems)} places:\n{listed(problems)}",
+            where=str(folder / MANIFEST),
+            expected=f"the fields of schema version {SCHEMA_VERSION}",
+            hint=_AGAIN,
+        ) from None
+
+
+def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:
+    lines = found.decode("ascii", "replace").splitlines()
+    wanted = expected.splitlines()
+    if found[-1:] != b"\n" or not all(re.fullmatch(r"[0-9a-f]{64}  \S+", line) for line in lines):
+        return ArtifactError(
+            f"{CHECKSUMS} is malformed",
+            where=str(folder),
+            expected="lines as `sha256sum` writes them",
+            hint=_AGAIN,
+        )
+    if [line[66:] for line in lines] != [line[66:] for line in wanted]:
+        return ArtifactError(
+            f"{CHECKSUMS} lists {', '.join(line[66:200] for line in lines[:LISTED]) or 'nothing'}",
+            where=str(folder),
+            expected=f"{', '.join(line[66:] for line in wanted)}, the files that are there",
+            hint=_AGAIN,
+        )
+    name = next((line[66:] for line, other in zip(wanted, lines, strict=True) if line != other), MANIFEST)
+    return ArtifactError(
+        f"{name} does not match its checksum in {CHECKSUMS}: one of the two is damaged", where=str(folder), hint=_AGAIN
+    )
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    """Compares what lies in the folder with the manifest, by names, kinds and sizes; opens nothing."""
+    found: dict[str, int] = {}
+    odd: list[str] = []
+    pending = [folder]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+                    continue
+                relpath = Path(entry.path).relative_to(folder).as_posix()
+                if entry.is_file(follow_symlinks=False):
+                    found[relpath] = entry.stat(follow_symlinks=False).st_size
+                else:
+                    odd.append(relpath)
+    wanted = {entry.path: entry.size for entry in manifest.files}
+    problems = [f"{path}: a link or special file" for path in sorted(odd)]
+    problems += [f"{path}: missing" for path in sorted(wanted.keys() - found.keys() - set(odd))]
+    problems += [f"{path}: not listed in the manifest" for path in sorted(found.keys() - wanted.keys() - UNLISTED)]
+    problems += [
+        f"{path}: expected {size} bytes, found {found[path]}"
+        for path, size in wanted.items()
+        if path in found and found[path] != size
+    ]
+    if problems:
+        raise ArtifactError(
+            f"the artifact's files differ from its manifest in {len(problems)} places:\n{listed(problems)}",
+            where=str(folder),
+            expected="exactly the files of the manifest, with their sizes, and no links",
+            hint=_AGAIN,
+        )
+
+
+def _read_capped(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise ArtifactError(
+            f"{path.name} is too large", where=str(path), expected=f"at most {_MAX_MANIFEST_BYTES} bytes"
+        )
+    return data

@@ -1,0 +1,145 @@
+"""Token ids to text, one token at a time, in time linear in the length."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.stop_strings import StopMatcher, StopStrings
+
+REPLACEMENT = (
+    "\ufffd"  # what a decoder writes for bytes that are no UTF-8; at the end of a text: perhaps not complete yet
+)
+CONTEXT_TOKENS = 5  # of the prompt; vLLM's INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET
+MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pending ones are known to be broken
+
+
+class Decoder(Protocol):
+    """What detokenization needs of a tokenizer."""
+
+    added_tokens: Mapping[int, str]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool: ...
+
+
+class TokenDecoder:
+    """The text of a growing list of tokens, in increments.
+
+    A byte-level token may end inside a character: its text is held back until the character is complete. Text depends
+    on neighbours too (a leading space, in some decoders), so a token is decoded together with those before it:
+    `_context` holds the tokens whose text was given out last, `_pending` those whose text was not.
+
+    For byte-level tokenizers the increments, `finish()` included, concatenate to `decode` of all tokens, or with a
+    context to what `decode` of context and tokens adds to that of the context. (A context that ends inside a
+    character is left out.) For tokenizers with byte fallback the same holds for valid UTF-8; `decode` of a broken run
+    of bytes writes replacement characters for all of it, also for what has long been given out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        context: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._spaces = spaces_between_special_tokens
+        self._context = [
+            token for token in context[-CONTEXT_TOKENS:] if tokenizer.is_visible(token, skip_special_tokens)
+        ]
+        self._context_text = self._decode(self._context)
+        if self._context_text.endswith(REPLACEMENT):
+            self._context, self._context_text = [], ""
+        self._pending: list[int] = []
+        self._after_added = False
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; often its own, "" when it ends inside a character."""
+        if not self._tokenizer.is_visible(token_id, self._skip):
+            return ""
+        if not self._spaces:
+            after_added, self._after_added = self._after_added, token_id in self._tokenizer.added_tokens
+            if after_added and self._after_added:
+                text = self.finish() + self._tokenizer.added_tokens[token_id]
+                self._settle([token_id], [])
+                return text
+        self._pending.append(token_id)
+        text = self._decode(self._context + self._pending)
+        if len(text) > len(self._context_text) and not text.endswith(REPLACEMENT):
+            return self._give_out(text, len(self._pending))
+        if len(self._pending) > MAX_PENDING:
+            return self._give_out_broken(text)
+        return ""
+
+    def finish(self) -> str:
+        """The text of what is pending, broken characters as replacement characters."""
+        if not self._pending:
+            return ""
+        return self._give_out(self._decode(self._context + self._pending), len(self._pending))
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+
+    def _settle(self, context: list[int], pending: list[int]) -> None:
+        self._context, self._pending = context, pending
+        self._context_text = self._decode(context)
+
+    def _give_out(self, text: str, count: int) -> str:
+        """`text` of the context and of the first `count` pending tokens; returns what is new in it."""
+        new = text[len(self._context_text) :]
+        self._settle(self._pending[:count], self._pending[count:])
+        return new
+
+    def _give_out_broken(self, text: str) -> str:
+        # Without this a long run of broken bytes would be decoded again and again. The first tokens may go where the
+        # text of the whole is that of its two parts: there no character is cut in two. Among four token ends there is
+        # one.
+        for count in range(len(self._pending) - 1, 0, -1):
+            first = self._decode(self._context + self._pending[:count])
+            if first + self._decode(self._pending[count:]) == text:
+                return self._give_out(first, count)
+        return self._give_out(
+            text, len(self._pending)
+        )  # no byte-level decoder; rather a wrong space than quadratic time
+
+
+class Detokenizer:
+    """The text of one sequence: incremental decoding, then stop strings.
+
+    text      what may be given out so far: no incomplete character, nothing that may still become a stop string
+    matched   the stop string that was found, or None
+    """
+
+    def __init__(
+        self, tokenizer: Decoder, params: SamplingParams, prompt_ids: Sequence[int], stops: StopStrings | None = None
+    ) -> None:
+        self._decoder = TokenDecoder(
+            tokenizer,
+            prompt_ids[-CONTEXT_TOKENS:],
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        if stops is None and params.stop:
+            stops = StopStrings(params.stop)
+        self._matcher = None if stops is None else StopMatcher(stops, params.include_stop_str_in_output)
+        self.text = ""
+
+    @property
+    def matched(self) -> str | None:
+        return None if self._matcher is None else self._matcher.matched
+
+    def push(self, token_id: int) -> None:
+        """Take one more token; look at `text` and `matched` afterwards."""
+        self._add(self._decoder.push(token_id))
+
+    def finish(self) -> None:
+        """No more tokens come: `text` gets what was held back."""
+        self._add(self._decoder.finish())
+        if self._matcher is not None:
+            self.text += self._matcher.finish()
+
+    def _add(self, text: str) -> None:
+        self.text += text if self._matcher is None else self._matcher.push(text)

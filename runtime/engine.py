@@ -1,0 +1,242 @@
+"""The serving loop: requests in, outputs out, one step in flight."""
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ingot.ir.errors import InternalError, RequestError
+from ingot.runtime.detokenizer import Detokenizer
+from ingot.runtime.outputs import CompletionOutput, RequestOutput
+from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
+from ingot.runtime.request import INVALID_TOKEN, Request
+from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.step import StepBatch, StepInputs
+from ingot.runtime.stop_strings import StopStrings
+from ingot.runtime.tokenizer import Tokenizer
+
+
+class StepHandle(Protocol):
+    """A launched step."""
+
+    def tokens(self) -> list[int]:
+        """The sampled tokens, one per logit row; waits for the step. -1 where the logits were not finite."""
+        ...
+
+
+class Executor(Protocol):
+    """What runs the program: on a device, or a fake in tests. Steps run in the order in which they are launched."""
+
+    def launch(self, inputs: StepInputs) -> StepHandle:
+        """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
+
+        The inputs stay as they are until `tokens()` of this step has returned.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What `Engine.add_requests` takes: an id, a prompt, and how to sample.
+
+    stream   False: the engine gives an output only when all sequences have ended
+    """
+
+    request_id: str
+    prompt: PromptLike
+    params: SamplingParams
+    stream: bool = True
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """One of the n sequences of a request."""
+
+    request: Request
+    detokenizer: Detokenizer | None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A caller's request: its n sequences, reported together."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    stream: bool
+    sequences: list[_Sequence]
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.request.finished for sequence in self.sequences)
+
+    def output(self) -> RequestOutput:
+        outputs = [
+            CompletionOutput(
+                index=index,
+                text="" if sequence.detokenizer is None else sequence.detokenizer.text,
+                token_ids=list(sequence.request.output_ids),
+                finish_reason=sequence.request.finish_reason,
+                stop_reason=sequence.request.stop_reason,
+            )
+            for index, sequence in enumerate(self.sequences)
+        ]
+        return RequestOutput(self.request_id, self.prompt.text, self.prompt.token_ids, outputs, self.finished)
+
+
+class Engine:
+    """Serves requests with an executor and a scheduler.
+
+    vocab_size      of the model: prompt token ids are below it
+    eos_token_ids   the model's end tokens; None: the tokenizer's
+    seed            of the generator that seeds requests without a seed of their own, as in vLLM's `LLM(seed=0)`
+
+    Not thread-safe: one thread adds, steps and aborts.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None = None,
+        *,
+        vocab_size: int,
+        eos_token_ids: Collection[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        if eos_token_ids is None:
+            eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
+        self._eos_ids = frozenset(eos_token_ids)
+        self._random = random.Random(seed)
+        self._groups: dict[str, _Group] = {}  # not finished, by the caller's id
+        self._by_sequence: dict[str, tuple[_Group, _Sequence]] = {}  # by the scheduler's id
+        self._launched: tuple[StepBatch, StepHandle] | None = None
+        self._serial = 0
+
+    def add_request(
+        self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
+    ) -> None:
+        """Queue one request. Raises RequestError; then nothing has changed."""
+        self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
+
+    def add_requests(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests, all or none. Raises RequestError for the first bad one; then nothing has changed."""
+        groups: dict[str, _Group] = {}
+        for request in requests:
+            if request.request_id in groups or request.request_id in self._groups:
+                raise RequestError(f"request id '{request.request_id}' is in use", expected="an id of its own")
+            groups[request.request_id] = self._group(request)
+        for group in groups.values():
+            self._groups[group.request_id] = group
+            for index, sequence in enumerate(group.sequences):
+                seed = group.params.seed
+                sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
+                self._by_sequence[sequence.request.request_id] = group, sequence
+                self._scheduler.add(sequence.request)
+
+    def has_unfinished(self) -> bool:
+        """True while a request runs or waits, or a step is in flight."""
+        return bool(self._groups) or self._launched is not None
+
+    def step(self) -> list[RequestOutput]:
+        """Launch the next step, then take the tokens of the one before. Returns the requests that changed.
+
+        The first call after a pause launches only, and returns none. When the executor fails, all requests end, what
+        they held is free again, and the error goes on; the engine can be used afterwards.
+        """
+        try:
+            batch = self._scheduler.schedule()
+            launched = None if batch is None else (batch, self._executor.launch(batch.inputs))
+            before, self._launched = self._launched, launched
+            if before is None:
+                if launched is None and self._groups:
+                    raise InternalError("requests wait, and no step can be scheduled", where="Engine.step")
+                return []
+            return self._retire(before[0], before[1].tokens())
+        except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
+            self._reset()
+            raise
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its pages are free once the step in flight has retired.
+
+        Returns its last output, unfinished sequences as "abort"; None when there is no such request.
+        """
+        group = self._groups.get(request_id)
+        if group is None:
+            return None
+        for sequence in group.sequences:
+            if self._scheduler.abort(sequence.request.request_id) and sequence.detokenizer is not None:
+                sequence.detokenizer.finish()
+        self._forget(group)
+        return group.output()
+
+    def _group(self, given: EngineRequest) -> _Group:
+        """Check everything about a request, and queue nothing."""
+        params = given.params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling parameters of type {type(params).__name__}", expected="SamplingParams")
+        prompt = read_prompt(given.prompt, self._tokenizer, self._vocab_size)
+        for token in params.stop_token_ids:
+            if token >= self._vocab_size:
+                raise RequestError(
+                    f"stop token id {token} is out of range",
+                    where="SamplingParams.stop_token_ids",
+                    expected=f"an integer in [0, {self._vocab_size - 1}]",
+                )
+        tokenizer = self._tokenizer if params.detokenize else None
+        if params.stop and tokenizer is None:
+            raise RequestError(
+                "stop strings for a model without a tokenizer", where="SamplingParams.stop", expected="stop_token_ids"
+            )
+        stops = StopStrings(params.stop) if params.stop else None
+        sequences: list[_Sequence] = []
+        prompt_ids = list(prompt.token_ids)  # apart from the list that callers get
+        for index in range(params.n):
+            # The serial number keeps ids apart whatever callers choose; the rest is for people who read messages.
+            self._serial += 1
+            request = Request(f"{given.request_id}[{index}]#{self._serial}", prompt_ids, params, eos_ids=self._eos_ids)
+            if index == 0:
+                self._scheduler.check(request)
+            sequences.append(
+                _Sequence(request, None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids, stops))
+            )
+        return _Group(given.request_id, prompt, params, given.stream, sequences)
+
+    def _retire(self, batch: StepBatch, tokens: list[int]) -> list[RequestOutput]:
+        changed: dict[str, _Group] = {}
+        for request, token in self._scheduler.retire(batch, tokens):
+            group, sequence = self._by_sequence[request.request_id]
+            changed[group.request_id] = group
+            if sequence.detokenizer is not None:
+                self._detokenize(request, token, sequence.detokenizer)
+        outputs = [group.output() for group in changed.values() if group.stream or group.finished]
+        for group in changed.values():
+            if group.finished:
+                self._forget(group)
+        return outputs
+
+    def _detokenize(self, request: Request, token: int, detokenizer: Detokenizer) -> None:
+        ended_by_token = request.finish_reason == "stop"
+        if token != INVALID_TOKEN and (not ended_by_token or request.params.include_stop_str_in_output):
+            detokenizer.push(token)
+        if request.finished:
+            detokenizer.finish()
+        if detokenizer.matched is not None:
+            self._scheduler.finish(request, "stop", detokenizer.matched)
+
+    def _forget(self, group: _Group) -> None:
+        del self._groups[group.request_id]
+        for sequence in group.sequences:
+            del self._by_sequence[sequence.request.request_id]
+
+    def _reset(self) -> None:
+        self._scheduler.reset()
+        self._launched = None
+        self._groups.clear()
+        self._by_sequence.clear()

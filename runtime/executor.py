@@ -1,0 +1,170 @@
+"""The executor: runs a plan's instructions over resident weights and states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ingot.backends.reference.load import load_op
+from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
+from ingot.ir.types import DTYPES, TensorType
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An instruction bound to slots of the value table."""
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    slots: tuple[tuple[int, int], ...]  # (position among args, slot in the table)
+    kwargs: dict[str, Any]
+    results: tuple[int, ...]  # a slot each, -1 where nothing takes the result
+    single: bool
+    frees: tuple[int, ...]
+    what: str
+
+
+@dataclass
+class StepHandle:
+    """A launched step. On a CPU it has finished by then; `tokens` would wait for it on a device."""
+
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def tokens(self) -> list[int]:
+        """The sampled token of each row of logits; -1 where the logits were not finite."""
+        return [int(token) for token in self.outputs["tokens"].tolist()]
+
+
+class Executor:
+    """A plan bound to one set of weights, executables and states on a CPU.
+
+    `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
+    `S`). Raises BackendError when a weight does not fit the plan's dtype, shape or strides.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        params: Mapping[str, torch.Tensor],
+        executables: Mapping[str, Callable[..., Sequence[torch.Tensor]]],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.plan = plan
+        self.sizes = dict(sizes)
+        self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
+        self.states: dict[str, torch.Tensor] = {}
+        for name, state in plan.states.items():
+            state_type = parse_type(state.type)
+            self.states[name] = torch.zeros(state_type.bind(self.sizes), dtype=state_type.dtype)
+        for name, text in plan.params.items():
+            if name not in params:
+                raise BackendError(f"weight '{name}' is missing", expected=text)
+            if problem := parse_type(text).mismatch(params[name], self.sizes):
+                raise BackendError(f"weight '{name}' has {problem}", where="binding weights")
+        self._params = {name: params[name] for name in plan.params}
+        self._buckets = [_Bucket(bucket, self, executables) for bucket in plan.buckets]
+
+    def launch(self, inputs: Mapping[str, torch.Tensor]) -> StepHandle:
+        """Run one step. `inputs` are the plan's, by name; states move on."""
+        sizes = dict(self.sizes)
+        for name, value_type in self.inputs.items():
+            if name not in inputs:
+                raise InternalError(f"input '{name}' is missing", expected=str(value_type))
+            for axis, size in enumerate(value_type.shape):
+                if isinstance(size, str):
+                    sizes.setdefault(size, inputs[name].shape[axis])
+            if problem := value_type.mismatch(inputs[name], sizes):
+                raise InternalError(f"input '{name}' has {problem}")
+        q_max = int(inputs["q_lens"].max()) if "q_lens" in inputs else sizes["T"]
+        for bucket in self._buckets:
+            if bucket.plan.bucket.holds(sizes["T"], q_max):
+                return StepHandle(bucket.run(inputs, sizes))
+        raise InternalError(
+            f"no bucket class holds a step of {sizes['T']} tokens, at most {q_max} of one sequence",
+            expected=", ".join(f"{b.bucket.name}: {b.bucket.tokens}" for b in self.plan.buckets),
+        )
+
+
+class _Bucket:
+    """The instructions of one bucket class over a flat table of values."""
+
+    def __init__(
+        self, plan: BucketPlan, executor: Executor, executables: Mapping[str, Callable[..., Sequence[torch.Tensor]]]
+    ) -> None:
+        self.plan = plan
+        names = [*executor._params, *executor.states, *executor.inputs, *plan.values]
+        slot = {name: index for index, name in enumerate(names)}
+        self._table: list[Any] = [None] * len(names)
+        for name, tensor in [*executor._params.items(), *executor.states.items()]:
+            self._table[slot[name]] = tensor
+        self._inputs = [(name, slot[name]) for name in executor.inputs]
+        self._outputs = [(name, slot[name]) for name in executor.plan.outputs]
+        self._types: dict[int, TensorType] = {slot[name]: parse_type(v.type) for name, v in plan.values.items()}
+        self._steps = [self._bind(instruction, slot, executables) for instruction in plan.instructions]
+        # Types of what is passed on are the plan's promise; the first step of a bucket checks that all keep it.
+        self._checked = False
+
+    def _bind(
+        self,
+        instruction: Instruction,
+        slot: Mapping[str, int],
+        executables: Mapping[str, Callable[..., Sequence[torch.Tensor]]],
+    ) -> _Step:
+        run: Callable[..., Any]
+        if instruction.target.startswith("exe."):
+            run = executables[instruction.target.removeprefix("exe.")]
+            single = False
+        else:
+            run = load_op(instruction.target, rowwise=instruction.provider == "rowwise")
+            single = len(instruction.results) == 1
+        return _Step(
+            run=run,
+            args=tuple(None if isinstance(arg, Ref) else _constant(arg) for arg in instruction.args),
+            slots=tuple((index, slot[arg.ref]) for index, arg in enumerate(instruction.args) if isinstance(arg, Ref)),
+            kwargs={name: _constant(arg) for name, arg in instruction.kwargs.items()},
+            results=tuple(slot[name] if name else -1 for name in instruction.results),
+            single=single,
+            frees=tuple(slot[name] for name in instruction.frees),
+            what=instruction.target,
+        )
+
+    def run(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        table = self._table
+        for name, index in self._inputs:
+            table[index] = inputs[name]
+        for step in self._steps:
+            args = list(step.args)
+            for place, index in step.slots:
+                args[place] = table[index]
+            result = step.run(*args, **step.kwargs)
+            if step.single:
+                table[step.results[0]] = result
+            else:
+                for place, index in enumerate(step.results):
+                    if index >= 0:
+                        table[index] = result[place]
+            if not self._checked:
+                self._check(step, sizes)
+            for index in step.frees:
+                table[index] = None
+        self._checked = True
+        outputs = {name: table[index] for name, index in self._outputs}
+        for index in self._types:
+            table[index] = None
+        return outputs
+
+    def _check(self, step: _Step, sizes: Mapping[str, int]) -> None:
+        for index in step.results:
+            if index >= 0 and (problem := self._types[index].mismatch(self._table[index], sizes)):
+                raise InternalError(f"{step.what} yields {problem}", where=f"bucket class {self.plan.bucket.name}")
+
+
+def _constant(argument: Argument) -> Any:
+    if isinstance(argument, Ref):
+        raise InternalError(f"a named argument refers to '{argument.ref}'", expected="a constant")
+    if isinstance(argument, DType):
+        return DTYPES[argument.dtype]
+    return list(argument) if isinstance(argument, tuple) else argument

@@ -1,0 +1,82 @@
+"""The state of one sequence while it is served."""
+
+import enum
+from dataclasses import dataclass, field
+
+from ingot.runtime.outputs import FinishReason
+from ingot.runtime.sampling_params import SamplingParams
+
+INVALID_TOKEN = -1  # what an executor gives for a row whose logits were not finite
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"  # new, or preempted
+    RUNNING = "running"  # has a device row
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence: its tokens, where it stands, what it holds. Changed by the scheduler alone.
+
+    seed           keys the random numbers, with the position
+    eos_ids        the model's end tokens
+    max_total      most tokens, prompt and output together; set when it is added
+    row            its device row while it runs, else -1
+    pages          its KV pages, in the order of positions
+    num_computed   tokens whose KV is written or being written by a step in flight
+    in_flight      sampled tokens that the host does not know yet
+    preemptions    how often its pages were taken away
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    max_total: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    row: int = -1
+    pages: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    in_flight: int = 0
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose ids the host knows: the prompt and the outputs so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens, those in flight included."""
+        return self.num_known + self.in_flight
+
+    def known_tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions start..stop-1, all of them known."""
+        prompt_len = len(self.prompt_ids)
+        if stop <= prompt_len:
+            return self.prompt_ids[start:stop]
+        return self.prompt_ids[start:prompt_len] + self.output_ids[max(0, start - prompt_len) : stop - prompt_len]
+
+    def end_after(self, token: int) -> tuple[FinishReason, int | None] | None:
+        """Whether the sequence ends with `token`, its last output: (finish_reason, stop_reason), or None.
+
+        Stop strings are looked for where there is text; here are the ends that token ids and lengths tell.
+        """
+        if token == INVALID_TOKEN:
+            return "error", None
+        if token in self.eos_ids and not self.params.ignore_eos:
+            return "stop", None
+        if token in self.params.stop_token_ids:
+            return "stop", token
+        if self.num_known >= self.max_total:
+            return "length", None
+        return None

@@ -1,0 +1,298 @@
+"""Continuous batching: which sequences feed which tokens in the next step, and which pages they hold.
+
+First come, first served. A step first feeds one token of every decoding sequence, then pieces of prompts as far as
+the token budget goes, then it admits waiting requests while there are rows and pages. When a decoding sequence needs
+a page and none is left, the sequence that was admitted last gives up its pages, goes back to the front of the queue
+and is computed again later, outputs included. The running sequences always arrived before the waiting ones, and the
+oldest is never preempted, so nobody starves.
+
+Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
+of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.runtime.outputs import FinishReason
+from ingot.runtime.pages import PagePool
+from ingot.runtime.request import INVALID_TOKEN, Request, Status
+from ingot.runtime.step import Chunk, RowTables, StepBatch, StepBuffer, StepSizes, build_step
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """max_batch        sequences in a step, which is also the number of device rows
+    max_tokens        tokens in a step, at least max_batch, so that every running sequence can decode
+    max_seq_len       tokens of a sequence, prompt and output together
+    page_size         tokens in a page
+    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (What a preempted
+                      sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
+    pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
+    """
+
+    max_batch: int
+    max_tokens: int
+    max_seq_len: int
+    page_size: int = 16
+    chunked_prefill: bool = True
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_tokens", "max_seq_len", "page_size"):
+            if getattr(self, name) < 1:
+                raise OptionError(
+                    f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
+                )
+        if self.max_tokens < self.max_batch:
+            raise OptionError(
+                f"max_tokens = {self.max_tokens} is less than max_batch = {self.max_batch}",
+                where="SchedulerConfig",
+                expected="max_tokens >= max_batch: a step feeds at least one token to every running sequence",
+            )
+
+
+class Scheduler:
+    """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
+    meanwhile."""
+
+    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+        if pool.page_size != config.page_size:
+            raise InternalError(f"pages of {pool.page_size} tokens in the pool, {config.page_size} in the scheduler")
+        self.config = config
+        self.pool = pool
+        self.requests: dict[str, Request] = {}  # not finished, by id
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of admission, which is that of arrival
+        max_pages = pool.pages_for(config.max_seq_len)
+        largest = StepSizes(config.max_tokens, config.max_batch, config.max_batch, max_pages)
+        # Two, because step n's inputs may still be copied to the device while step n+1 is built.
+        self._buffers = [StepBuffer(largest, config.pin_memory) for _ in range(2)]
+        self._tables = RowTables(config.max_batch, max_pages)
+        self._free_rows = list(reversed(range(config.max_batch)))
+        self._in_flight: deque[StepBatch] = deque()
+        self._next_step = 0
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError for a request that could never be served."""
+        config, pool, prompt_len = self.config, self.pool, len(request.prompt_ids)
+        where = f"request {request.request_id}"
+        if request.request_id in self.requests:
+            raise RequestError("a request with this id is being served", where=where, expected="an id of its own")
+        if prompt_len == 0:
+            raise RequestError("the prompt is empty", where=where, expected="at least one token")
+        if prompt_len + 1 > config.max_seq_len:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens",
+                where=where,
+                expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
+                hint="shorten the prompt, or compile with a larger max_seq_len",
+            )
+        if not config.chunked_prefill and prompt_len > config.max_tokens:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens",
+                where=where,
+                expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
+                hint="turn chunked prefill on, or compile with larger max_tokens",
+            )
+        # The last token is never fed, so it needs no place in the cache.
+        if (pages := pool.pages_for(self._max_total(request) - 1)) > pool.num_pages:
+            raise RequestError(
+                f"prompt and output need {pages} KV pages",
+                where=where,
+                expected=f"at most {pool.num_pages} pages of {pool.page_size} tokens, which is the whole cache",
+                hint="ask for fewer max_tokens, or serve with a larger KV cache",
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a new request. Raises RequestError for one that could never be served."""
+        self.check(request)
+        request.max_total = self._max_total(request)
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def schedule(self) -> StepBatch | None:
+        """The next step, or None when nothing can be fed before the step in flight has retired."""
+        if len(self._in_flight) > 1:
+            raise InternalError(
+                "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
+            )
+        chunks: list[Chunk] = []
+        short_of_pages = self._schedule_decodes(chunks)
+        self._schedule_prefills(chunks)
+        # Else new requests would take the pages that running ones wait for; and one that was preempted just now, with a
+        # token in flight, has to wait for that token.
+        if not short_of_pages:
+            self._admit(chunks)
+        if not chunks:
+            return None
+        batch = build_step(self._next_step, chunks, self._tables, self._buffers[self._next_step % 2])
+        self._next_step += 1
+        self._in_flight.append(batch)
+        for chunk in chunks:
+            chunk.request.num_computed += chunk.length
+            chunk.request.in_flight += chunk.samples
+        return batch
+
+    def retire(self, batch: StepBatch, tokens: Sequence[int]) -> list[tuple[Request, int]]:
+        """Take the tokens of the oldest step in flight, one per logit row.
+
+        Returns (request, token) for those that count, in order: a request that has ended meanwhile drops its token. The
+        requests that end here by token or by length are finished when this returns; `INVALID_TOKEN` ends one as
+        "error".
+        """
+        if not self._in_flight or self._in_flight[0] is not batch:
+            raise InternalError(
+                f"step {batch.step} retired", where="Scheduler.retire", expected="the oldest step in flight"
+            )
+        if len(tokens) != batch.inputs.sizes.L:
+            raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
+        self._in_flight.popleft()
+        self.pool.retire(batch.step)
+        accepted: list[tuple[Request, int]] = []
+        for request, token in zip(batch.sampled, tokens, strict=False):  # a dummy row has no request
+            request.in_flight -= 1
+            if request.finished:
+                continue
+            if token != INVALID_TOKEN:
+                request.output_ids.append(token)
+            accepted.append((request, token))
+            if (end := request.end_after(token)) is not None:
+                self.finish(request, *end)
+        return accepted
+
+    def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End a request and free what it holds. For one that has ended already only the reasons are changed."""
+        request.finish_reason, request.stop_reason = reason, stop_reason
+        if request.finished:
+            return
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+        del self.requests[request.request_id]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request as "abort"; False when no such request is being served."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self.finish(request, "abort")
+        return True
+
+    def reset(self) -> None:
+        """End all requests as "abort" and forget the steps in flight, whose tokens will never come."""
+        for request in list(self.requests.values()):
+            self.finish(request, "abort")
+        self._in_flight.clear()
+        self.pool.retire(self._next_step)
+
+    def _max_total(self, request: Request) -> int:
+        limit = self.config.max_seq_len
+        max_tokens = request.params.max_tokens
+        return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
+
+    def _schedule_decodes(self, chunks: list[Chunk]) -> bool:
+        """One token of every sequence that has only one left to feed, oldest first. True when pages were short."""
+        short = False
+        for request in list(self.running):  # a copy: preemption takes requests from the end
+            if request.status is not Status.RUNNING or request.num_computed < request.num_tokens - 1:
+                continue
+            if request.num_tokens >= request.max_total:
+                continue  # its last token is in flight
+            if self._grow(request):
+                chunks.append(self._chunk(request, 1))
+            else:
+                short = True
+        return short
+
+    def _schedule_prefills(self, chunks: list[Chunk]) -> None:
+        """Go on with the prompts that are partly fed."""
+        budget = self._budget(chunks)
+        for request in self.running:
+            if budget == 0:
+                break
+            if request.num_computed < request.num_tokens - 1:
+                chunks.append(self._chunk(request, min(request.num_tokens - request.num_computed, budget)))
+                budget -= chunks[-1].length
+
+    def _admit(self, chunks: list[Chunk]) -> None:
+        """Give waiting requests rows and pages, in order."""
+        budget = self._budget(chunks)
+        while self.waiting and budget > 0 and self._free_rows:
+            request = self.waiting[0]
+            length = request.num_tokens
+            if not self.config.chunked_prefill and budget < length <= self.config.max_tokens:
+                break
+            # One more than its pages now, or it would be preempted at its first decode.
+            if self.pool.pages_for(min(length + 1, request.max_total - 1)) > self.pool.num_free:
+                break
+            self.waiting.popleft()
+            self.running.append(request)
+            request.status, request.row = Status.RUNNING, self._free_rows.pop()
+            self._tables.set_request(request.row, request)
+            self._take_pages(request, self.pool.pages_for(length))
+            chunks.append(self._chunk(request, min(length, budget)))
+            budget -= chunks[-1].length
+
+    def _budget(self, chunks: list[Chunk]) -> int:
+        return self.config.max_tokens - sum(chunk.length for chunk in chunks)
+
+    def _chunk(self, request: Request, length: int) -> Chunk:
+        start = request.num_computed
+        return Chunk(
+            request,
+            request.row,
+            start,
+            length,
+            on_device=start >= request.num_known,
+            samples=start + length == request.num_tokens,
+        )
+
+    def _grow(self, request: Request) -> bool:
+        """Make room for the KV of one more token. False: not now, or the request itself was preempted."""
+        need = self.pool.pages_for(request.num_computed + 1) - len(request.pages)
+        if need <= 0:
+            return True
+        while self.pool.num_free + self.pool.num_releasing < need:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        if self.pool.num_free < need:
+            return False  # the pages come when the step in flight retires
+        self._take_pages(request, need)
+        return True
+
+    def _take_pages(self, request: Request, count: int) -> None:
+        pages = self.pool.allocate(count)
+        request.pages += pages
+        self._tables.add_pages(request.row, pages)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._release(request)
+        request.status = Status.WAITING
+        request.num_computed = 0
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _release(self, request: Request) -> None:
+        # The row needs no such delay as the pages: whoever gets it next starts with explicit tokens and positions, in a
+        # step after those in flight.
+        busy_until = self._in_flight[-1].step if self._in_flight else None
+        self.pool.free(request.pages, busy_until)
+        self._tables.clear(request.row)
+        self._free_rows.append(request.row)
+        request.pages, request.row = [], -1

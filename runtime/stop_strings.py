@@ -1,0 +1,91 @@
+"""Finding stop strings in text that arrives in pieces, in time linear in its length."""
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """An Aho-Corasick automaton over some stop strings; immutable, so the sequences of a request share one.
+
+    A state stands for the longest suffix of the text so far that is a prefix of some stop string: its depth is the
+    number of characters that may still become a stop string.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._fail = [0]
+        self.depth = [0]
+        self.match: list[str | None] = [None]  # the longest stop string that ends in this state
+        for string in strings:
+            self._insert(string)
+        self._link()
+
+    def _insert(self, string: str) -> None:
+        state = 0
+        for character in string:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._fail.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.match.append(None)
+            state = self._next[state][character]
+        self.match[state] = string
+
+    def _link(self) -> None:
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, child in self._next[state].items():
+                self._fail[child] = self.step(self._fail[state], character)
+                if self.match[child] is None:
+                    self.match[child] = self.match[self._fail[child]]
+                queue.append(child)
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character; amortized constant time."""
+        while state and character not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(character, 0)
+
+
+class StopMatcher:
+    """Passes text through until a stop string is complete.
+
+    Without `include`, text is held back while it may still become a stop string, so that no part of one is ever given
+    out. The stop string that is complete first wins (of those that end at the same character, the longest), so that
+    the result does not depend on how the text was cut into tokens.
+    """
+
+    def __init__(self, strings: StopStrings, include: bool) -> None:
+        self._strings = strings
+        self._include = include
+        self._state = 0
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that may be given out now. After a match (`matched`) everything further is dropped."""
+        if self.matched is not None:
+            return ""
+        strings, state = self._strings, self._state
+        for index, character in enumerate(text):
+            state = strings.step(state, character)
+            self.matched = strings.match[state]
+            if self.matched is not None:
+                if self._include:
+                    return text[: index + 1]
+                until_match = self._held + text[: index + 1]
+                return until_match[: len(until_match) - len(self.matched)]
+        self._state = state
+        if self._include:
+            return text
+        so_far = self._held + text
+        split = len(so_far) - strings.depth[state]
+        self._held = so_far[split:]
+        return so_far[:split]
+
+    def finish(self) -> str:
+        """What was held back: no more text comes, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held if self.matched is None else ""

@@ -1,0 +1,137 @@
+"""Text to token ids and back, from the tokenizer files of an artifact."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from ingot.ir.errors import ArtifactError, RequestError
+
+
+class Tokenizer:
+    """A tokenizer and what its model's files say about its end and begin tokens.
+
+    vocab_size       tokens it knows, added ones included; the model's embedding may have more rows
+    eos_token_ids    tokens that end a sequence; empty when nothing names one
+    bos_token_id     None when there is none
+    added_tokens     id -> text of the tokens outside the learned vocabulary, special ones and others
+    special_ids      the special ones of them: left out of text by `skip_special_tokens`
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, eos_token_ids: Sequence[int] = (), bos_token_id: int | None = None
+    ) -> None:
+        backend.no_truncation()  # some checkpoints save the setting of their training run
+        backend.no_padding()
+        self._backend = backend
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.bos_token_id = bos_token_id
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @classmethod
+    def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
+        """Read `tokenizer.json` and, where they exist, `tokenizer_config.json` and `generation_config.json`.
+
+        The end tokens are the tokenizer's own and those of generation_config.json; where that names none, those of
+        `eos_fallback` (config.json's `eos_token_id`). Whether begin and end tokens are added to a prompt is the
+        post-processor's matter, unless `add_bos_token` or `add_eos_token` say it, as in transformers.
+
+        Raises ArtifactError, with the file and field, for a missing or damaged file.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ArtifactError("no tokenizer", where=str(path), hint="give token ids instead of text")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ArtifactError(f"not a tokenizer: {error}", where=str(path)) from error
+        config = _read_json(folder / "tokenizer_config.json")
+        generation = _read_json(folder / "generation_config.json")
+
+        bos = _token_id(backend, config, "bos_token", folder, needed=bool(config.get("add_bos_token")))
+        eos = _token_id(backend, config, "eos_token", folder, needed=bool(config.get("add_eos_token")))
+        if "add_bos_token" in config or "add_eos_token" in config:
+            _set_template(
+                backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None
+            )
+        named = generation.get("eos_token_id")
+        eos_ids = _eos_ids(eos_fallback, "config.json") if named is None else _eos_ids(named, "generation_config.json")
+        return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt.
+
+        As in vLLM's `generate`, text that spells a special token becomes that token, and begin and end tokens are added
+        where the tokenizer adds them. Text that users may not control tokens with belongs through a chat template.
+
+        Raises RequestError for text that is no Unicode (lone surrogates).
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids that the tokenizer does not know have none."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """False for a token that `decode` leaves out: a special one when they are skipped, or one that is not known."""
+        if skip_special_tokens and token_id in self.special_ids:
+            return False
+        return self._backend.id_to_token(token_id) is not None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"not JSON: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise ArtifactError(f"a JSON {type(content).__name__}", where=str(path), expected="a JSON object")
+    return content
+
+
+def _token_id(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], field: str, folder: Path, *, needed: bool
+) -> int | None:
+    """The id of a token that the config names. Many name one that their vocabulary does not have, and never use it."""
+    token = config.get(field)
+    if isinstance(token, Mapping):  # an AddedToken, written out
+        token = token.get("content")
+    token_id: int | None = backend.token_to_id(token) if isinstance(token, str) else None
+    if token_id is None and needed and token is not None:
+        raise ArtifactError(
+            f"{field} = {token!r} is not in the vocabulary",
+            where=f"{folder / 'tokenizer_config.json'}, {field}",
+            expected="a token of tokenizer.json",
+        )
+    return token_id
+
+
+def _eos_ids(value: object, file: str) -> list[int]:
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise ArtifactError(
+            f"eos_token_id = {value!r}", where=f"{file}, eos_token_id", expected="a token id or a list of them"
+        )
+    return list(ids)
+
+
+def _set_template(backend: tokenizers.Tokenizer, bos: int | None, eos: int | None) -> None:
+    first, last = (None if token is None else backend.id_to_token(token) for token in (bos, eos))
+    single = [*([] if first is None else [f"{first}:0"]), "$A:0", *([] if last is None else [f"{last}:0"])]
+    special = {token: token_id for token, token_id in ((first, bos), (last, eos)) if token is not None}
+    backend.post_processor = TemplateProcessing(single=single, pair=None, special_tokens=list(special.items()))

@@ -1,0 +1,110 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from ingot.ir.errors import RequestError
+from ingot.runtime.sampling_params import NOT_SUPPORTED_YET, SamplingParams
+
+
+def test_defaults_are_those_of_vllm():
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
+    assert (params.seed, params.stop, params.stop_token_ids, params.max_tokens) == (None, (), (), 16)
+    assert params.detokenize and params.skip_special_tokens and params.spaces_between_special_tokens
+    assert not params.ignore_eos and not params.include_stop_str_in_output and params.min_tokens == 0
+
+
+def test_normal_forms():
+    params = SamplingParams(
+        top_k=-1, seed=-1, stop="end", stop_token_ids=[np.int64(3)], temperature=1, top_p=np.float32(0.5)
+    )
+    assert params.top_k == 0 and params.seed is None and params.stop == ("end",) and params.stop_token_ids == (3,)
+    assert type(params.temperature) is float and type(params.top_p) is float and type(params.stop_token_ids[0]) is int
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b") and SamplingParams(max_tokens=None).max_tokens is None
+
+
+def test_frozen_and_replaceable():
+    params = SamplingParams(seed=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.seed = 4
+    assert dataclasses.replace(params, seed=4) == SamplingParams(seed=4)
+    assert hash(params) == hash(SamplingParams(seed=3))
+
+
+def test_greedy():
+    assert SamplingParams(temperature=0).greedy and SamplingParams(temperature=9e-6).greedy
+    assert not SamplingParams(temperature=1e-5).greedy
+    with pytest.raises(RequestError, match="n = 2"):
+        SamplingParams(temperature=0, n=2)
+
+
+BAD = {
+    "n": [0, -1, 16385, 1.0, True, "1", None],
+    "temperature": [-0.1, math.nan, math.inf, -math.inf, "1", True, None, 1e39, 10**400, 1j],
+    "top_p": [0, 0.0, -0.1, 1.0001, math.nan, math.inf, True, "x"],
+    "top_k": [-2, 1.5, 2.0, True, math.nan, "1", 2**31, None],
+    "min_p": [-0.1, 1.1, math.nan, math.inf, False, None],
+    "seed": [-2, 2**63, 1.0, True, "0"],
+    "stop": ["", [""], ["a", ""], 3, [3], b"a", {"a": 1}],
+    "stop_token_ids": [3, "3", [-1], [1.0], [True], [2**31], [None]],
+    "ignore_eos": [1, 0, None, "true"],
+    "max_tokens": [0, -1, 1.5, True, math.inf, "16"],
+    "min_tokens": [-1, 1, 5, True, 0.0],
+    "detokenize": [1, None],
+    "skip_special_tokens": [0, None],
+    "spaces_between_special_tokens": ["no"],
+    "include_stop_str_in_output": [1],
+}
+
+
+def test_every_field_has_bad_values():
+    assert set(BAD) == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_bad_value_names_field_value_and_range(name, value):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    error = caught.value
+    assert name in error.what and error.where == f"SamplingParams.{name}" and error.expected
+    assert repr(value)[:20].strip("[]") in error.what
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SUPPORTED_YET))
+def test_not_supported_yet_is_refused_by_name(name):
+    with pytest.raises(RequestError, match=f"{name} = .* is not supported yet"):
+        SamplingParams(**{name: 7})
+    assert SamplingParams(**{name: NOT_SUPPORTED_YET[name]}) == SamplingParams()  # it asks for nothing
+
+
+def test_neutral_numbers_are_accepted_whatever_their_type():
+    assert SamplingParams(presence_penalty=0, repetition_penalty=1) == SamplingParams()
+    for value in (math.nan, False, 0.1, None):
+        with pytest.raises(RequestError, match="not supported yet"):
+            SamplingParams(presence_penalty=value)
+    with pytest.raises(RequestError, match="not supported yet"):
+        SamplingParams(logprobs=0)  # 0 asks for the sampled token's
+
+
+def test_unknown_name_and_its_neighbour():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(temprature=0.5)
+    assert (
+        "temprature" in caught.value.what and "'temperature'" in caught.value.hint and "top_p" in caught.value.expected
+    )
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(qqqqqq=1)
+    assert caught.value.hint == ""
+
+
+def test_stop_strings_need_text():
+    with pytest.raises(RequestError, match="stop"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_long_values_are_cut_in_messages():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(stop=["a" * 10_000, ""])
+    assert len(str(caught.value)) < 400

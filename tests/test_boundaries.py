@@ -1,0 +1,140 @@
+"""Who may import whom: the contracts in pyproject.toml hold, each of them can fail, and serving stays light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
+CONTRACTS = {
+    contract["id"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+}
+
+
+def broken_contracts(folder: Path) -> set[str]:
+    """The ids of the contracts that the package `ingot` in `folder` breaks."""
+    command = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml", "--no-cache"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    kept = {key for key, contract in CONTRACTS.items() if f"\n{contract['name']} KEPT" in done.stdout}
+    broken = {key for key, contract in CONTRACTS.items() if f"\n{contract['name']} BROKEN" in done.stdout}
+    assert kept | broken == set(CONTRACTS), f"no verdict for some contracts\n{done.stdout}{done.stderr}"
+    assert (done.returncode != 0) == bool(broken), done.stdout + done.stderr
+    return broken
+
+
+def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
+    """A small `ingot` with every room, two backends, and a front door; (importer, imported) are its only imports."""
+    modules = ["ingot.__init__", "ingot.cli", "ingot.commands.__init__", "ingot.commands.run"]
+    modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
+    modules += [f"ingot.backends.{b}.{name}" for b in ("one", "two") for name in ("__init__", "emit", "load", "shared")]
+    files = {name: folder / (name.replace(".", "/") + ".py") for name in modules}
+    for path in files.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for importer, imported in imports:
+        with files[importer].open("a") as file:
+            file.write(f"import {imported}\n")
+
+
+ALLOWED = [
+    ("ingot.models.part", "ingot.ir.part"),
+    ("ingot.frontend.part", "ingot.ir.part"),
+    ("ingot.frontend.part", "ingot.models.part"),
+    ("ingot.passes.part", "ingot.ir.part"),
+    ("ingot.backends.one.emit", "ingot.ir.part"),
+    ("ingot.backends.one.load", "ingot.ir.part"),
+    ("ingot.backends.one.emit", "ingot.backends.one.shared"),
+    ("ingot.backends.one.load", "ingot.backends.one.shared"),
+    ("ingot.runtime.part", "ingot.ir.part"),
+    ("ingot.runtime.part", "ingot.backends.one.load"),
+    ("ingot.runtime.__init__", "ingot.backends.two.load"),
+    *(("ingot.cli", f"ingot.{room}.part") for room in ROOMS),
+]
+
+FORBIDDEN = [
+    *(("ir", "ingot.ir.part", f"ingot.{room}.part") for room in ROOMS[1:]),
+    *(("models", "ingot.models.part", f"ingot.{room}.part") for room in ROOMS[2:]),
+    *(("frontend", "ingot.frontend.part", f"ingot.{room}.part") for room in ROOMS[3:]),
+    *(("passes", "ingot.passes.part", f"ingot.{room}.part") for room in ("models", "frontend", "backends", "runtime")),
+    *(
+        ("backends", "ingot.backends.one.load", f"ingot.{room}.part")
+        for room in ROOMS
+        if room not in ("ir", "backends")
+    ),
+    *(("runtime", "ingot.runtime.part", f"ingot.{room}.part") for room in ("models", "frontend", "passes")),
+    ("runtime", "ingot.runtime.part", "ingot.backends.one.emit"),
+    ("runtime", "ingot.backends.one.load", "ingot.backends.two.emit"),
+    ("runtime-backends", "ingot.runtime.part", "ingot.backends.one.shared"),
+    ("runtime-backends", "ingot.runtime.part", "ingot.backends.part"),
+    ("emit-load", "ingot.backends.one.emit", "ingot.backends.one.load"),
+    ("emit-load", "ingot.backends.one.shared", "ingot.backends.one.load"),
+    ("load-emit", "ingot.backends.one.load", "ingot.backends.one.emit"),
+    *(("front-door", f"ingot.{room}.part", "ingot.cli") for room in ROOMS),
+    ("front-door", "ingot.runtime.__init__", "ingot"),
+    ("front-door", "ingot.backends.one.load", "ingot.commands.run"),
+]
+
+
+def test_the_rooms_keep_the_contracts() -> None:
+    assert broken_contracts(ROOT) == set()
+
+
+def test_what_the_table_allows_is_allowed(tmp_path: Path) -> None:
+    write_package(tmp_path, ALLOWED)
+    assert broken_contracts(tmp_path) == set()
+
+
+@pytest.mark.parametrize("contract", sorted(CONTRACTS))
+def test_each_contract_can_fail(tmp_path: Path, contract: str) -> None:
+    violations = [(importer, imported) for key, importer, imported in FORBIDDEN if key == contract]
+    assert violations
+    write_package(tmp_path, [*ALLOWED, violations[0]])
+    assert contract in broken_contracts(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("contract", "importer", "imported"), FORBIDDEN)
+def test_each_forbidden_import_is_found(tmp_path: Path, contract: str, importer: str, imported: str) -> None:
+    write_package(tmp_path, [*ALLOWED, (importer, imported)])
+    assert contract in broken_contracts(tmp_path)
+
+
+IMPORT_ALL_THAT_SERVES = """
+import importlib, json, pkgutil, sys
+import torch
+before = set(sys.modules)
+
+import ingot.backends, ingot.runtime
+names = ["ingot.runtime"]
+names += [module.name for module in pkgutil.walk_packages(ingot.runtime.__path__, "ingot.runtime.")]
+names += [f"{module.name}.load" for module in pkgutil.iter_modules(ingot.backends.__path__, "ingot.backends.")]
+for name in names:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:  # a backend of which nothing is left to load at run time
+        if error.name != name or not name.endswith(".load"):
+            raise
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+COMPILE_SIDE = ("torch._dynamo", "torch._inductor", "sympy", "triton", "transformers")
+COMPILE_ROOMS = ("ingot.frontend", "ingot.passes", "ingot.models")
+
+
+def test_serving_imports_no_compiler() -> None:
+    command = [sys.executable, "-c", IMPORT_ALL_THAT_SERVES]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    brought = json.loads(done.stdout)
+    heavy = [
+        name for name in brought if f"{name}.".startswith(tuple(f"{root}." for root in COMPILE_SIDE + COMPILE_ROOMS))
+    ]
+    emits = [name for name in brought if name.startswith("ingot.backends.") and "emit" in name.split(".")]
+    assert heavy + emits == [], "importing the runtime and every load.py brought these in"

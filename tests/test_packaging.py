@@ -1,0 +1,92 @@
+"""What is installed: the tracked files of the rooms under `ingot/`, once, from a wheel or from an sdist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
+
+pytestmark = pytest.mark.xdist_group("packaging")
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    """The files of a fresh clone, and those that would be in it once added."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    return [name for name in sorted(set(listed.split("\0")) - {""}) if os.path.lexists(ROOT / name)]
+
+
+@pytest.fixture(scope="module")
+def checkout(tracked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean copy of the tracked files, links kept as links."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in tracked:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> Path:
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", "wheels", ".", cwd=checkout)
+    (built,) = (checkout / "wheels").glob("*.whl")
+    return built
+
+
+def packaged(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(name for name in archive.namelist() if ".dist-info/" not in name)
+
+
+def test_the_links_are_relative_links_to_the_rooms() -> None:
+    assert {room: os.readlink(ROOT / "ingot" / room) for room in ROOMS} == {room: f"../{room}" for room in ROOMS}
+
+
+def test_the_wheel_holds_the_tracked_files_of_the_rooms_once(tracked: list[str], wheel: Path) -> None:
+    of_rooms = [f"ingot/{name}" for name in tracked if name.split("/")[0] in ROOMS]
+    of_front_door = [name for name in tracked if name.startswith("ingot/") and name.split("/")[1] not in ROOMS]
+    assert packaged(wheel) == sorted(of_rooms + of_front_door), (
+        "a kind of file that does not ship yet is added to [tool.setuptools.package-data] in pyproject.toml"
+    )
+
+
+def test_the_sdist_builds_the_same_wheel(checkout: Path, wheel: Path) -> None:
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "from-sdist", ".", cwd=checkout)
+    (rebuilt,) = (checkout / "from-sdist").glob("*.whl")
+    assert packaged(rebuilt) == packaged(wheel)
+
+
+IMPORT_INSTALLED = """
+import importlib, importlib.metadata, sys
+import ingot
+for room in sys.argv[1:]:
+    print(importlib.import_module(f"ingot.{room}").__file__)
+(installed,) = importlib.metadata.distributions(name="ingot", path=[ingot.__path__[0] + "/.."])
+for script in installed.entry_points.select(group="console_scripts"):
+    script.load()
+"""
+
+
+def test_the_wheel_installs_and_imports_from_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel, cwd=elsewhere)
+    printed = run(sys.executable, "-c", IMPORT_INSTALLED, *ROOMS, cwd=elsewhere, PYTHONPATH=str(site))
+    assert printed.split() == [str(site / "ingot" / room / "__init__.py") for room in ROOMS]
+    assert {"compile-model", "ingot"} <= {path.name for path in (site / "bin").iterdir()}
