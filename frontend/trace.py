@@ -11,7 +11,7 @@ from ingot.ir import build
 from ingot.ir.errors import InternalError
 from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, Stage
 from ingot.ir.recipe import Recipe, cast
-from ingot.ir.types import Dim, TensorType
+from ingot.ir.types import DTYPES, Dim, TensorType
 from ingot.models.architectures import ARCHITECTURES
 
 
@@ -81,9 +81,16 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
 
 
 def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: dict[str, torch.dtype]) -> Recipe:
-    if any(stored.get(name, dtype) != dtype for name in recipe.sources()):
-        return cast(recipe, dtype)
-    return recipe
+    return recipe if _dtype_of(recipe, dtype, stored) == dtype else cast(recipe, dtype)
+
+
+def _dtype_of(recipe: Recipe, default: torch.dtype, stored: dict[str, torch.dtype]) -> torch.dtype:
+    """The dtype of what a recipe makes; `default` for a source that the checkpoint lacks, and for a table."""
+    if recipe.step == "source":
+        return stored.get(str(recipe.attr("name")), default)
+    if recipe.step == "cast":
+        return DTYPES[str(recipe.attr("dtype"))]
+    return _dtype_of(recipe.inputs[0], default, stored) if recipe.inputs else default
 
 
 _FRAME = re.compile(r'File "[^"]*?((?:models|frontend)/[^"/]+\.py)", line (\d+)')

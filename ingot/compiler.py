@@ -197,11 +197,14 @@ class Request:
         stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
         model = trace(self.spec, self.limits, stored)
         definition = ARCHITECTURES[self.spec.architecture].definition
+        params = model.entries["main"].params.values()
+        consumed = frozenset().union(*(param.recipe.sources() for param in params))
         expected: dict[str, tuple[int, ...]] = {}
-        for spec in model.entries["main"].params.values():
-            # At TRACED a recipe is one source, cast at most, so the param's shape is the tensor's.
-            expected.update({name: spec.type.bind({}) for name in spec.recipe.sources()})
-        check_totality(self.checkpoint, expected.keys(), definition.ignored(self.spec.dims), expected)
+        for param in params:
+            for name, shape in param.recipe.source_shapes(param.type.bind({})).items():
+                # Several slices of one tensor: it reaches as far as the last one.
+                expected[name] = tuple(map(max, shape, expected.get(name, shape)))
+        check_totality(self.checkpoint, consumed, definition.ignored(self.spec.dims), expected)
         return model
 
     def key(self, model: Model) -> str:

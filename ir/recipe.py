@@ -44,6 +44,20 @@ class Recipe:
         """SHA-256 of the recipe's text: the identity of the tensor that it makes from given sources."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
+    def source_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What the checkpoint's tensors must be for the recipe to make `shape`, where the steps tell.
+
+        A slice tells how far its source reaches at least.
+        """
+        if self.step == "source":
+            return {str(self.attr("name")): shape}
+        if self.step in ("cast", "affine"):
+            return self.inputs[0].source_shapes(shape)
+        if self.step == "slice":
+            dim, end = _int(self.attr("dim")), _int(self.attr("end"))
+            return self.inputs[0].source_shapes((*shape[:dim], end, *shape[dim + 1 :]))
+        return {}
+
     def sources(self) -> frozenset[str]:
         """Names of the checkpoint tensors that the recipe reads."""
         if self.step == "source":

@@ -39,15 +39,57 @@ def _llama3(attrs: Attrs) -> torch.Tensor:
     return frequencies * (blend + (1 - blend) / factor)
 
 
+def _dynamic(attrs: Attrs) -> torch.Tensor:
+    """Dynamic NTK for `positions` of context: the base grows with the context past the original one."""
+    dim, positions = int(attrs["rotary_dim"]), int(attrs["positions"])
+    factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
+    stretch = factor * max(positions, original) / original - (factor - 1)
+    return _base_frequencies({**attrs, "theta": float(attrs["theta"]) * stretch ** (dim / (dim - 2))})
+
+
+def _yarn(attrs: Attrs) -> torch.Tensor:
+    """YaRN: frequencies that turn often within the original context are kept, the others divided (arXiv 2309.00071)."""
+    dim, theta, factor = int(attrs["rotary_dim"]), float(attrs["theta"]), float(attrs["factor"])
+    original = float(attrs["original_max_position"])
+
+    def dim_of(rotations: float) -> float:
+        """The dimension whose frequency makes this many rotations over the original context."""
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dim_of(float(attrs["beta_fast"])), dim_of(float(attrs["beta_slow"]))
+    if attrs["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # a ramp of no width is a step
+    frequencies = _base_frequencies(attrs)
+    divided = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (1 - divided) + frequencies / factor * divided
+
+
+def _longrope(attrs: Attrs) -> torch.Tensor:
+    """LongRoPE: a factor of its own for each frequency, one set up to the original context and one beyond it
+    (arXiv 2402.13753). The context that was compiled for chooses."""
+    long = int(attrs["positions"]) > float(attrs["original_max_position"])
+    factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float64)
+    return _base_frequencies(attrs) / factors
+
+
 ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
     "default": _default,
     "linear": _linear,
+    "dynamic": _dynamic,
     "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
 }
 
 
 def make_table(attrs: Attrs) -> torch.Tensor:
-    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …"""
+    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …
+
+    `attention_factor` scales cosines and sines alike.
+    """
     if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:
         raise ConfigError(
             f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}", expected=", ".join(ROPE_TYPES)
@@ -57,4 +99,4 @@ def make_table(attrs: Attrs) -> torch.Tensor:
     frequencies = ROPE_TYPES[str(attrs["rope_type"])](attrs).float()
     positions = torch.arange(int(attrs["positions"]), dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1) * float(attrs.get("attention_factor", 1.0))

@@ -12,9 +12,8 @@ from ingot.ir.errors import ConfigError
 from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Placement
-from ingot.models import dense
+from ingot.models import dense, families
 from ingot.models.config import ConfigReader
-from ingot.models.dense import DenseSpec
 
 
 @dataclass(frozen=True)
@@ -46,47 +45,18 @@ class Architecture:
     definition: Definition
 
 
-def _dense_spec(config: ConfigReader, *, head_dim: int | None = None, **flags: bool) -> DenseSpec:
-    """What all Llama-like configs spell alike."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    head_dim = config.integer("head_dim", head_dim or hidden // heads or 1)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{heads} attention heads over {kv_heads} key-value heads", where=config.source, expected="a multiple"
-        )
-    if head_dim % 2:
-        raise ConfigError(f"head_dim {head_dim} is odd", where=config.source, expected="an even number, for rope")
-    config.require("hidden_act", ("silu",), "silu")
-    return DenseSpec(
-        hidden=hidden,
-        layers=config.integer("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=config.integer("intermediate_size"),
-        vocab=config.integer("vocab_size"),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=config.rope(head_dim),
-        tied=config.flag("tie_word_embeddings", False),
-        attention_bias=config.flag("attention_bias", False),
-        **flags,
-    )
-
-
-def _llama(config: ConfigReader) -> DenseSpec:
-    return _dense_spec(config, mlp_bias=config.flag("mlp_bias", False))
-
-
-def _qwen3(config: ConfigReader) -> DenseSpec:
-    config.require("use_sliding_window", (False,), False)
-    # 128 is Qwen3's own default, apart from hidden_size / heads (transformers, configuration_qwen3.py).
-    return _dense_spec(config, head_dim=128, qk_norm=True)
-
-
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("llama", _llama, DENSE),
-    "Qwen3ForCausalLM": Architecture("qwen3", _qwen3, DENSE),
+    "CohereForCausalLM": Architecture("cohere", families.cohere, DENSE),
+    "Gemma2ForCausalLM": Architecture("gemma2", families.gemma2, DENSE),
+    "Gemma3ForCausalLM": Architecture("gemma3", families.gemma3, DENSE),
+    "GraniteForCausalLM": Architecture("granite", families.granite, DENSE),
+    "LlamaForCausalLM": Architecture("llama", families.llama, DENSE),
+    "MistralForCausalLM": Architecture("mistral", families.mistral, DENSE),
+    "Olmo2ForCausalLM": Architecture("olmo2", families.olmo2, DENSE),
+    "Phi3ForCausalLM": Architecture("phi3", families.phi3, DENSE),
+    "Qwen2ForCausalLM": Architecture("qwen2", families.qwen2, DENSE),
+    "Qwen3ForCausalLM": Architecture("qwen3", families.qwen3, DENSE),
+    "SmolLM3ForCausalLM": Architecture("smollm3", families.smollm3, DENSE),
 }
 
 

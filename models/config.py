@@ -1,5 +1,6 @@
 """Reading a config.json: typed fields with errors that name them, in the old and the new spelling."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import ConfigError
+from ingot.ir.recipe import Attr
 from ingot.ir.tables import ROPE_TYPES
 
 _MODEL_DTYPES = {
@@ -14,6 +16,8 @@ _MODEL_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+# What configurations of some models call a rope type, and what it is.
+_ROPE_ALIASES = {"su": "longrope"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class RopeSpec:
     rope_type: str
     theta: float
     rotary_dim: int
-    constants: tuple[tuple[str, float], ...] = ()
+    constants: tuple[tuple[str, Attr], ...] = ()
 
 
 class ConfigReader:
@@ -32,7 +36,7 @@ class ConfigReader:
     def __init__(self, fields: Mapping[str, Any], source: str = "config.json") -> None:
         self.fields, self.source = fields, source
 
-    def _error(self, field: str, expected: str) -> ConfigError:
+    def error(self, field: str, expected: str) -> ConfigError:
         found = self.fields.get(field)
         what = f"field '{field}' is {found!r}" if field in self.fields else f"field '{field}' is missing"
         return ConfigError(what, where=self.source, expected=expected)
@@ -42,7 +46,7 @@ class ConfigReader:
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self._error(field, "a positive whole number")
+            raise self.error(field, "a positive whole number")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
@@ -50,65 +54,157 @@ class ConfigReader:
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise self._error(field, "a positive number")
+            raise self.error(field, "a positive number")
         return float(value)
+
+    def number_or_none(self, field: str) -> float | None:
+        """A positive number, or None where the field is null or missing."""
+        return None if self.fields.get(field) is None else self.number(field)
+
+    def integer_or_none(self, field: str) -> int | None:
+        """A positive whole number, or None where the field is null or missing."""
+        return None if self.fields.get(field) is None else self.integer(field)
 
     def flag(self, field: str, default: bool) -> bool:
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise self._error(field, "true or false")
+            raise self.error(field, "true or false")
         return value
+
+    def choice(self, field: str, choices: Mapping[str, str], default: str) -> str:
+        """What `choices` says of the field's word."""
+        value = self.fields.get(field)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in choices:
+            raise self.error(field, " or ".join(choices))
+        return choices[value]
 
     def require(self, field: str, allowed: tuple[Any, ...], default: Any) -> None:
         """Refuse any value outside `allowed`: a field that would change the result and is not built."""
         value = self.fields.get(field)
         value = default if value is None else value
         if value not in allowed:
-            raise self._error(field, " or ".join(repr(item) for item in allowed))
+            raise self.error(field, " or ".join(repr(item) for item in allowed))
+
+    def listed(self, field: str, length: int, allowed: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A list with one of `allowed` for each layer; None where the field is null or missing."""
+        value = self.fields.get(field)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length or any(item not in allowed for item in value):
+            raise self.error(field, f"a list of {length} of {', '.join(map(repr, allowed))}")
+        return tuple(value)
 
     def token_ids(self, field: str) -> tuple[int, ...]:
         """One token id, a list of them, or none."""
         value = self.fields.get(field)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
-            raise self._error(field, "a token id or a list of them")
+            raise self.error(field, "a token id or a list of them")
         return tuple(ids)
 
     def dtype(self) -> torch.dtype:
         """`dtype`, or `torch_dtype` as it was spelled before; float32 where neither stands, as transformers has it."""
         field = "dtype" if "dtype" in self.fields else "torch_dtype"
         name = self.fields.get(field) or "float32"
-        if name not in _MODEL_DTYPES:
-            raise self._error(field, ", ".join(_MODEL_DTYPES))
+        if not isinstance(name, str) or name not in _MODEL_DTYPES:
+            raise self.error(field, ", ".join(_MODEL_DTYPES))
         return _MODEL_DTYPES[name]
 
-    def rope(self, head_dim: int) -> RopeSpec:
-        """`rope_parameters`, or `rope_theta` with `rope_scaling` as they were spelled before."""
+    def sliding_layers(self, layers: int, pattern: int) -> tuple[bool, ...]:
+        """Which layers have a window: `layer_types`, or all but every `pattern`-th."""
+        types = self.listed("layer_types", layers, ("sliding_attention", "full_attention"))
+        if types is None:
+            return tuple(bool((index + 1) % pattern) for index in range(layers))
+        return tuple(kind == "sliding_attention" for kind in types)
+
+    def rope(self, head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSpec:
+        """`rope_parameters`, or `rope_theta` with `rope_scaling` as they were spelled before.
+
+        `layer_type` picks one of several tables by kind of layer; `theta` is the family's default base.
+        """
         new = self.fields.get("rope_parameters")
         field = "rope_scaling" if new is None else "rope_parameters"
         table = self.fields.get(field)
+        if isinstance(table, dict) and layer_type is not None and layer_type in table:
+            table = table[layer_type]
         table = {} if table is None else table
         if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
-            raise self._error(field, "an object with one rope_type and its numbers")
-        scoped = ConfigReader({**self.fields, **table}, f"{self.source}, {field}")
-        kind = table.get("rope_type", table.get("type", "default")) or "default"
-        if kind not in ROPE_TYPES:
-            raise ConfigError(
-                f"rope_type {kind!r} is not supported", where=scoped.source, expected=", ".join(ROPE_TYPES)
-            )
-        rotary_dim = int(head_dim * scoped.number("partial_rotary_factor", 1.0))
-        if rotary_dim % 2 or rotary_dim > head_dim:
-            raise ConfigError(
-                f"{rotary_dim} rotated elements of {head_dim}", where=scoped.source, expected="an even part"
-            )
-        constants: dict[str, float] = {}
-        if kind in ("linear", "llama3"):
-            constants["factor"] = scoped.number("factor")
-        if kind == "llama3":
-            constants["low_freq_factor"] = scoped.number("low_freq_factor")
-            constants["high_freq_factor"] = scoped.number("high_freq_factor")
-            constants["original_max_position"] = scoped.number("original_max_position_embeddings")
-            if constants["high_freq_factor"] <= constants["low_freq_factor"]:
-                raise ConfigError("high_freq_factor is not above low_freq_factor", where=scoped.source)
-        return RopeSpec(kind, scoped.number("rope_theta", 10000.0), rotary_dim, tuple(sorted(constants.items())))
+            raise self.error(field, "an object with one rope_type and its numbers")
+        return _rope_spec(ConfigReader({**self.fields, **table}, f"{self.source}, {field}"), table, head_dim, theta)
+
+
+def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, theta: float) -> RopeSpec:
+    kind = table.get("rope_type", table.get("type", "default")) or "default"
+    kind = _ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in ROPE_TYPES:
+        raise ConfigError(f"rope_type {kind!r} is not supported", where=config.source, expected=", ".join(ROPE_TYPES))
+    rotary_dim = int(head_dim * config.number("partial_rotary_factor", 1.0))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ConfigError(
+            f"{rotary_dim} rotated elements of {head_dim}", where=config.source, expected="an even part of a head"
+        )
+    constants: dict[str, Attr] = {}
+    if kind in ("linear", "llama3", "dynamic"):
+        constants["factor"] = config.number("factor")
+    if kind == "dynamic":
+        constants["original_max_position"] = config.number("max_position_embeddings")
+    if kind == "llama3":
+        constants["original_max_position"] = config.number("original_max_position_embeddings")
+        low, high = config.number("low_freq_factor"), config.number("high_freq_factor")
+        constants.update(low_freq_factor=low, high_freq_factor=high)
+        if high <= low:
+            raise ConfigError("high_freq_factor is not above low_freq_factor", where=config.source)
+    if kind == "yarn":
+        constants.update(_yarn_constants(config, table))
+    if kind == "longrope":
+        constants.update(_longrope_constants(config, rotary_dim))
+    return RopeSpec(kind, config.number("rope_theta", theta), rotary_dim, tuple(sorted(constants.items())))
+
+
+def _stretch(config: ConfigReader, original: float) -> float:
+    """How far the context was stretched: `factor`, or the ratio of the maxima."""
+    return config.number_or_none("factor") or config.number("max_position_embeddings") / original
+
+
+def _yarn_constants(config: ConfigReader, table: Mapping[str, Any]) -> dict[str, Attr]:
+    original = config.number("original_max_position_embeddings", config.number("max_position_embeddings"))
+    factor = _stretch(config, original)
+
+    def attention_scale(mscale: float) -> float:
+        # YaRN's temperature, equation 22: 0.1 ln(s) + 1.
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    scale = config.number_or_none("attention_factor")
+    if scale is None:
+        both = table.get("mscale") and table.get("mscale_all_dim")
+        scale = attention_scale(1.0)
+        if both:
+            scale = attention_scale(config.number("mscale")) / attention_scale(config.number("mscale_all_dim"))
+    return {
+        "original_max_position": original,
+        "factor": factor,
+        "beta_fast": config.number("beta_fast", 32.0),
+        "beta_slow": config.number("beta_slow", 1.0),
+        "truncate": config.flag("truncate", True),
+        "attention_factor": scale,
+    }
+
+
+def _longrope_constants(config: ConfigReader, rotary_dim: int) -> dict[str, Attr]:
+    original = config.number("original_max_position_embeddings", config.number("max_position_embeddings"))
+    factor = _stretch(config, original)
+    scale = config.number_or_none("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    constants: dict[str, Attr] = {"original_max_position": original, "attention_factor": scale}
+    for field in ("short_factor", "long_factor"):
+        values = config.fields.get(field)
+        numbers = isinstance(values, list) and all(
+            isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values
+        )
+        if not isinstance(values, list) or not numbers or len(values) != rotary_dim // 2:
+            raise config.error(field, f"a list of {rotary_dim // 2} positive numbers")
+        constants[field] = tuple(float(value) for value in values)
+    return constants

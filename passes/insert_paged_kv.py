@@ -63,8 +63,9 @@ class InsertPagedKV(Pass):
                 q_starts,
                 q_lens,
                 kv_lens,
+                *([] if bound["sinks"] is None else [bound["sinks"]]),
                 before=node,
-                scale=bound["scale"],
+                **{name: bound[name] for name in ("scale", "window", "soft_cap") if bound[name] is not None},
             )
             rewriter.replace(node, attended)
             outputs[name] = written

@@ -26,10 +26,11 @@ class MergeLinears(Pass):
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        groups: dict[fx.Node, list[fx.Node]] = {}
+        groups: dict[tuple[fx.Node, bool], list[fx.Node]] = {}
         for node in rewriter.program.calls(ops.linear.overload):
-            groups.setdefault(ops.linear.bind(node.args, node.kwargs)["x"], []).append(node)
-        for x, linears in groups.items():
+            bound = _bound(node)
+            groups.setdefault((bound["x"], bound["bias"] is None), []).append(node)
+        for (x, _), linears in groups.items():
             if len(linears) > 1:
                 if reason := _obstacle(rewriter, linears):
                     rewriter.refuse(linears[0], reason)
@@ -46,8 +47,6 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
     """Why these linears cannot be merged; None when they can."""
     program = rewriter.program
     bound = [_bound(node) for node in linears]
-    if len({item["bias"] is None for item in bound}) > 1:
-        return "only some of the linears have a bias"
     for part in ("weight", "bias"):
         params = [item[part] for item in bound if item[part] is not None]
         for param in params:

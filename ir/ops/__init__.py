@@ -1,7 +1,19 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
 from ingot.ir.ops.attention import attention, kv_append, paged_attention
-from ingot.ir.ops.dense import add_rms_norm, cast, embedding, linear, rms_norm, rope, select_rows, silu_mul
+from ingot.ir.ops.dense import (
+    add_rms_norm,
+    cast,
+    embedding,
+    gelu_mul,
+    layer_norm,
+    linear,
+    rms_norm,
+    rope,
+    select_rows,
+    silu_mul,
+    soft_cap,
+)
 from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.step import advance, feed
@@ -18,7 +30,9 @@ __all__ = [
     "define",
     "embedding",
     "feed",
+    "gelu_mul",
     "kv_append",
+    "layer_norm",
     "linear",
     "op_of",
     "paged_attention",
@@ -27,4 +41,5 @@ __all__ = [
     "sample",
     "select_rows",
     "silu_mul",
+    "soft_cap",
 ]

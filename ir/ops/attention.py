@@ -9,13 +9,35 @@ import torch
 from ingot.ir.ops.registry import Sample, define, wide
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
     """Softmax attention of q [n, H, D] over k, v [m, KV, D] with mask [n, m] (True: attend): [n, H, D]."""
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
     scores = torch.einsum("nkgd,mkd->kgnm", grouped, wide(k)) * scale
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        # A logit of its own for each head, which takes its share of the softmax and has no value.
+        sink = wide(sinks).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1)[..., : k.shape[0]]
+    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype)
+
+
+def _seen(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int | None) -> torch.Tensor:
+    """bool[n, m]: a query sees the keys up to itself, with a window only the last `window` of them."""
+    behind = q_positions[:, None] - k_positions[None, :]
+    seen = behind >= 0
+    return seen if window is None else seen & (behind < window)
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -24,7 +46,9 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
     positions = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int32)
     seqs = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
-    return [Sample((randn(5, 6, 16), randn(5, 2, 16), randn(5, 2, 16), positions, seqs), {"scale": 0.25, "layer": 0})]
+    args = (randn(5, 6, 16), randn(5, 2, 16), randn(5, 2, 16), positions, seqs)
+    plain = {"scale": 0.25, "layer": 0}
+    return [Sample(args, plain), Sample((*args, randn(6)), {**plain, "window": 2, "soft_cap": 3.0})]
 
 
 def _attention_rowwise(
@@ -33,26 +57,28 @@ def _attention_rowwise(
     v: torch.Tensor,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
+    sinks: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for i in range(q.shape[0]):
-        seen = (token_seqs == token_seqs[i]) & (positions <= positions[i])
+        seen = (token_seqs == token_seqs[i]) & _seen(positions[i : i + 1], positions, window)[0]
         one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
-        out[i : i + 1] = _attend(q[i : i + 1], k[seen], v[seen], one, scale)
+        out[i : i + 1] = _attend(q[i : i + 1], k[seen], v[seen], one, scale, soft_cap, sinks)
     return out
 
 
-def _attention_flops(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, **_: object
-) -> int:
+def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object) -> int:
     return 4 * q.numel() * k.shape[0]  # an upper bound: as if all tokens were one unmasked sequence
 
 
 @define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor token_seqs, *, float scale, int layer) -> Tensor",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor token_seqs, Tensor? sinks=None, *, float scale,"
+    " int layer, int? window=None, float? soft_cap=None) -> Tensor",
     samples=_samples,
     rowwise=_attention_rowwise,
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
@@ -65,17 +91,21 @@ def attention(
     v: torch.Tensor,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
+    sinks: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention within each sequence; q [T, H, D], k and v [T, KV, D], H a multiple of KV: [T, H, D].
 
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
-    the op will get; it does not change the result.
+    the op will get; it does not change the result. `window` counts the positions that a token sees, itself included.
+    `soft_cap` bounds the scores as the op of that name does. `sinks` [H] are logits that join the softmax of each head.
     """
-    mask = (token_seqs[:, None] == token_seqs[None, :]) & (positions[:, None] >= positions[None, :])
-    return _attend(q, k, v, mask, scale)
+    mask = (token_seqs[:, None] == token_seqs[None, :]) & _seen(positions, positions, window)
+    return _attend(q, k, v, mask, scale, soft_cap, sinks)
 
 
 def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -117,7 +147,12 @@ def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         return torch.tensor(values, dtype=torch.int32)
 
     table = torch.tensor([[3, 0], [5, 1]], dtype=torch.int32)
-    return [Sample((q, kv, table, ints(0, 3), ints(3, 1), ints(20, 9)), {"scale": 0.35})]
+    args = (q, kv, table, ints(0, 3), ints(3, 1), ints(20, 9))
+    sinks = torch.randn(4, generator=g).to(dtype)
+    return [
+        Sample(args, {"scale": 0.35}),
+        Sample((*args, sinks), {"scale": 0.35, "window": 5, "soft_cap": 2.0}),
+    ]
 
 
 def _paged_rowwise(
@@ -127,8 +162,11 @@ def _paged_rowwise(
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
     *,
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     zero, one = q_starts.new_zeros(1), q_starts.new_ones(1)
@@ -136,17 +174,28 @@ def _paged_rowwise(
         for i in range(count):
             row = slice(start + i, start + i + 1)
             seen = zero + (length - count + i + 1)
-            out[row] = paged_attention.reference(q[row], kv, page_table[b : b + 1], zero, one, seen, scale=scale)
+            out[row] = paged_attention.reference(
+                q[row],
+                kv,
+                page_table[b : b + 1],
+                zero,
+                one,
+                seen,
+                sinks,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+            )
     return out
 
 
-def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: torch.Tensor, scale: float) -> int:
+def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: object, **__: object) -> int:
     return 4 * q.numel() * page_table.shape[1] * kv.shape[2]  # an upper bound: every page of the table full and seen
 
 
 @define(
-    "paged_attention(Tensor q, Tensor kv, Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens, *,"
-    " float scale) -> Tensor",
+    "paged_attention(Tensor q, Tensor kv, Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens,"
+    " Tensor? sinks=None, *, float scale, int? window=None, float? soft_cap=None) -> Tensor",
     samples=_paged_samples,
     rowwise=_paged_rowwise,
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
@@ -160,22 +209,28 @@ def paged_attention(
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
     *,
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of q [T, H, D] over the pages of each sequence: [T, H, D].
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
-    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero.
+    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `window` and
+    `soft_cap` are those of `attention`.
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     page_size = kv.shape[2]
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count == 0:
             continue
-        pages = kv.index_select(0, page_table[b, : -(-length // page_size)])
-        k, v = pages[:, 0].flatten(0, 1)[:length], pages[:, 1].flatten(0, 1)[:length]
-        last = torch.arange(length - count, length, device=q.device)
-        mask = torch.arange(length, device=q.device)[None, :] <= last[:, None]
-        out[start : start + count] = _attend(q[start : start + count], k, v, mask, scale)
+        # Pages that lie wholly before the first token's window are not even read.
+        first = 0 if window is None else max(0, length - count - window + 1) // page_size
+        pages = kv.index_select(0, page_table[b, first : -(-length // page_size)])
+        places = torch.arange(first * page_size, length, device=q.device)
+        k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
+        mask = _seen(places[-count:], places, window)
+        out[start : start + count] = _attend(q[start : start + count], k, v, mask, scale, soft_cap, sinks)
     return out

@@ -55,10 +55,38 @@ def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define("rms_norm(Tensor x, Tensor weight, *, float eps) -> Tensor", rows=("x",), samples=_norm_samples)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-    """`x / rms(x)` over the last axis, rounded to x's dtype, times `weight` [D] (arXiv 1910.07467)."""
+    """`x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
+
+    The quotient is rounded to x's dtype before the product, unless the weight is of a wider dtype: then only the
+    product is rounded.
+    """
     full = wide(x)
     normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight
+    return _scaled(normed, weight, x.dtype)
+
+
+def _scaled(normed: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return normed.to(dtype) * weight if weight.dtype == dtype else (normed * weight).to(dtype)
+
+
+def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    heads, gains = _randn(g, dtype, 3, 4, 16), _randn(g, torch.float32, 4, 16)
+    return [
+        Sample((_randn(g, dtype, 6, 40) + 3, _randn(g, dtype, 40)), {"eps": 1e-5}),
+        Sample((heads, gains), {"eps": 1e-5}),
+    ]
+
+
+@define("layer_norm(Tensor x, Tensor weight, *, float eps) -> Tensor", rows=("x",), samples=_layer_norm_samples)
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+    """`(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], in x's dtype (arXiv 1607.06450).
+
+    Rounded like `rms_norm`.
+    """
+    full = wide(x)
+    centred = full - full.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    return _scaled(normed, weight, x.dtype)
 
 
 def _add_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -91,23 +119,32 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     attrs = {"kind": "rope", "rope_type": "default", "positions": 64, "theta": 10000.0}
     full, part = make_table({**attrs, "rotary_dim": 16}), make_table({**attrs, "rotary_dim": 8})
     x = _randn(g, dtype, 4, 3, 16)
-    return [Sample((x, positions, full)), Sample((x, positions, part))]
+    tables = [Sample((x, positions, full)), Sample((x, positions, part))]
+    return [*tables, Sample((x, positions, part), {"interleaved": True})]
 
 
-@define("rope(Tensor x, Tensor positions, Tensor table) -> Tensor", rows=("x", "positions"), samples=_rope_samples)
-def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of x [T, H, D] at positions [T], halves rotated against each other (NeoX order).
+@define(
+    "rope(Tensor x, Tensor positions, Tensor table, *, bool interleaved=False) -> Tensor",
+    rows=("x", "positions"),
+    samples=_rope_samples,
+)
+def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
+    """Rotary embedding of x [T, H, D] at positions [T] (arXiv 2104.09864).
 
-    `table` is f32[positions, R], cosines then sines, R <= D even; the last D - R elements of a head stay as they are
-    (arXiv 2104.09864).
+    `table` is f32[positions, R], cosines then sines, R <= D even; the last D - R elements of a head stay as they are.
+    Element i is rotated against i + R/2 (NeoX order), or, `interleaved`, 2i against 2i + 1 (GPT-J order).
     """
     rotary = table.shape[1]
     half = rotary // 2
     angles = table.index_select(0, positions).unsqueeze(1).to(wide(x).dtype)
     cos, sin = angles[..., :half], angles[..., half:]
     full = wide(x)
-    first, second = full[..., :half], full[..., half:rotary]
-    parts = [first * cos - second * sin, second * cos + first * sin]
+    if interleaved:
+        first, second = full[..., 0:rotary:2], full[..., 1:rotary:2]
+        parts = [torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)]
+    else:
+        first, second = full[..., :half], full[..., half:rotary]
+        parts = [first * cos - second * sin, second * cos + first * sin]
     if rotary < x.shape[-1]:
         parts.append(full[..., rotary:])
     return torch.cat(parts, -1).to(x.dtype)
@@ -122,6 +159,29 @@ def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up`, both [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
     return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
+
+
+def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    gate, up = _randn(g, dtype, 5, 24), _randn(g, dtype, 5, 24)
+    return [Sample((gate, up), {"approximate": "tanh"}), Sample((gate, up), {"approximate": "none"})]
+
+
+@define(
+    "gelu_mul(Tensor gate, Tensor up, *, str approximate) -> Tensor", rows=("gate", "up"), samples=_gelu_mul_samples
+)
+def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    """`gelu(gate) * up`, both [T, F], rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
+    return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
+
+
+def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 4, 33) * 40,), {"cap": 30.0})]
+
+
+@define("soft_cap(Tensor x, *, float cap) -> Tensor", rows=("x",), samples=_soft_cap_samples)
+def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
+    """`cap * tanh(x / cap)` in x's dtype: logits that stay within ±cap (Gemma 2, arXiv 2408.00118, section 2)."""
+    return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
 
 
 def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

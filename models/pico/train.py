@@ -224,9 +224,7 @@ def decay_groups(model: Qwen3ForCausalLM, weight_decay: float) -> list[dict[str,
     ]
 
 
-def train(
-    model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor, args: argparse.Namespace
-) -> History:
+def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor, args: argparse.Namespace) -> History:
     """Train `model` in place and leave it at its best held-out loss."""
     device = stream.device
     on_gpu = device.type == "cuda"
@@ -269,7 +267,9 @@ def train(
             mean = float(window_loss) / window_steps
             history.train.append({"step": step, "loss": round(mean, 4)})
             speed = step * tokens_per_step / max(time.perf_counter() - start, 1e-9)
-            print(f"step {step:5d}  {minutes:5.2f} min  lr {rate:.2e}  loss {mean:.4f}  {speed:,.0f} tokens/s", flush=True)
+            print(
+                f"step {step:5d}  {minutes:5.2f} min  lr {rate:.2e}  loss {mean:.4f}  {speed:,.0f} tokens/s", flush=True
+            )
             window_loss.zero_()
             window_steps = 0
         if step % evaluate_every == 0 or progress >= 1.0:
@@ -347,7 +347,9 @@ def main() -> None:
     stream = tokenize(tokenizer, corpus.train, device)
     held_out = tokenize(tokenizer, corpus.held_out, device)
     print(f"{len(corpus.train)} train files, {len(stream):,} tokens", flush=True)
-    print(f"{len(corpus.held_out)} held-out files, {len(held_out):,} tokens, {corpus.held_out_bytes:,} bytes", flush=True)
+    print(
+        f"{len(corpus.held_out)} held-out files, {len(held_out):,} tokens, {corpus.held_out_bytes:,} bytes", flush=True
+    )
 
     # Parameters stay fp32, whatever dtype the published config names; autocast makes the bf16 copies.
     model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in CONFIG.items() if k != "torch_dtype"})).float().to(device)
