@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from functools import partial
 from typing import Any
 
 from torch import fx
