@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: $(STAMP)
-	rm -rf build/pico.ingot
+	rm -rf build/pico.ingot && mkdir -p build
 	$(BIN)/compile-model models/pico -o build/pico.ingot
 	$(BIN)/ingot run build/pico.ingot "def fibonacci(n):" --max-tokens 64
 

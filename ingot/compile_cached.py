@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from ingot.compiler import compile_cached
+from ingot.error_text import described
 from ingot.ir.errors import IngotError, OptionError
 from ingot.progress import live_progress
 
@@ -18,15 +19,14 @@ def main() -> None:
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
-        answer = _error(OptionError(str(error).partition("() ")[2], expected="an option of compile_model"))
+        answer = {
+            "error": described(OptionError(str(error).partition("() ")[2], expected="an option of compile_model"))
+        }
     except IngotError as error:
-        answer = _error(error)
+        answer = {"error": described(error)}
+    except KeyboardInterrupt:
+        sys.exit(130)  # the parent was interrupted too, and says so
     print(json.dumps(answer), flush=True)
-
-
-def _error(error: IngotError) -> dict[str, Any]:
-    fields = {"what": error.what, "where": error.where, "expected": error.expected, "hint": error.hint}
-    return {"error": {"kind": type(error).__name__, **fields}}
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ class Request:
         spec = read_spec(opened.config, str(opened.folder / "config.json"))
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
-        limits = Limits(max_seq_len or spec.max_position, max_batch, max_tokens)
+        limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
         return Request(
             checkpoint=opened,

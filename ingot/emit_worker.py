@@ -6,9 +6,10 @@ A process of its own, because compilers print, fork, leak and sometimes die; JSO
 import json
 import os
 import sys
-from pathlib import Path
 
-from ingot.ir.errors import IngotError
+from ingot.error_text import described
+from ingot.executable_cache import build_executable
+from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.parse import parse_program
 from ingot.ir.target import Target
 
@@ -22,28 +23,21 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         backend = BACKENDS[request["backend"]]()
+        answer: dict[str, object]
         try:
             if request.get("warm"):
                 import torch._inductor.compile_fx  # noqa: F401 - loaded while the parent traces
 
-                answer: dict[str, object] = {"ready": True}
+                answer = {"ready": True}
             else:
-                executable = backend.emit(
-                    parse_program(request["program"]),
-                    request["key"],
-                    Target.model_validate_json(json.dumps(request["target"])),
-                    Path(request["directory"]),
-                )
+                body = parse_program(request["program"])
+                target = Target.model_validate_json(json.dumps(request["target"]))
+                executable = build_executable(backend, body, request["key"], target)
                 answer = {"executable": executable.model_dump(mode="json")}
         except IngotError as error:
-            answer = {
-                "error": {
-                    "what": error.what,
-                    "where": error.where,
-                    "expected": error.expected,
-                    "hint": error.hint,
-                }
-            }
+            answer = {"error": described(error)}
+        except OSError as error:
+            answer = {"error": described(OutputError(f"the cache cannot be written: {error}", hint="set INGOT_CACHE"))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

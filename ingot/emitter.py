@@ -1,11 +1,8 @@
 """Emitting executables side by side in worker processes, with a cache by `exe_key`."""
 
 import contextlib
-import hashlib
 import json
-import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.cache import cache_folder, locked
+from ingot.error_text import raised
+from ingot.executable_cache import executable_folder, find_executable
 from ingot.identity import exe_key
 from ingot.ir.backend import Backend
-from ingot.ir.errors import BackendError, OutputError
+from ingot.ir.errors import BackendError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Region
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
 
-_RECORD = "executable.json"
 # A compiler's last words: enough for a traceback's end, not for its whole log.
 _STDERR_TAIL = 2000
 
@@ -66,11 +63,11 @@ class Emitter:
         keys = {region.name: exe_key(region, self.backends[region.backend], self.target) for region in regions}
         missing: list[Region] = []
         for region in regions:
-            cached = _cached(keys[region.name])
+            cached = find_executable(keys[region.name])
             if cached is None:
                 missing.append(region)
             else:
-                results[region.name], self.folders[cached.id] = cached, _folder(cached.id)
+                results[region.name], self.folders[cached.id] = cached, executable_folder(cached.id)
                 self.hits.add(cached.id)
                 self.seconds[cached.id] = 0.0
         self.on_done(len(results), len(regions))
@@ -101,7 +98,7 @@ class Emitter:
                     executable = self._emit_one(worker, region, keys[region.name])
                     with lock:
                         self.seconds[executable.id] = time.perf_counter() - begin
-                        self.folders[executable.id] = _folder(executable.id)
+                        self.folders[executable.id] = executable_folder(executable.id)
                         results[region.name] = executable
                         self.on_done(len(results), total)
                 except BaseException as error:
@@ -116,60 +113,17 @@ class Emitter:
             raise errors[0]
 
     def _emit_one(self, worker: "_Worker", region: Region, key: str) -> Executable:
-        """Build under one fixed path, since libraries hold it; then publish to the cache by a rename."""
-        build = cache_folder("build")
-        with locked(build / f"{key}.lock"):
-            if (cached := _cached(key)) is not None:  # another process was first
-                return cached
-            directory = build / key
-            shutil.rmtree(directory, ignore_errors=True)  # what a killed process left
-            directory.mkdir(mode=0o700)
-            answer = worker.ask(
-                {
-                    "backend": region.backend,
-                    "program": print_program(region.body),
-                    "key": key,
-                    "target": self.target.model_dump(mode="json"),
-                    "directory": str(directory),
-                }
-            )
-            if "error" in answer:
-                shutil.rmtree(directory, ignore_errors=True)
-                if "No space left on device" in answer["error"]["what"]:
-                    raise OutputError("the disk is full", where=str(build), hint="free some space or set INGOT_CACHE")
-                raise BackendError(
-                    answer["error"]["what"],
-                    where=answer["error"]["where"],
-                    expected=answer["error"]["expected"],
-                    hint=answer["error"]["hint"],
-                )
-            executable = Executable.model_validate_json(json.dumps(answer["executable"]))
-            digests = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in executable.files}
-            record = {"executable": answer["executable"], "digests": digests}
-            (directory / _RECORD).write_text(json.dumps(record), encoding="utf-8")
-            shutil.rmtree(_folder(key), ignore_errors=True)  # a damaged entry, or there would have been a hit
-            os.rename(directory, _folder(key))
-        with contextlib.suppress(OSError):
-            (build / f"{key}.lock").unlink()
-        return executable
-
-
-def _folder(key: str) -> Path:
-    return cache_folder("exe") / key
-
-
-def _cached(key: str) -> Executable | None:
-    """The cache's entry, if it is whole."""
-    folder = _folder(key)
-    try:
-        record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        executable = Executable.model_validate_json(json.dumps(record["executable"]))
-        for name in executable.files:
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != record["digests"][name]:
-                return None
-    except (OSError, ValueError, KeyError):
-        return None
-    return executable
+        answer = worker.ask(
+            {
+                "backend": region.backend,
+                "program": print_program(region.body),
+                "key": key,
+                "target": self.target.model_dump(mode="json"),
+            }
+        )
+        if "error" in answer:
+            raise raised(answer["error"])
+        return Executable.model_validate_json(json.dumps(answer["executable"]))
 
 
 class _Worker:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingot.error_text import raised
 from ingot.ir.artifact import MANIFEST
-from ingot.ir.errors import IngotError, InternalError, OptionError, RequestError
+from ingot.ir.errors import InternalError, OptionError, RequestError
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.outputs import RequestOutput
@@ -155,21 +156,4 @@ def compile_cached(checkpoint: Path, options: dict[str, Any]) -> Path:
         raise InternalError(f"the compiling process ended with status {child.returncode} and no answer") from None
     if "path" in reply:
         return Path(reply["path"])
-    error = _errors().get(reply["error"]["kind"], InternalError)
-    raise error(
-        reply["error"]["what"],
-        where=reply["error"]["where"],
-        expected=reply["error"]["expected"],
-        hint=reply["error"]["hint"],
-    )
-
-
-def _errors() -> dict[str, type[IngotError]]:
-    """The hierarchy by name, to raise a child's error again."""
-    found: dict[str, type[IngotError]] = {}
-    queue: list[type[IngotError]] = [IngotError]
-    while queue:
-        kind = queue.pop()
-        found[kind.__name__] = kind
-        queue += kind.__subclasses__()
-    return found
+    raise raised(reply["error"])

@@ -6,6 +6,8 @@ are read back as symbols. A flattened program has no arithmetic on sizes, so tha
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -51,19 +53,53 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: 
     if isinstance(target, RegionCall):
         return _region_type(target, args, kwargs, program)
     try:
-        metas = fx.node.map_arg(list(args), lambda node: _meta_of(node, program.states))
-        meta_kwargs = fx.node.map_arg(dict(kwargs), lambda node: _meta_of(node, program.states))
-        result = target(*metas, **meta_kwargs)
+        frozen = _freeze(list(args), program.states)
+        frozen_kwargs = tuple((name, _freeze(value, program.states)) for name, value in kwargs.items())
+        results, several = _result_types(target, frozen, frozen_kwargs)
     except IngotError:
         raise
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         types = ", ".join(str(node.meta["type"]) for node in _nodes(args))
         first_line = str(error).strip().partition("\n")[0]
         raise VerifyError(f"{target_name(target)} cannot take ({types}): {first_line}") from error
-    results = tuple(type_of(item) for item in (result if isinstance(result, tuple | list) else (result,)))
     states = _states_written(target, args, kwargs)
     named: tuple[ValueType, ...] = (*results[: len(results) - len(states)], *states)
-    return TupleType(named) if isinstance(result, tuple | list) else named[0]
+    return TupleType(named) if several else named[0]
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A constant argument. With its type: 1, 1.0 and True are equal but not the same argument."""
+
+    kind: type
+    value: Any
+
+
+def _freeze(value: Any, states: Mapping[str, StateSpec]) -> Any:
+    """An argument as far as types depend on it, hashable: a node is its tensor type."""
+    if isinstance(value, fx.Node):
+        return _tensor_type_of(value, states)
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(item, states) for item in value)
+    return _Constant(type(value), value)
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, TensorType):
+        return meta_tensor(value)
+    if isinstance(value, tuple):
+        return [_thaw(item) for item in value]
+    return value.value
+
+
+@lru_cache(maxsize=4096)  # the layers of a model repeat a few dozen calls
+def _result_types(
+    target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[TensorType, ...], bool]:
+    """The types of the tensors that a call gives, and whether it gives a tuple of them."""
+    result = target(*_thaw(args), **{name: _thaw(value) for name, value in kwargs})
+    several = isinstance(result, tuple | list)
+    return tuple(type_of(item) for item in (result if several else (result,))), several
 
 
 def _item_type(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ValueType:
@@ -96,15 +132,16 @@ def _states_written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     return types
 
 
-def _meta_of(node: fx.Node, states: Mapping[str, StateSpec]) -> torch.Tensor:
+def _tensor_type_of(node: fx.Node, states: Mapping[str, StateSpec]) -> TensorType:
     value_type = node.meta["type"]
     if isinstance(value_type, StateType):
         if value_type.name not in states:
             raise VerifyError(f"%{node.name} is a version of the unknown state '{value_type.name}'")
-        return meta_tensor(states[value_type.name].type)
+        return states[value_type.name].type
     if isinstance(value_type, TupleType):
         raise VerifyError(f"%{node.name} is a tuple; take its items first")
-    return meta_tensor(value_type)
+    assert isinstance(value_type, TensorType)
+    return value_type
 
 
 def _region_type(target: RegionCall, args: Sequence[Any], kwargs: Mapping[str, Any], program: Program) -> ValueType:

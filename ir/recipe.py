@@ -38,7 +38,10 @@ class Recipe:
         return f"{self.step}({', '.join(parts)})" + (f".{self.output}" if self.output else "")
 
     def attr(self, name: str) -> Attr:
-        return dict(self.attrs)[name]
+        attrs = dict(self.attrs)
+        if name not in attrs:
+            raise VerifyError(f"recipe step '{self.step}' has no '{name}'", where=str(self))
+        return attrs[name]
 
     def digest(self) -> str:
         """SHA-256 of the recipe's text: the identity of the tensor that it makes from given sources."""

@@ -73,6 +73,7 @@ class Scheduler:
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
+        self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
 
     @property
     def num_free_rows(self) -> int:
@@ -286,6 +287,7 @@ class Scheduler:
         request.status = Status.WAITING
         request.num_computed = 0
         request.preemptions += 1
+        self.num_preemptions += 1
         self.waiting.appendleft(request)
 
     def _release(self, request: Request) -> None:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+from tiny import TINY
+
+# Two workers with two OpenMP threads each on two cores wait for each other in spin loops: one thread a worker, set
+# before torch is imported and inherited by subprocesses.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,3 +36,47 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ingot_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache of executables for all workers of a run, and never the user's."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ingot-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGOT_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny checkpoint by its name in `tiny.TINY`, written when first asked for."""
+    written: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in written:
+            written[name] = TINY[name].write(tmp_path_factory.mktemp("checkpoint") / name)
+        return written[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> Callable[..., Path]:
+    """The artifact of a tiny checkpoint, `artifact(name, backend=...)` and other options of `compile_model`.
+
+    Each is compiled once per worker: tests that share one belong into one `xdist_group`.
+    """
+    compiled: dict[tuple[str, str], Path] = {}
+
+    def get(name: str, **options: Any) -> Path:
+        from ingot import compile_model
+
+        key = name, repr(sorted(options.items()))
+        if key not in compiled:
+            output = tmp_path_factory.mktemp("artifact") / f"{name}.ingot"
+            compile_model(checkpoint(name), output, **{"max_batch": 8, "max_tokens": 1024, "jobs": 1, **options})
+            compiled[key] = output
+        return compiled[key]
+
+    return get

@@ -23,6 +23,8 @@ from ingot.ir.target import Target
 from ingot.ir.types import TensorType
 
 LIBRARY = "region.so"
+# Threads are counted when a region runs: a library must not carry the core count of the machine that built it.
+OPTIONS = {"cpp.dynamic_threads": True}
 # Any size in a dim's range will do to trace with, as long as export cannot take it for a constant.
 _EXAMPLE_SIZE = 7
 
@@ -73,7 +75,7 @@ class Inductor:
                 warnings.simplefilter("ignore")
                 exported = torch.export.export(module, args, dynamic_shapes=(shapes,), strict=False)
                 built = torch._inductor.aot_compile(
-                    exported.module(), args, options={"aot_inductor.output_path": str(directory / "build")}
+                    exported.module(), args, options={**OPTIONS, "aot_inductor.output_path": str(directory / "build")}
                 )
         except Exception as error:  # whatever the compiler stack raises, the user gets one error that names the region
             raise BackendError(

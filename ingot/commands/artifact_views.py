@@ -1,0 +1,291 @@
+"""What `ingot inspect` shows of an open artifact: a summary, program texts, the plan, the weights."""
+
+import difflib
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.console import console, counts_text, facts, print_table, size_text, table
+from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.json_text import parse_json
+from ingot.ir.plan import Argument, DType, Plan, Ref
+from ingot.runtime.artifact import Artifact
+
+_TRACED = "TRACED"  # what the frontend hands over: no pass leads there
+_EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to tell a few thousand apart
+
+
+def summary(artifact: Artifact) -> dict[str, Any]:
+    """The summary as one JSON value; sizes in bytes, seconds None where the artifact lost its timings."""
+    manifest, plan = artifact.manifest, _plan(artifact)
+    seconds = _pass_seconds(artifact)
+    providers: dict[str, int] = {}
+    for bucket in plan.buckets:
+        for name, count in bucket.nodes_per_provider().items():
+            providers[name] = providers.get(name, 0) + count
+    return {
+        "path": str(artifact.folder),
+        "name": manifest.name,
+        "schema_version": manifest.schema_version,
+        "model": dict(manifest.model),
+        "target": dict(manifest.target),
+        "versions": dict(manifest.versions),
+        "tokenizer": any(entry.path == "tokenizer/tokenizer.json" for entry in manifest.files),
+        "identities": {
+            "build_id": artifact.build_id,
+            "request_key": manifest.request_key,
+            "exe_keys": list(manifest.exe_keys),
+        },
+        "buckets": [
+            {
+                "name": bucket.bucket.name,
+                "tokens": list(bucket.bucket.tokens),
+                "q_max": bucket.bucket.q_max,
+                "features": list(bucket.bucket.features),
+                "instructions": len(bucket.instructions),
+                "region_calls": sum(one.target.startswith("exe.") for one in bucket.instructions),
+            }
+            for bucket in plan.buckets
+        ],
+        "executables": len(plan.executables),
+        "nodes_per_provider": providers,
+        "bytes": _sizes(artifact),
+        "passes": [
+            {
+                **{key: record[key] for key in ("name", "bucket", "stage", "options", "numerics", "matches")},
+                "refusals": len(record["refusals"]),
+                "seconds": seconds.get((record["name"], record["bucket"])),
+            }
+            for record in _passes(artifact)
+        ],
+    }
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """The summary for people."""
+    out = console()
+    model, target, ids = summary["model"], summary["target"], summary["identities"]
+    limits = ("max_seq_len", "max_batch", "max_tokens", "page_size")
+    rest = {key: value for key, value in model.items() if key not in (*limits, "architecture", "family", "dtype")}
+    print_table(
+        out,
+        facts(
+            [
+                ("artifact", summary["path"]),
+                ("model", f"{model.get('architecture')} ({model.get('family')}), {model.get('dtype')}"),
+                ("", ", ".join(f"{key} {value}" for key, value in rest.items())),
+                ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
+                ("limits", ", ".join(f"{key} {model.get(key)}" for key in limits)),
+                ("target", _target_text(target)),
+                ("versions", ", ".join(f"{key} {value}" for key, value in summary["versions"].items())),
+                ("schema", summary["schema_version"]),
+                ("build id", ids["build_id"]),
+                ("request key", ids["request_key"]),
+            ]
+        ),
+    )
+    out.print()
+    print_table(
+        out,
+        table(
+            ("bucket class", "tokens", "q_max", "instructions>", "region calls>"),
+            [
+                (
+                    bucket["name"],
+                    "{}–{}".format(*bucket["tokens"]),
+                    "any" if bucket["q_max"] is None else bucket["q_max"],
+                    bucket["instructions"],
+                    bucket["region_calls"],
+                )
+                for bucket in summary["buckets"]
+            ],
+        ),
+    )
+    out.print()
+    print_table(
+        out,
+        facts(
+            [
+                ("executables", f"{summary['executables']} distinct"),
+                ("nodes per provider", counts_text(summary["nodes_per_provider"])),
+                ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
+            ]
+        ),
+    )
+    out.print()
+    print_table(
+        out,
+        table(
+            ("pass", "bucket", "leads to", "numerics", "matches>", "refusals>", "seconds>"),
+            [
+                (
+                    one["name"] + _options_text(one["options"]),
+                    one["bucket"] or "–",
+                    one["stage"],
+                    one["numerics"],
+                    one["matches"],
+                    one["refusals"],
+                    "–" if one["seconds"] is None else f"{one['seconds']:.3f}",
+                )
+                for one in summary["passes"]
+            ],
+        ),
+    )
+
+
+def _target_text(target: dict[str, Any]) -> str:
+    sm = f", sm {target['sm']}" if target.get("sm") is not None else ""
+    features = " ".join(target.get("features") or ())
+    return f"{target.get('name')} ({target.get('arch')}{sm}) {features}".rstrip()
+
+
+def _options_text(options: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{name}={value}" for name, value in options.items()) + "}" if options else ""
+
+
+def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
+    """The program after the pass `name`: by bucket class, "" when it ran once for all. Raises OptionError."""
+    records = _passes(artifact)
+    names = list(dict.fromkeys(record["name"] for record in records))
+    if name not in names:
+        nearest = difflib.get_close_matches(name, names, n=1)
+        raise OptionError(
+            f"no pass '{name}' ran",
+            where="--pass",
+            expected=", ".join(names),
+            hint=f"the nearest is '{nearest[0]}'" if nearest else "",
+        )
+    return {
+        record["bucket"] or "": artifact.read_text(_trace_file(number, record))
+        for number, record in enumerate(records, 1)
+        if record["name"] == name
+    }
+
+
+def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
+    """The program at the end of a stage: by bucket class, "" when it is one for all. Raises OptionError."""
+    records = _passes(artifact)
+    stages = list(dict.fromkeys([_TRACED, *(record["stage"] for record in records)]))
+    wanted = name.upper()
+    if wanted not in stages:
+        raise OptionError(f"no program reached a stage '{name}'", where="--stage", expected=", ".join(stages))
+    if wanted == _TRACED:
+        return {"": artifact.read_text("trace/00-traced.ir")}
+    if wanted == stages[-1]:
+        return {"": artifact.read_text("program.ir")}  # of all bucket classes, one behind the other
+    last = {
+        record["bucket"] or "": (number, record)
+        for number, record in enumerate(records, 1)
+        if record["stage"] == wanted
+    }
+    return {bucket: _with_stage(artifact.read_text(_trace_file(*one)), wanted) for bucket, one in last.items()}
+
+
+def _with_stage(text: str, stage: str) -> str:
+    """A trace shows the program as its pass left it, which is before the program was declared to be of the stage."""
+    header, _, body = text.partition("\n")
+    words = [f"stage={stage}" if word.startswith("stage=") else word for word in header.split(" ")]
+    return " ".join(words) + "\n" + body
+
+
+def _trace_file(number: int, record: dict[str, Any]) -> str:
+    suffix = f"@{record['bucket']}" if record["bucket"] else ""
+    return f"trace/{number:02d}-{record['name']}{suffix}.ir"
+
+
+def print_plan(artifact: Artifact) -> None:
+    """The instructions of every bucket class."""
+    rows = [
+        (
+            bucket.bucket.name,
+            index,
+            _target_name(one.target),
+            one.provider,
+            ", ".join(
+                [*map(_argument, one.args), *(f"{name}={_argument(value)}" for name, value in one.kwargs.items())]
+            ),
+            ", ".join([*(name or "–" for name in one.results), *(f"{name}!" for name in one.updates)]),
+            ", ".join(one.frees),
+        )
+        for bucket in _plan(artifact).buckets
+        for index, one in enumerate(bucket.instructions)
+    ]
+    out = console()
+    print_table(out, table(("bucket", "#>", "target", "provider", "arguments", "results", "frees"), rows))
+    out.print("\nname!: a state updated in place    –: a result that nothing uses", style="dim", markup=False)
+
+
+def _target_name(target: str) -> str:
+    return target[: len("exe.") + _EXE_SHOWN] if target.startswith("exe.") else target
+
+
+def _argument(value: Argument) -> str:
+    if isinstance(value, Ref):
+        return f"%{value.ref}"
+    if isinstance(value, DType):
+        return value.dtype
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def print_weights(artifact: Artifact) -> None:
+    """Every weight, where it lies and how it was made."""
+    index: Any = artifact.read_json("weights.json")
+    bytes_per_element = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2}  # the others have one
+    rows, total = [], 0
+    try:
+        for name, entry in index.items():
+            size = bytes_per_element.get(entry["dtype"], 1)
+            for extent in entry["shape"]:
+                size *= extent
+            if "same_as" in entry:
+                place = f"same as {entry['same_as']}"
+            else:
+                place, total = f"{entry['file']}@{entry['offset']}", total + size
+            rows.append((name, entry["dtype"], entry["shape"], size_text(size), place, entry["recipe"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"weights.json is malformed: {error!r}", where=str(artifact.folder)) from error
+    out = console()
+    print_table(out, table(("param", "dtype", "shape", "size>", "file@offset", "recipe"), rows))
+    out.print(f"\n{len(rows)} params, {size_text(total)} resident", markup=False)
+
+
+def _plan(artifact: Artifact) -> Plan:
+    try:
+        return Plan.model_validate_json(artifact.read_text("plan.json"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ArtifactError(
+            f"plan.json, field {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(artifact.folder)
+        ) from error
+
+
+def _passes(artifact: Artifact) -> list[dict[str, Any]]:
+    """The records of trace/passes.json, their fields checked."""
+    records: Any = artifact.read_json("trace/passes.json")
+    wanted = {"name", "bucket", "stage", "options", "numerics", "matches", "refusals"}
+    if not isinstance(records, list) or not all(isinstance(one, dict) and wanted <= one.keys() for one in records):
+        raise ArtifactError("trace/passes.json is malformed", where=str(artifact.folder))
+    return records
+
+
+def _pass_seconds(artifact: Artifact) -> dict[tuple[str, str | None], float]:
+    """Seconds by pass and bucket class; opening the artifact has compared the file with its checksum."""
+    path = artifact.folder / TIMINGS
+    try:
+        timings: Any = parse_json(path.read_bytes()) if path.exists() else {"passes": []}
+        return {(one["name"], one["bucket"]): float(one["seconds"]) for one in timings["passes"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
+
+
+def _sizes(artifact: Artifact) -> dict[str, int]:
+    """Bytes by top-level folder; single files together as "other"."""
+    sizes: dict[str, int] = {}
+    for entry in artifact.manifest.files:
+        folder, slash, _ = entry.path.partition("/")
+        sizes[folder if slash else "other"] = sizes.get(folder if slash else "other", 0) + entry.size
+    for name in (MANIFEST, CHECKSUMS, TIMINGS):
+        path = artifact.folder / name
+        sizes["other"] = sizes.get("other", 0) + (path.stat().st_size if path.exists() else 0)
+    return {**dict(sorted(sizes.items(), key=lambda item: -item[1])), "total": sum(sizes.values())}

@@ -1,0 +1,108 @@
+"""`compile-model` and `ingot compile`: a checkpoint becomes an artifact, with progress and a report."""
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from ingot.commands import Flag
+from ingot.console import console, counts_text, facts, print_table, size_text
+
+if TYPE_CHECKING:
+    from ingot.compiler import CompileReport
+
+
+def compile_checkpoint(
+    checkpoint: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=("--output", "-o"))],
+    target: str = "auto",
+    backend: Literal["auto", "inductor", "reference"] = "auto",
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
+    max_seq_len: int | None = None,
+    max_batch: int = 64,
+    max_tokens: int = 2048,
+    passes: str = "default",
+    deterministic: Flag = False,
+    jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
+) -> None:
+    """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
+
+    Parameters
+    ----------
+    checkpoint
+        A Hugging Face checkpoint folder: config.json, safetensors, and a tokenizer for text prompts.
+    output
+        The artifact folder to make, NAME.ingot. It must not exist yet.
+    target
+        The machine to compile for: auto or cpu.
+    backend
+        Who may compute: auto and inductor compile regions, reference needs no compiler and is slow.
+    dtype
+        Of weights and activations; auto keeps the checkpoint's.
+    max_seq_len
+        Tokens of a prompt and its output together. Default: what the model was made for.
+    max_batch
+        Sequences of one step.
+    max_tokens
+        Tokens of one step, over all its sequences.
+    passes
+        Changes to the pipeline: "default,-name,name{option=value}".
+    deterministic
+        Use only what computes a sequence alike in every batch.
+    jobs
+        Compiler processes. Default: the cores.
+    """
+    from ingot.progress import live_progress
+
+    begin = time.perf_counter()
+    with live_progress() as progress:
+        progress("start", 0, 0)
+        from ingot.compiler import compile_model
+
+        started = time.perf_counter() - begin
+        report = compile_model(
+            checkpoint,
+            output,
+            target=target,
+            backend=backend,
+            dtype=dtype,
+            max_seq_len=max_seq_len,
+            max_batch=max_batch,
+            max_tokens=max_tokens,
+            passes=passes,
+            deterministic=deterministic,
+            jobs=jobs,
+            progress=progress,
+        )
+    _print_report(report, output, started, time.perf_counter() - begin)
+
+
+def _print_report(report: "CompileReport", output: str, started: float, total: float) -> None:
+    """`output` is the path as the user gave it; `started` and `total` are seconds."""
+    out = console()
+    out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
+    phases = {"start": started, **report.seconds}
+    width = max(len(f"{seconds:.2f}") for seconds in phases.values())
+    print_table(out, facts([(name, f"{seconds:{width}.2f} s") for name, seconds in phases.items()]))
+    cached = f", {report.cached_executables} from the cache" if report.cached_executables else ""
+    out.print()
+    print_table(
+        out,
+        facts(
+            [
+                ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
+                ("nodes per backend", counts_text(report.nodes_per_backend)),
+                ("weights", size_text(report.weight_bytes)),
+                ("artifact", size_text(report.artifact_bytes)),
+                ("build id", report.build_id),
+            ]
+        ),
+    )
+    prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
+    path = shlex.quote(output)
+    out.print(f"\nNext:  ingot run {path} {prompt}", markup=False, soft_wrap=True)
+    out.print(f"       ingot inspect {path}", markup=False, soft_wrap=True)

@@ -1,0 +1,115 @@
+"""What the commands share in printing: consoles, tables, sizes, program text."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+# A pipe has no width: rich would take 80 and cut what a program is to read.
+_PIPE_WIDTH = 1 << 16
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A console: colours and the window's width on a terminal, plain and uncut in a pipe."""
+    from rich.console import Console
+
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit here, with a code of its own
+
+    made = PlainConsole(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made.width = _PIPE_WIDTH
+    return made
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> "Table":
+    """A table without lines; a column whose name ends in ">" is aligned to the right. Cells are taken literally."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title or None, title_justify="left")
+    for column in columns:
+        made.add_column(
+            Text(column.removesuffix(">")), justify="right" if column.endswith(">") else "left", overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return made
+
+
+def facts(rows: Sequence[tuple[str, object]]) -> "Table":
+    """Names and values, one a line."""
+    from rich.text import Text
+
+    made = table(("", ""), [(Text(name, "bold"), value) for name, value in rows])
+    made.show_header = False
+    return made
+
+
+def print_table(out: "Console", made: "Table") -> None:
+    """Print it; in a pipe without the blanks that fill up its last column."""
+    if out.is_terminal:
+        out.print(made)
+        return
+    with out.capture() as captured:
+        out.print(made)
+    for line in captured.get().splitlines():
+        out.print(line.rstrip(), markup=False, soft_wrap=True)
+
+
+def size_text(count: int) -> str:
+    """Bytes in decimal units: 13.6 MB."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.95 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def counts_text(counts: dict[str, int]) -> str:
+    """`inductor 25, reference 40`, the most first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count}" for name, count in ordered) or "none"
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout, in ASCII so that no terminal's encoding can break it."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_program_text(text: str) -> None:
+    """Program text: as it is in a pipe, coloured on a terminal."""
+    out = console()
+    if not out.is_terminal:
+        sys.stdout.write(text)
+        return
+    for line in text.splitlines():
+        out.print(_coloured(line), soft_wrap=True)
+
+
+_STYLES = {"comment": "dim", "value": "cyan", "op": "bold", "provider": "magenta", "keyword": "green"}
+_PARTS = re.compile(
+    r"""(?P<comment>[ ][ ]\#.*$)
+      | (?P<value>%[\w.]+)
+      | (?P<op>\b(?:ingot|aten|region)\.[\w.]+(?=\())
+      | (?P<provider>@\w+)
+      | ^\s*(?P<keyword>program|dim|input|param|state|region|return)\b""",
+    re.VERBOSE,
+)
+
+
+def _coloured(line: str) -> "Text":
+    from rich.text import Text
+
+    text = Text(line)
+    for match in _PARTS.finditer(line):
+        kind = match.lastgroup or ""
+        text.stylize(_STYLES[kind], *match.span(kind))
+    return text

@@ -1,0 +1,68 @@
+"""Executables in the cache, by `exe_key`: found whole or not at all, built once even by two processes."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.cache import cache_folder, locked
+from ingot.ir.backend import Backend
+from ingot.ir.plan import Executable
+from ingot.ir.program import Program
+from ingot.ir.target import Target
+
+_RECORD = "executable.json"
+
+
+def executable_folder(key: str) -> Path:
+    """Where an executable's files lie once it is in the cache."""
+    return cache_folder("exe") / key
+
+
+def find_executable(key: str) -> Executable | None:
+    """The cache's entry when all its files are as they were built; None otherwise."""
+    folder = executable_folder(key)
+    try:
+        record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        executable = Executable.model_validate_json(json.dumps(record["executable"]))
+        whole = all(_digest(folder / name) == record["digests"][name] for name in executable.files)
+    except (OSError, ValueError, KeyError):
+        return None
+    return executable if whole else None
+
+
+def build_executable(backend: Backend, body: Program, key: str, target: Target) -> Executable:
+    """The cache's entry, emitted first when there is none. Raises what `emit` raises.
+
+    It is built under one fixed path, since libraries hold it, and published by a rename. The lock is held by the
+    process that compiles: when its parent dies, nobody else starts in the same folder.
+    """
+    build = cache_folder("build")
+    with locked(build / f"{key}.lock"):
+        if (cached := find_executable(key)) is not None:
+            return cached
+        directory = build / key
+        shutil.rmtree(directory, ignore_errors=True)  # what a killed process left
+        directory.mkdir(mode=0o700)
+        try:
+            executable = backend.emit(body, key, target, directory)
+            record: Mapping[str, Any] = {
+                "executable": executable.model_dump(mode="json"),
+                "digests": {name: _digest(directory / name) for name in executable.files},
+            }
+            (directory / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+            shutil.rmtree(executable_folder(key), ignore_errors=True)  # a damaged entry, or it would have been found
+            os.rename(directory, executable_folder(key))
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (build / f"{key}.lock").unlink()
+    return executable
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

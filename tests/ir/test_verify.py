@@ -1,0 +1,442 @@
+"""For each rule of the verifier one small program that breaks nothing else, and healthy programs of each stage."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.ops import OPS
+from ingot.ir.parse import parse_program
+from ingot.ir.plan import Plan
+from ingot.ir.program import ParamSpec, Program, Region, RegionCall, Stage, StateSpec
+from ingot.ir.recipe import source
+from ingot.ir.types import Dim, Placement, StateType, TensorType
+from ingot.ir.verify import RULES, verify
+
+DIMS = "dim T in [1, 8]\ndim B in [1, 4]\ndim S in [1, 4]\ndim pages in [1, 9]\n"
+X = "input x: f32[T, 4]\ninput w: f32[4]\n"
+KV = "input k: f32[T, 1, 4]\ninput slots: i64[T]\nstate kv: paged_kv f32[pages, 2, 16, 1, 4] group=full unit=token\n"
+WRITE = "%one = ingot.kv_append(%kv, %k, %k, %slots) : state<kv>\n"
+ROWS = (
+    "input rows: i32[B]\nstate last: row i32[S] group=rows unit=sequence\n"
+    "state place: row i32[S] group=rows unit=sequence\n"
+    "%moved = ingot.advance(%last, %place, %rows, %rows, %rows, %rows) : (state<last>, state<place>)\n"
+    "%last_1 = getitem(%moved, 0) : state<last>\n%place_1 = getitem(%moved, 1) : state<place>\n"
+)
+REGION = "region r @b {\n  input a: f32[T, 4]\n  %y = aten.mul.Tensor(%a, 2.0) : f32[T, 4]\n  return y=%y\n}\n"
+
+
+def program(stage: str, body: str, *, dims: str = DIMS) -> Program:
+    return parse_program(f"program p stage={stage}\n{dims}{body}")
+
+
+HEALTHY = {
+    "TRACED": X + "%dead = aten.mul.Tensor(%x, 2.0) : f32[T, 4]\nreturn x=%x\n",
+    "NORMAL": X + "%y = ingot.rms_norm(%x, %w, eps=1e-05) : f32[T, 4]\nreturn y=%y\n",
+    "QUANTIZED": X + "%y = aten.slice.Tensor(%x, 1, 0, 3) : f32[T, 3; 4, 1]\nreturn y=%y\n",
+    "SHARDED": X + "param p: f32[4] tp=shard(0) = source()\n%y = aten.mul.Tensor(%x, %p) : f32[T, 4]\nreturn y=%y\n",
+    "CACHED": KV + WRITE + ROWS + "return kv=%one, last=%last_1, place=%place_1\n",
+    "FUSED": X + "%y = ingot.add_rms_norm(%x, %x, %w, eps=1e-05) : (f32[T, 4], f32[T, 4])\n"
+    "%z = getitem(%y, 1) : f32[T, 4]\nreturn z=%z\n",
+    "LOWERED": X + REGION + "%y = region.r(%x) : f32[T, 4] @b\nreturn y=%y\n",
+    "PLANNED": X + "%y = ingot.silu_mul(%x, %x) : f32[T, 4] @reference\nreturn y=%y\n",
+}
+PLAN = Plan(
+    entry="p", dims={}, inputs={}, params={}, states={}, outputs={}, executables={}, buckets=()
+)  # what a plan must hold is checked where plans are made
+
+
+def healthy(stage: Stage) -> Program:
+    result = program(stage.name, HEALTHY[stage.name])
+    result.plan = PLAN if stage is Stage.PLANNED else None
+    return result
+
+
+def refusal(program: Program, **options: object) -> VerifyError:
+    with pytest.raises(VerifyError) as caught:
+        verify(program, **options)  # type: ignore[arg-type]
+    assert caught.value.where.startswith(f"program {program.name}, stage "), "an error says where it is"
+    return caught.value
+
+
+@pytest.mark.parametrize("stage", Stage, ids=lambda stage: stage.name)
+def test_healthy_program(stage: Stage) -> None:
+    verify(healthy(stage))
+
+
+@pytest.mark.parametrize("name", ["traced", "cached", "lowered"])
+def test_golden_is_healthy(name: str, golden: Callable[[str], str]) -> None:
+    verify(parse_program(golden(name)))
+
+
+def test_every_stage_has_rules() -> None:
+    assert set(RULES) == set(Stage)
+    assert list(Stage) == sorted(Stage)
+
+
+def test_what_a_stage_allows_the_next_one_forbids_only_by_name() -> None:
+    """The golden of one stage under the rules of another: the first illegal op is named, with what is legal."""
+    traced = healthy(Stage.TRACED)
+    verify(traced, under=Stage.TRACED)
+    assert refusal(traced, under=Stage.NORMAL).what == "nothing uses the result"
+    fused = healthy(Stage.FUSED)
+    error = refusal(fused, under=Stage.CACHED, after="fuse-norms")
+    assert error.what == "op ingot.add_rms_norm is not legal here" and "ingot.rms_norm" in error.expected
+    assert error.where.startswith(
+        "program p, stage FUSED, after pass fuse-norms: %y = ingot.add_rms_norm(%x, %x, %w, eps="
+    )
+
+
+ATTEND = "input q: f32[T, 2, 4]\ninput t: i32[T]\n"
+ATTENTION = ATTEND + "%y = ingot.attention(%q, %q, %q, %t, %t, scale=0.5, layer=0) : f32[T, 2, 4]\nreturn y=%y\n"
+FUSED = HEALTHY["FUSED"]
+CACHED = HEALTHY["CACHED"]
+SAMPLE = (
+    "input l: f32[B, 9]\ninput f: f32[B]\ninput i: i32[B]\ninput s: i64[B]\n"
+    "%y = ingot.sample(%l, %f, %i, %f, %f, %s, %i) : i32[B]\nreturn y=%y\n"
+)
+BEFORE_CACHED = ["TRACED", "NORMAL", "QUANTIZED", "SHARDED"]
+ILLEGAL = [
+    *((stage, FUSED, "ingot.add_rms_norm") for stage in [*BEFORE_CACHED, "CACHED"]),
+    *((stage, CACHED, "ingot.kv_append") for stage in BEFORE_CACHED),
+    *((stage, SAMPLE, "ingot.sample") for stage in BEFORE_CACHED),
+    *((stage, ATTENTION, "ingot.attention") for stage in ["CACHED", "FUSED", "LOWERED", "PLANNED"]),
+]
+
+
+@pytest.mark.parametrize(("stage", "body", "op"), ILLEGAL)
+def test_illegal_op(stage: str, body: str, op: str) -> None:
+    error = refusal(program(stage, body))
+    assert error.what == f"op {op} is not legal here"
+    assert op not in error.expected.split(", ")
+
+
+@pytest.mark.parametrize("stage", ["TRACED", "FUSED"])
+def test_region_too_early(stage: str) -> None:
+    body = X + REGION + "%y = region.r(%x) : f32[T, 4]\nreturn y=%y\n"
+    assert refusal(program(stage, body)).what == "a region before stage LOWERED"
+
+
+Y = "%y = aten.mul.Tensor(%x, 2.0) : f32[T, 4]\n"
+# rule -> (stage, body, the message, part of what was expected)
+BROKEN = {
+    "unused call": ("NORMAL", X + Y + "return x=%x\n", "nothing uses the result", ""),
+    "undeclared dim of an input": ("NORMAL", "input x: f32[P, 4]\nreturn x=%x\n", "dim P is not declared", "T, B"),
+    "undeclared dim of a state": (
+        "CACHED",
+        "state s: row f32[E] group=g unit=sequence\nreturn s=%s\n",
+        "dim E is not declared",
+        "T, B",
+    ),
+    "undeclared dim in a tuple": (
+        "FUSED",
+        FUSED.replace("(f32[T, 4], f32[T, 4])", "(f32[T, 4], f32[P, 4])"),
+        "dim P is not declared",
+        "T, B",
+    ),
+    "wrong shape": (
+        "NORMAL",
+        X + Y.replace("[T, 4]", "[T, 5]") + "return y=%y\n",
+        "declared as f32[T, 5]",
+        "f32[T, 4]",
+    ),
+    "wrong symbol": (
+        "NORMAL",
+        X + Y.replace("[T, 4]", "[B, 4]") + "return y=%y\n",
+        "declared as f32[B, 4]",
+        "f32[T, 4]",
+    ),
+    "wrong dtype": ("NORMAL", X + Y.replace("f32", "bf16") + "return y=%y\n", "declared as bf16[T, 4]", "f32[T, 4]"),
+    "wrong stride": (
+        "NORMAL",
+        X + "%y = aten.slice.Tensor(%x, 1, 0, 3) : f32[T, 3]\nreturn y=%y\n",
+        "declared as f32[T, 3]",
+        "f32[T, 3; 4, 1]",
+    ),
+    "tuple declared as a tensor": (
+        "FUSED",
+        FUSED.replace("(f32[T, 4], f32[T, 4])", "f32[T, 4]"),
+        "declared as f32[T, 4]",
+        "(",
+    ),
+    "arguments that do not fit": (
+        "NORMAL",
+        X + "%y = ingot.linear(%x, %x, %w) : f32[T, T]\nreturn y=%y\n",
+        "ingot.linear cannot take (f32[T, 4], f32[T, 4], f32[4]): ",
+        "",
+    ),
+    "arithmetic on a symbol": (
+        "NORMAL",
+        X + "%y = aten.view.default(%x, [-1]) : f32[4]\nreturn y=%y\n",
+        "size 4000012 is arithmetic on a symbol",
+        "a number or a symbol",
+    ),
+    "no such item": ("FUSED", FUSED.replace("%y, 1", "%y, 2"), "no item 2 in (f32[T, 4], f32[T, 4])", ""),
+    "a tuple as an argument": (
+        "FUSED",
+        FUSED.replace("getitem(%y, 1)", "aten.mul.Tensor(%y, 2.0)"),
+        "%y is a tuple; take its items first",
+        "",
+    ),
+    "a tuple as an output": ("FUSED", FUSED.replace("z=%z", "y=%y, z=%z"), "output 'y' is a tuple", "its items"),
+    "no outputs": ("NORMAL", X + "return\n", "outputs must be named, each once", ""),
+    "no provider": ("LOWERED", X + Y + "return y=%y\n", "no provider was chosen", ""),
+    "no provider of a region": (
+        "LOWERED",
+        HEALTHY["LOWERED"].replace(" @b\nreturn", "\nreturn"),
+        "no provider was chosen",
+        "",
+    ),
+    "no plan": ("PLANNED", HEALTHY["PLANNED"], "the program has no plan", ""),
+    "unknown region": (
+        "LOWERED",
+        X + "%y = region.r(%x) : f32[T, 4] @b\nreturn y=%y\n",
+        "unknown region 'r'",
+        "no region exists",
+    ),
+    "region called with another type": (
+        "LOWERED",
+        X + REGION + "%y = region.r(%w) : f32[T, 4] @b\nreturn y=%y\n",
+        "region r is called with (f32[4])",
+        "(f32[T, 4])",
+    ),
+    "region called with too little": (
+        "LOWERED",
+        X + REGION + "%y = region.r() : f32[T, 4] @b\nreturn y=%y\n",
+        "region r is called with ()",
+        "(f32[T, 4])",
+    ),
+    "region called with a constant": (
+        "LOWERED",
+        X + REGION + "%y = region.r(2.0) : f32[T, 4] @b\nreturn y=%y\n",
+        "region r is called with constants or names",
+        "values in order",
+    ),
+    "region that nobody calls": ("LOWERED", X + REGION + "return x=%x\n", "region 'r' is never called", ""),
+    "region with a param": (
+        "LOWERED",
+        HEALTHY["LOWERED"].replace("{\n", "{\n  param p: f32[4] = source()\n"),
+        "region 'r' holds states, params or regions of its own",
+        "",
+    ),
+    "state written over, then read": (
+        "CACHED",
+        ATTEND.replace("T, 2", "T, 1")
+        + KV
+        + "input table: i32[B, 3]\ninput b: i32[B]\n"
+        + WRITE
+        + "%y = ingot.paged_attention(%q, %kv, %table, %b, %b, %b, scale=0.5) : f32[T, 1, 4]\nreturn y=%y, kv=%one\n",
+        "%y reads a version of state 'kv' that %one has overwritten",
+        "",
+    ),
+    "state returned in an old version": (
+        "CACHED",
+        KV
+        + WRITE
+        + WRITE.replace("%one =", "%two =").replace("(%kv", "(%one")
+        + "%k2 = ingot.select_rows(%k, %slots) : f32[T, 1, 4]\nreturn k2=%k2, kv=%kv, two=%two\n",
+        "state 'kv' is returned as %kv",
+        "%two, its last version",
+    ),
+    "state not returned": (
+        "CACHED",
+        KV + "return k=%k\n",
+        "state 'kv' is returned as nothing",
+        "%kv, its last version",
+    ),
+    "state written over twice": (
+        "CACHED",
+        KV + WRITE + WRITE.replace("%one", "%two") + "return kv=%two, one=%one\n",
+        "%kv is overwritten twice, by %one and %two",
+        "",
+    ),
+    "state under the name of another": (
+        "CACHED",
+        CACHED.replace("kv=%one", "kv=%one, copy=%one"),
+        "output 'copy' is state 'kv'",
+        "",
+    ),
+    "state whose new version nobody takes": (
+        "CACHED",
+        ROWS.replace("%place_1 = getitem(%moved, 1) : state<place>\n", "") + "return last=%last_1, place=%place\n",
+        "%moved writes state 'place', but nothing takes the new version",
+        "",
+    ),
+    "state whose new version two take": (
+        "CACHED",
+        ROWS + "%other = getitem(%moved, 1) : state<place>\nreturn last=%last_1, place=%place_1, other=%other\n",
+        "%moved writes state 'place', but %place_1 and %other takes the new version",
+        "",
+    ),
+    "one state given for two": (
+        "CACHED",
+        ROWS.replace("(%last, %place,", "(%last, %last,") + "return last=%last_1, place=%place_1\n",
+        "ingot.advance is given one state twice: state<last>, state<last>",
+        "",
+    ),
+    "a tensor where a state belongs": (
+        "CACHED",
+        KV + "input c: f32[3, 2, 16, 1, 4]\n%one = ingot.kv_append(%c, %k, %k, %slots) : state<kv>\nreturn kv=%one\n",
+        "'kv' of ingot.kv_append is f32[3, 2, 16, 1, 4]",
+        "a state",
+    ),
+    "a view of a state": (
+        "CACHED",
+        KV + "%y = aten.slice.Tensor(%kv, 0, 0, 1) : f32[1, 2, 16, 1, 4]\nreturn y=%y, kv=%kv\n",
+        "a view of a state",
+        "",
+    ),
+    "unknown state": (
+        "CACHED",
+        KV + WRITE.replace("state<kv>", "state<kw>") + "return kv=%one\n",
+        "unknown state 'kw'",
+        "kv",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_broken_rule(rule: str) -> None:
+    stage, body, message, expected = BROKEN[rule]
+    error = refusal(program(stage, body))
+    assert error.what.startswith(message) if message.endswith(": ") else error.what == message
+    assert expected in error.expected
+
+
+def test_an_error_in_a_region_names_the_region() -> None:
+    body = HEALTHY["LOWERED"].replace("%a, 2.0) : f32[T, 4]", "%a, 2.0) : f32[T, 5]")
+    # The call's type comes from the body's, so it has to be as wrong.
+    broken = program("LOWERED", body.replace("region.r(%x) : f32[T, 4]", "region.r(%x) : f32[T, 5]"))
+    with pytest.raises(VerifyError) as caught:
+        verify(broken)
+    assert caught.value.where == "program r, stage LOWERED: %y = aten.mul.Tensor(%a, 2.0) : f32[T, 5]"
+    assert caught.value.what == "declared as f32[T, 5]"
+
+
+# What text cannot say is built by hand.
+
+
+def built() -> Program:
+    result = Program("p", Stage.NORMAL, {"T": Dim("T", 1, 8)})
+    x = result.add_input("x", TensorType(torch.float32, ("T", 4)))
+    weight = result.add_param("w", ParamSpec(TensorType(torch.float32, (4,)), source("w")))
+    node = result.graph.call_function(OPS["rms_norm"].overload, (x, weight), {"eps": 1e-5})
+    node.meta["type"] = TensorType(torch.float32, ("T", 4))
+    result.set_outputs({"y": node})
+    verify(result)
+    return result
+
+
+def only_call(program: Program) -> torch.fx.Node:
+    return next(iter(program.calls()))
+
+
+def test_no_output() -> None:
+    broken = built()
+    broken.graph.erase_node(broken.graph.output_node())
+    assert refusal(broken).what in ("the program returns nothing", "nothing uses the result")
+
+
+def test_malformed_graph() -> None:
+    broken = built()
+    call = only_call(broken)
+    broken.find("x").prepend(call)  # now it stands before what it reads
+    assert refusal(broken).what.startswith("the graph is malformed: ")
+
+
+def test_node_of_another_kind() -> None:
+    broken = built()
+    with broken.graph.inserting_after(only_call(broken)):
+        broken.graph.call_method("relu", (only_call(broken),))
+    assert refusal(broken).what == "a node of kind 'call_method'"
+
+
+def test_node_without_type() -> None:
+    broken = built()
+    del only_call(broken).meta["type"]
+    error = refusal(broken)
+    assert error.what == "a node without a type" and error.where.endswith(": %rms_norm_default")
+
+
+def test_target_without_name() -> None:
+    broken = built()
+    only_call(broken).target = torch.relu
+    with pytest.raises(InternalError, match="which the IR has no name for"):
+        verify(broken)
+
+
+def test_placeholder_without_declaration() -> None:
+    broken = built()
+    broken.params.clear()
+    assert refusal(broken).what == "param 'w' is not declared"
+
+
+def test_declaration_without_placeholder() -> None:
+    broken = built()
+    broken.params["v"] = broken.params["w"]
+    assert refusal(broken).what == "param 'v' has no placeholder"
+    broken = built()
+    broken.states["s"] = StateSpec("row", "g", "sequence", TensorType(torch.int32, (3,)))
+    assert refusal(broken).what == "state 's' has no placeholder"
+
+
+def test_param_that_differs_from_its_spec() -> None:
+    broken = built()
+    broken.params["w"] = ParamSpec(TensorType(torch.float64, (4,)), source("w"))
+    error = refusal(broken)
+    assert error.what == "the param's type differs from its spec" and error.expected == "f64[4]"
+
+
+def test_names_that_mean_two_values() -> None:
+    """A call may get its name before a placeholder of that name comes: its text would not parse."""
+    broken = built()
+    broken.add_input("rms_norm_default", TensorType(torch.float32, ("T",)))
+    assert refusal(broken).what == "two values are named %rms_norm_default"
+    with pytest.raises(VerifyError, match="placeholder 'x' is defined twice"):
+        built().add_input("x", TensorType(torch.float32, ("T",)))
+    with pytest.raises(VerifyError, match="placeholder 'w' is defined twice"):
+        built().add_state("w", StateSpec("row", "g", "sequence", TensorType(torch.int32, (3,))))
+
+
+def test_outputs_named_twice() -> None:
+    broken = built()
+    broken.outputs = ("y", "y")
+    broken.graph.output_node().args = ((only_call(broken), only_call(broken)),)
+    assert refusal(broken).what == "outputs must be named, each once"
+
+
+def test_regions_within_regions() -> None:
+    broken = program("LOWERED", HEALTHY["LOWERED"])
+    broken.regions["r"].body.regions["s"] = Region("s", broken.regions["r"].body, "b")
+    assert refusal(broken).what == "region 'r' holds states, params or regions of its own"
+
+
+def test_state_as_an_argument_of_a_region() -> None:
+    """A region's inputs are tensors, so no state can be written behind its call."""
+    broken = program("LOWERED", KV + REGION + "return k=%k, kv=%kv\n")
+    with broken.graph.inserting_before(broken.graph.output_node()):
+        node = broken.graph.call_function(RegionCall("r"), (broken.find("kv"),))
+    node.meta.update(type=StateType("kv"), provider="b")
+    broken.set_outputs({"kv": node})
+    assert refusal(broken).what == "region r is called with (state<kv>)"
+
+
+# What the types themselves refuse.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dim("N", 1, 2), "unknown dim 'N'"),
+        (lambda: Dim("T", 0, 2), "dim T in .0, 2. is empty"),
+        (lambda: Dim("T", 3, 2), "dim T in .3, 2. is empty"),
+        (lambda: TensorType(torch.complex64, ()), "dtype torch.complex64 has no place in the IR"),
+        (lambda: Placement("tp", "split"), "unknown placement 'split'"),
+        (lambda: StateSpec("row", "g", "page", TensorType(torch.int32, ())), "unknown state unit 'page'"),
+        (lambda: built().find("z"), "program p has no input, param or state 'z'"),
+    ],
+)
+def test_types_refuse(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(VerifyError, match=message):
+        make()
