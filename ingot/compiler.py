@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
@@ -35,11 +36,16 @@ from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
 from ingot.publish import ArtifactWriter
 
-BACKENDS: Mapping[str, Callable[[], Backend]] = {"inductor": Inductor, "reference": Reference, "rowwise": Rowwise}
+BACKENDS: Mapping[str, Callable[[], Backend]] = {
+    "cpu": Cpu,
+    "inductor": Inductor,
+    "reference": Reference,
+    "rowwise": Rowwise,
+}
 # What each choice of --backend lets compete; every op has a provider in each.
 BACKEND_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "auto": ("inductor", "reference", "rowwise"),
-    "inductor": ("inductor", "reference", "rowwise"),
+    "auto": ("inductor", "cpu", "reference", "rowwise"),
+    "inductor": ("inductor", "cpu", "reference", "rowwise"),
     "reference": ("reference", "rowwise"),
 }
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -264,7 +270,7 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 max_tokens=request.limits.max_tokens,
                 backends=request.backends,
                 deterministic=request.deterministic,
-                emit=emitter.emit,
+                emitter=emitter,
             )
             lowered = run_pipeline(model, context, request.buckets(), edit_pipeline(request.passes))
         with clock.phase("weights") as step:
@@ -272,10 +278,10 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
         with clock.phase("write"):
             plan = _merged_plan(list(lowered.programs.values()))
             _write_program(writer, model, lowered, plan)
-            for exe_id in plan.executables:
-                folder = f"exe/{request.target.name}/{exe_id}"
-                for name in plan.executables[exe_id].files:
-                    shutil.copyfile(emitter.folders[exe_id] / name, writer.path(f"{folder}/{name}"))
+            for executable in (*plan.executables.values(), *plan.libraries.values()):
+                folder = f"exe/{request.target.name}/{executable.id}"
+                for name in executable.files:
+                    shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
             _write_timings(writer, clock, lowered, emitter)
@@ -290,6 +296,7 @@ def _merged_plan(programs: list[Program]) -> Plan:
     return plans[0].model_copy(
         update={
             "executables": {key: item for plan in plans for key, item in sorted(plan.executables.items())},
+            "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
             "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
         }
     )
@@ -348,7 +355,7 @@ def _manifest(request: Request, key: str, plan: Plan) -> Manifest:
         # Not the output's name: the same request in another place is the same artifact.
         name=spec.architecture,
         request_key=key,
-        exe_keys=sorted(plan.executables),
+        exe_keys=sorted([*plan.executables, *(library.id for library in plan.libraries.values())]),
         target={**identity, "features": list(request.target.features)},
         versions=versions,
         model={

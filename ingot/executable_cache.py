@@ -35,8 +35,9 @@ def find_executable(key: str) -> Executable | None:
     return executable if whole else None
 
 
-def build_executable(backend: Backend, body: Program, key: str, target: Target) -> Executable:
-    """The cache's entry, emitted first when there is none. Raises what `emit` raises.
+def build_executable(backend: Backend, body: Program | None, key: str, target: Target) -> Executable:
+    """The cache's entry, emitted first when there is none; without a body it is the backend's library. Raises what
+    emitting raises.
 
     It is built under one fixed path, since libraries hold it, and published by a rename. The lock is held by the
     process that compiles: when its parent dies, nobody else starts in the same folder.
@@ -49,7 +50,10 @@ def build_executable(backend: Backend, body: Program, key: str, target: Target) 
         shutil.rmtree(directory, ignore_errors=True)  # what a killed process left
         directory.mkdir(mode=0o700)
         try:
-            executable = backend.emit(body, key, target, directory)
+            if body is None:
+                executable = backend.emit_library(key, target, directory)
+            else:
+                executable = backend.emit(body, key, target, directory)
             record: Mapping[str, Any] = {
                 "executable": executable.model_dump(mode="json"),
                 "digests": {name: _digest(directory / name) for name in executable.files},

@@ -28,11 +28,14 @@ def _digest_sources(files: list[Path]) -> str:
     return _digest([[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in sorted(files)])
 
 
-def exe_key(region: Region, backend: Backend, target: Target) -> str:
-    """What an executable depends on, and nothing else; free of weights and names, so fine-tunes share it."""
+def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
+    """What an executable depends on, and nothing else; free of weights and names, so fine-tunes share it.
+
+    None stands for the backend's library of kernels.
+    """
     return _digest(
         {
-            "body": print_region_body(region.body),
+            "body": None if region is None else print_region_body(region.body),
             "backend": backend.name,
             "sources": _digest_sources(list(backend.sources())),
             "toolchain": backend.toolchain(),
@@ -54,7 +57,7 @@ def request_key(
     The traced programs hold the recipes. Hashing the checkpoint reads every byte of it once.
     """
     package = Path(ops.__file__).parents[2]
-    sources = [file for room in _ROOMS for file in (package / room).rglob("*.py")]
+    sources = [file for room in _ROOMS for file in (package / room).rglob("*") if file.suffix in (".py", ".cpp")]
     tokenizer = sorted(checkpoint.tokenizer_files.items())
     return _digest(
         {

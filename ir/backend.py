@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import fx
 
 from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import Program, Region
+from ingot.ir.program import Program
 from ingot.ir.target import Target
 
 
@@ -32,11 +32,12 @@ class Backend(Protocol):
     """The compile side of a backend.
 
     `compiles_regions` tells the two kinds apart: an op provider runs single calls, a region compiler emits executables
-    for subgraphs.
+    for subgraphs. An op provider with `emits_library` has kernels, which are built once for a target.
     """
 
     name: str
     compiles_regions: bool
+    emits_library: bool
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         """Whether the backend would compute these nodes, taken together. Reads only."""
@@ -54,9 +55,6 @@ class Backend(Protocol):
         """Compile a region's body into `directory`, an empty folder; `key` becomes the executable's id."""
         ...
 
-
-def signature_of(region: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Input and output types of a region, as text."""
-    inputs = tuple(str(value_type) for value_type in region.body.input_types().values())
-    outputs = tuple(str(node.meta["type"]) for node in region.body.output_nodes().values())
-    return inputs, outputs
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        """Build the kernels of an op provider into `directory`, an empty folder."""
+        ...

@@ -115,7 +115,10 @@ class BucketPlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """The plan of one entry: what the executor needs, and nothing that it would have to decide."""
+    """The plan of one entry: what the executor needs, and nothing that it would have to decide.
+
+    `executables` are regions by id, `libraries` the kernels of op providers by provider.
+    """
 
     model_config = _FROZEN
     entry: str
@@ -125,6 +128,7 @@ class Plan(BaseModel):
     states: dict[str, State]
     outputs: dict[str, str]
     executables: dict[str, Executable]
+    libraries: dict[str, Executable]
     buckets: tuple[BucketPlan, ...]
 
     def to_json(self) -> dict[str, Any]:

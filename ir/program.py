@@ -92,7 +92,10 @@ class Region:
 
 @dataclass
 class Program:
-    """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named."""
+    """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named.
+
+    `libraries` holds the built kernels of the op providers that have any, by provider.
+    """
 
     name: str
     stage: Stage
@@ -102,6 +105,7 @@ class Program:
     states: dict[str, StateSpec] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     regions: dict[str, Region] = field(default_factory=dict)
+    libraries: dict[str, Executable] = field(default_factory=dict)
     bucket: BucketClass | None = None
     plan: Plan | None = None
 
@@ -181,6 +185,7 @@ class Program:
             states=dict(self.states),
             outputs=self.outputs,
             regions=dict(self.regions),
+            libraries=dict(self.libraries),
             bucket=self.bucket,
             plan=self.plan,
         )

@@ -1,4 +1,4 @@
-"""emit-executables: every region is compiled by its backend, distinct ones once."""
+"""emit-executables: every region is compiled by its backend, distinct ones once; providers build their kernels."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -18,9 +18,18 @@ class EmitExecutables(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
         waiting = [region for region in program.regions.values() if region.executable is None]
-        if not waiting:
+        used = {node.meta.get("provider") for node in program.calls()}
+        libraries = [
+            backend
+            for backend in context.backends
+            if backend.emits_library and backend.name in used and backend.name not in program.libraries
+        ]
+        if not waiting and not libraries:
             return
-        assert context.emit is not None, "compiling regions needs an emitter in the context"
-        for name, executable in context.emit(waiting).items():
+        assert context.emitter is not None, "compiling needs an emitter in the context"
+        for backend in libraries:
+            program.libraries[backend.name] = context.emitter.emit_library(backend)
+            rewriter.matched()
+        for name, executable in context.emitter.emit(waiting).items() if waiting else ():
             program.regions[name] = replace(program.regions[name], executable=executable)
             rewriter.matched()

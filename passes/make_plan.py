@@ -42,6 +42,7 @@ class MakePlan(Pass):
                 if not isinstance(node.meta["type"], StateType)
             },
             executables={executable.id: executable for executable in executables},
+            libraries=dict(sorted(program.libraries.items())),
             buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values),),
         )
         rewriter.matched()

@@ -73,6 +73,9 @@ def _run_phase(
 ) -> Program:
     for one in phase.passes:
         program, record = run_pass(one, program, context, under=phase.stage)
+        if one is phase.passes[-1]:
+            program.stage = phase.stage
+            record = replace(record, ir_after=print_program(program))
         records.append(record)
         if on_pass is not None:
             on_pass(record, program)

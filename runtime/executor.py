@@ -41,7 +41,8 @@ class StepHandle:
 class Executor:
     """A plan bound to one set of weights, executables and states on a CPU.
 
-    `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
+    `params`: every weight by name. `executables`: a loaded callable by executable id. `libraries`:
+    the ops of each provider that brought kernels. `sizes`: load-time dims (`pages`,
     `S`). Raises BackendError when a weight does not fit the plan's dtype, shape or strides.
     """
 
@@ -51,8 +52,10 @@ class Executor:
         params: Mapping[str, torch.Tensor],
         executables: Mapping[str, Callable[..., Sequence[torch.Tensor]]],
         sizes: Mapping[str, int],
+        libraries: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
     ) -> None:
         self.plan = plan
+        self.libraries = libraries or {}
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
         self.states: dict[str, torch.Tensor] = {}
@@ -102,6 +105,7 @@ class _Bucket:
             self._table[slot[name]] = tensor
         self._inputs = [(name, slot[name]) for name in executor.inputs]
         self._outputs = [(name, slot[name]) for name in executor.plan.outputs]
+        self._libraries = executor.libraries
         self._types: dict[int, TensorType] = {slot[name]: parse_type(v.type) for name, v in plan.values.items()}
         self._steps = [self._bind(instruction, slot, executables) for instruction in plan.instructions]
         # Types of what is passed on are the plan's promise; the first step of a bucket checks that all keep it.
@@ -118,7 +122,10 @@ class _Bucket:
             run = executables[instruction.target.removeprefix("exe.")]
             single = False
         else:
-            run = load_op(instruction.target, rowwise=instruction.provider == "rowwise")
+            library = self._libraries.get(instruction.provider, {})
+            run = library.get(instruction.target) or load_op(
+                instruction.target, rowwise=instruction.provider == "rowwise"
+            )
             single = len(instruction.results) == 1
         return _Step(
             run=run,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from ingot.backends.cpu import load as cpu
 from ingot.backends.inductor import load as inductor
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, TargetError
@@ -66,9 +67,13 @@ def load_artifact(path: str | Path, *, num_pages: int | None = None, threads: in
         executables = {
             executable.id: _load_executable(executable, artifact, target) for executable in plan.executables.values()
         }
+        libraries = {
+            name: cpu.load_library(library, _folder_of(library, artifact, target))
+            for name, library in plan.libraries.items()
+        }
         params = _map_weights(artifact)
         pages = num_pages or _default_pages(plan, limits, target)
-        executor = Executor(plan, params, executables, {"pages": pages, "S": limits.max_batch})
+        executor = Executor(plan, params, executables, {"pages": pages, "S": limits.max_batch}, libraries)
         weights_whole.result()
     eos = tuple(int(item) for item in str(artifact.manifest.model["eos_token_ids"]).split(",") if item)
     tokenizer = None
@@ -124,10 +129,15 @@ def _load_executable(
         raise ArtifactError(
             f"executable {executable.id} is of the unknown backend '{executable.backend}'", expected=", ".join(LOADERS)
         )
+    return LOADERS[executable.backend](executable, _folder_of(executable, artifact, target))
+
+
+def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:
+    """Where an executable's files lie. Each is listed in the manifest, whose digests have been checked."""
     folder = f"exe/{target.name}/{executable.id}"
     for name in executable.files:
-        artifact.file(f"{folder}/{name}")  # listed in the manifest, whose digests have been checked
-    return LOADERS[executable.backend](executable, artifact.folder / folder)
+        artifact.file(f"{folder}/{name}")
+    return artifact.folder / folder
 
 
 def _map_weights(artifact: Artifact) -> dict[str, torch.Tensor]:

@@ -2,9 +2,7 @@
 
 import contextlib
 import io
-import os
 import shutil
-import subprocess
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.backends.toolchain import compiler_path, compiler_version
 from ingot.ir import ops
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
@@ -34,6 +33,7 @@ class Inductor:
 
     name = "inductor"
     compiles_regions = True
+    emits_library = False
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
@@ -49,9 +49,7 @@ class Inductor:
         return (Path(__file__), *sorted(Path(ops.__file__).parent.glob("*.py")))
 
     def toolchain(self) -> dict[str, str]:
-        compiler = compiler_path()
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-        return {"torch": torch.__version__, "c++": version.partition("\n")[0]}
+        return {"torch": torch.__version__, "c++": compiler_version()}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         """Compile `body` for any size of its dims. The library takes the inputs in order and allocates its outputs."""
@@ -93,6 +91,9 @@ class Inductor:
             files=(LIBRARY,),
         )
 
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        raise BackendError(f"backend '{self.name}' compiles regions and has no library")
+
 
 class _Body(torch.nn.Module):
     """A region's body as a module that runs the references, so that only aten reaches the compiler."""
@@ -118,17 +119,3 @@ def _example(value_type: TensorType) -> torch.Tensor:
     if value_type.strides is None:
         return torch.zeros(shape, dtype=value_type.dtype)
     return torch.empty_strided(shape, value_type.strides, dtype=value_type.dtype).zero_()
-
-
-def compiler_path() -> str:
-    """The C++ compiler that AOTInductor will call; BackendError when there is none."""
-    wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    for name in wanted:
-        if found := shutil.which(name):
-            return found
-    raise BackendError(
-        "no C++ compiler was found",
-        where=f"looked for {', '.join(wanted)}",
-        expected="g++ or clang++ on the PATH, or CXX set to one",
-        hint="install one, or compile with --backend reference; running an artifact needs none",
-    )

@@ -17,6 +17,7 @@ class Reference:
 
     name = "reference"
     compiles_regions = False
+    emits_library = False
     cost = 1e6  # ranks behind every provider that does anything clever
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
@@ -31,6 +32,9 @@ class Reference:
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         raise BackendError(f"backend '{self.name}' computes single calls and compiles no regions", where=body.name)
+
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        raise BackendError(f"backend '{self.name}' has no library")
 
 
 class Rowwise(Reference):

@@ -1,0 +1,27 @@
+"""The C++ compiler of this machine, for the backends that need one."""
+
+import os
+import shutil
+import subprocess
+
+from ingot.ir.errors import BackendError
+
+
+def compiler_path() -> str:
+    """The C++ compiler: what CXX says, else g++ or clang++; BackendError when there is none."""
+    wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    for name in wanted:
+        if found := shutil.which(name):
+            return found
+    raise BackendError(
+        "no C++ compiler was found",
+        where=f"looked for {', '.join(wanted)}",
+        expected="g++ or clang++ on the PATH, or CXX set to one",
+        hint="install one, or compile with --backend reference; running an artifact needs none",
+    )
+
+
+def compiler_version() -> str:
+    """The first line of what the compiler says of itself."""
+    told = subprocess.run([compiler_path(), "--version"], capture_output=True, text=True, check=False).stdout
+    return told.partition("\n")[0]
