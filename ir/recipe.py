@@ -7,7 +7,7 @@ tensor. Sharding and quantizing a weight is one more step, never a closure or a 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,8 @@ from ingot.ir.types import DTYPE_NAMES, DTYPES
 
 Attr = int | float | str | bool | tuple["Attr", ...] | None
 Attrs = tuple[tuple[str, Attr], ...]
+# What a step makes: a tensor, or several by name.
+Results = torch.Tensor | dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,27 +69,30 @@ class Recipe:
             return frozenset((str(self.attr("name")),))
         return frozenset().union(*(recipe.sources() for recipe in self.inputs))
 
-    def execute(
-        self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", torch.Tensor] | None = None
-    ) -> torch.Tensor:
+    def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
         """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes."""
-        if memo is not None and self in memo:
-            return memo[self]
+        step = replace(self, output="")
+        result = memo.get(step) if memo is not None else None
+        if result is None:
+            result = step._results(read, memo)
+            if memo is not None:
+                memo[step] = result
+        if isinstance(result, torch.Tensor) != (self.output == "") or (self.output and self.output not in result):
+            has = "one result" if isinstance(result, torch.Tensor) else f"the results {', '.join(result)}"
+            raise VerifyError(f"recipe step '{self.step}' has {has}", where=str(self))
+        return result if isinstance(result, torch.Tensor) else result[self.output]
+
+    def _results(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None) -> Results:
         if self.step == "source":
-            result = read(str(self.attr("name")))
-        else:
-            args = [recipe.execute(read, memo) for recipe in self.inputs]
-            try:
-                result = STEPS[self.step](args, dict(self.attrs))
-            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                shapes = ", ".join(str(list(arg.shape)) for arg in args)
-                problem = f"{type(error).__name__}: {error}"
-                raise CheckpointError(
-                    f"recipe step '{self.step}' cannot be applied to shapes ({shapes}): {problem}", where=str(self)
-                ) from error
-        if memo is not None:
-            memo[self] = result
-        return result
+            return read(str(self.attr("name")))
+        args = [recipe.execute(read, memo) for recipe in self.inputs]
+        try:
+            return STEPS[self.step](args, dict(self.attrs))
+        except (RuntimeError, ValueError, IndexError) as error:
+            shapes = ", ".join(str(list(arg.shape)) for arg in args)
+            raise CheckpointError(
+                f"recipe step '{self.step}' cannot be applied to shapes {shapes}: {error}", where=str(self)
+            ) from error
 
 
 def _ints(value: Attr) -> list[int]:
@@ -130,7 +135,22 @@ def _pad(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
-STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], torch.Tensor]] = {
+def _split(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.Tensor]:
+    return {f"part{i}": part for i, part in enumerate(tensor.split(_ints(attrs["sizes"]), _int(attrs["dim"])))}
+
+
+def _quantize(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.Tensor]:
+    """Rows to `bits` unsigned bits with a scale and a zero point each: x = (weight - zeros) * scales."""
+    top = 2 ** _int(attrs["bits"]) - 1
+    full = tensor.float()
+    low, high = full.amin(-1, keepdim=True).clamp(max=0.0), full.amax(-1, keepdim=True).clamp(min=0.0)
+    scales = ((high - low) / top).clamp(min=torch.finfo(torch.float32).tiny)
+    zeros = (-low / scales).round().clamp(0, top)
+    weight = (full / scales + zeros).round().clamp(0, top)
+    return {"weight": weight.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
+
+
+STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]] = {
     "source": lambda args, attrs: args[0],
     "slice": lambda args, attrs: args[0].narrow(
         _int(attrs["dim"]), _int(attrs["begin"]), _int(attrs["end"]) - _int(attrs["begin"])
@@ -145,6 +165,9 @@ STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], torch.Ten
     "matmul": lambda args, attrs: _matmul(args[0], args[1]),
     "table": lambda args, attrs: make_table(attrs),
     "shard": lambda args, attrs: _shard(args[0], attrs),
+    "split": lambda args, attrs: _split(args[0], attrs),
+    "quantize": lambda args, attrs: _quantize(args[0], attrs),
+    "dequantize": lambda args, attrs: (args[0].float() - args[2].float()) * args[1],
     "cast": lambda args, attrs: args[0].to(DTYPES[str(attrs["dtype"])]),
 }
 
@@ -208,3 +231,21 @@ def shard(recipe: Recipe, dim: int, rank: int, world: int, segments: tuple[int, 
 
 def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:
     return _recipe("cast", recipe, dtype=DTYPE_NAMES[dtype])
+
+
+def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
+    """Consecutive parts along `dim`, all results of one step."""
+    step = _recipe("split", recipe, dim=dim, sizes=sizes)
+    return [replace(step, output=f"part{index}") for index in range(len(sizes))]
+
+
+def quantize(recipe: Recipe, bits: int) -> tuple[Recipe, Recipe, Recipe]:
+    """(weight u8, scales f32, zeros u8), the rows of a matrix quantized to `bits` unsigned bits each by itself."""
+    step = _recipe("quantize", recipe, bits=bits)
+    weight, scales, zeros = (replace(step, output=name) for name in ("weight", "scales", "zeros"))
+    return weight, scales, zeros
+
+
+def dequantize(weight: Recipe, scales: Recipe, zeros: Recipe) -> Recipe:
+    """What `quantize` stands for, in float32."""
+    return _recipe("dequantize", weight, scales, zeros)

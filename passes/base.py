@@ -47,6 +47,10 @@ class PassContext:
     emitter: Emitter | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
 
+    def any_bucket(self) -> BucketClass:
+        """The bucket class that holds every step: what a pass before LOWERED asks backends about."""
+        return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens))
+
 
 class Pass(ABC):
     """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line."""

@@ -111,14 +111,16 @@ def _result_nodes(node: fx.Node) -> list[fx.Node]:
 def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of what a call yields, in order ("" where nothing takes it), and of the states that it updates."""
     op = op_of(node.target)
+    items = getattr(node.meta["type"], "items", None)
+    updates: tuple[str, ...] = ()
     if op is not None and op.states:
         bound = op.bind(node.args, node.kwargs)
-        return (), tuple(named[bound[name]] for name in op.states)
-    items = getattr(node.meta["type"], "items", None)
+        updates = tuple(named[bound[name]] for name in op.states)
     if items is None:
-        return (named[node],), ()
+        return ((), updates) if updates else ((named[node],), ())
     taken = {int(str(user.args[1])): named[user] for user in node.users if user.target is operator.getitem}
-    return tuple(taken.get(index, "") for index in range(len(items))), ()
+    count = len(items) - len(updates)  # states come last, and are updated in place
+    return tuple(taken.get(index, "") for index in range(count)), updates
 
 
 def _last_uses(program: Program) -> dict[fx.Node, list[fx.Node]]:

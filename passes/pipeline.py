@@ -13,6 +13,7 @@ from ingot.passes.choose_providers import ChooseProviders
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
+from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_sampling import InsertSampling
 from ingot.passes.make_plan import MakePlan
@@ -31,13 +32,13 @@ class Phase:
 PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(),)),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
-    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm())),
+    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope())),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
 # Rewrites that a correct artifact can do without; the others make a later stage possible at all.
-OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "form-regions"})
+OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:

@@ -16,8 +16,8 @@ from ingot.ir.target import Target
 
 LIBRARY = "kernels.so"
 KERNELS = Path(__file__).with_name("kernels.cpp")
-# The instruction sets of this machine, and what vector code needs of the freedom that IEEE leaves: sums in any order, no
-# traps, no errno. Not -ffast-math, under which NaN and infinity would mean nothing.
+# The instruction sets of this machine, and what vector code needs of the freedom that IEEE leaves: sums in any order,
+# no traps, no errno. Not -ffast-math, under which NaN and infinity would mean nothing.
 FLAGS = (
     "-std=c++17",
     "-O3",

@@ -15,6 +15,7 @@ from ingot.ir.ops.dense import (
     soft_cap,
 )
 from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
+from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.step import advance, feed
 
@@ -36,6 +37,7 @@ __all__ = [
     "linear",
     "op_of",
     "paged_attention",
+    "qk_norm_rope_append",
     "rms_norm",
     "rope",
     "sample",

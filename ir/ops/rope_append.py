@@ -1,0 +1,111 @@
+"""Fused: q/k norm, rotary embedding and the cache write of a step, between the q/k/v product and attention."""
+
+import torch
+
+from ingot.ir.ops.attention import kv_append
+from ingot.ir.ops.dense import rms_norm, rope
+from ingot.ir.ops.registry import Sample, define
+from ingot.ir.tables import make_table
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    qkv = torch.randn(3, 8 * 16, generator=g).to(dtype)
+    q, k, v = (part.view(3, -1, 16) for part in qkv.split([64, 32, 32], 1))
+    kv = torch.randn(4, 2, 16, 2, 16, generator=g).to(dtype)
+    q_weight, k_weight = (torch.randn(16, generator=g).to(dtype) for _ in range(2))
+    table = make_table({"kind": "rope", "rope_type": "default", "positions": 64, "theta": 1e4, "rotary_dim": 16})
+    args = (kv, q, k, v, torch.tensor([1, 40, 7], dtype=torch.int32), table, torch.tensor([17, 63, -1]))
+    return [Sample(args, {"eps": 1e-6}), Sample((*args, q_weight, k_weight), {"eps": 1e-6, "interleaved": True})]
+
+
+def _prepared(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    interleaved: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm.reference(q, q_weight, eps=eps), rms_norm.reference(k, k_weight, eps=eps)
+    turned = (rope.reference(x, positions, table, interleaved=interleaved) for x in (q, k))
+    return next(turned), next(turned)
+
+
+def _in_place(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    *,
+    eps: float,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+    assert kv_append.in_place is not None
+    kv_append.in_place(kv, k, v, slots)
+    return q
+
+
+def _decompose(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    *,
+    eps: float,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps=eps), rms_norm(k, k_weight, eps=eps)
+    order = {"interleaved": True} if interleaved else {}
+    return rope(q, positions, table, **order), kv_append(kv, rope(k, positions, table, **order), v, slots)
+
+
+def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
+
+
+@define(
+    "qk_norm_rope_append(Tensor kv, Tensor q, Tensor k, Tensor v, Tensor positions, Tensor table, Tensor slots,"
+    " Tensor? q_weight=None, Tensor? k_weight=None, *, float eps, bool interleaved=False) -> (Tensor, Tensor)",
+    samples=_samples,
+    fake=_fake,
+    states=("kv",),
+    in_place=_in_place,
+    decompose=_decompose,
+    fusible=False,
+)
+def qk_norm_rope_append(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    *,
+    eps: float,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k likewise and v [T, KV, D] at `slots`).
+
+    Without weights nothing is normed. The parts are those of `rms_norm`, `rope` and `kv_append`, roundings included:
+    the norm is rounded before the rotation.
+    """
+    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+    return q, kv_append.reference(kv, k, v, slots)

@@ -1,0 +1,100 @@
+"""fuse-qk-norm-rope: q/k norm, rotary embedding and cache write become one op, where a provider has a kernel for it."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.backend import Yes
+from ingot.ir.program import is_call
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class FuseQKNormRope(Pass):
+    """Fusing takes the three out of the region around them, which pays only with a kernel that beats the region.
+
+    So it waits for a provider other than the references that claims the fused op; `force` fuses all the same.
+    """
+
+    name: ClassVar[str] = "fuse-qk-norm-rope"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    force: bool = False
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        for append in list(rewriter.program.calls(ops.kv_append.overload)):
+            attentions = [user for user in append.users if is_call(user, ops.paged_attention.overload)]
+            found = _sources(append, attentions)
+            if isinstance(found, str):
+                rewriter.refuse(append, found)
+                continue
+            fused = _fuse(rewriter, append, attentions[0], found)
+            if not self.force and not _has_kernel(fused, context):
+                _undo(rewriter, fused)
+                rewriter.refuse(append, "no provider has a kernel for qk_norm_rope_append")
+                continue
+            _replace(rewriter, append, attentions[0], fused)
+            rewriter.matched()
+
+
+def _sources(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
+    """Arguments of the fused op by name, or why there are none."""
+    if len(attentions) != 1:
+        return f"{len(attentions)} attentions read the cache after this write"
+    written = ops.kv_append.bind(append.args, append.kwargs)
+    turned = {"q": attentions[0].args[0], "k": written["k"]}
+    bound: dict[str, dict[str, Any]] = {}
+    for name, node in turned.items():
+        if not is_call(node, ops.rope.overload):
+            return f"{name} is not rotated"
+        if len(node.users) > 1:
+            return f"the rotated {name} is used elsewhere too"
+        bound[name] = ops.rope.bind(node.args, node.kwargs)
+    if any(bound["q"][part] != bound["k"][part] for part in ("positions", "table", "interleaved")):
+        return "q and k are rotated differently"
+    norms = [bound[name]["x"] for name in turned]
+    normed = [is_call(node, ops.rms_norm.overload) and len(node.users) == 1 for node in norms]
+    result = {"kv": written["kv"], "v": written["v"], "slots": written["slots"], **bound["q"]}
+    del result["x"]
+    if not all(normed):
+        return {**result, "q": norms[0], "k": norms[1], "q_weight": None, "k_weight": None, "eps": 0.0}
+    inner = [ops.rms_norm.bind(node.args, node.kwargs) for node in norms]
+    if inner[0]["eps"] != inner[1]["eps"]:
+        return "the norms of q and k differ in eps"
+    weights = {"q_weight": inner[0]["weight"], "k_weight": inner[1]["weight"], "eps": inner[0]["eps"]}
+    return {**result, "q": inner[0]["x"], "k": inner[1]["x"], **weights}
+
+
+def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[str, Any]) -> fx.Node:
+    names = ("kv", "q", "k", "v", "positions", "table", "slots")
+    args = [found[name] for name in names]
+    if found["q_weight"] is not None:
+        args += [found["q_weight"], found["k_weight"]]
+    order: dict[str, Any] = {"interleaved": True} if found["interleaved"] else {}
+    return rewriter.call(ops.qk_norm_rope_append, *args, before=append, eps=found["eps"], **order)
+
+
+def _has_kernel(fused: fx.Node, context: PassContext) -> bool:
+    answers = [
+        backend.claim([fused], context.target, context.any_bucket())
+        for backend in context.backends
+        if backend.emits_library
+    ]
+    return any(isinstance(answer, Yes) for answer in answers)
+
+
+def _undo(rewriter: Rewriter, fused: fx.Node) -> None:
+    rewriter.program.graph.erase_node(fused)
+
+
+def _replace(rewriter: Rewriter, append: fx.Node, attention: fx.Node, fused: fx.Node) -> None:
+    turned = attention.args[0]
+    assert isinstance(turned, fx.Node)
+    query = rewriter.call(operator.getitem, fused, 0, before=append)
+    cache = rewriter.call(operator.getitem, fused, 1, before=append)
+    turned.replace_all_uses_with(query)
+    rewriter.replace(append, cache)
