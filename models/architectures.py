@@ -13,7 +13,7 @@ from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Placement
 from ingot.models import dense
-from ingot.models.config import ConfigReader
+from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.dense import DenseSpec
 
 
@@ -60,7 +60,7 @@ def _dense_spec(config: ConfigReader, *, head_dim: int | None = None, **flags: b
     config.require("hidden_act", ("silu",), "silu")
     return DenseSpec(
         hidden=hidden,
-        layers=config.integer("num_hidden_layers"),
+        layers=config.integer("num_hidden_layers", most=MAX_LAYERS),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
