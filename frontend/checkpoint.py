@@ -210,7 +210,9 @@ def _read_config(file: Path) -> dict[str, Any]:
                 f"there is no {CONFIG} in the folder",
                 where=str(file.parent),
                 expected="a Hugging Face checkpoint folder",
-                hint=f"found there: {name_files(file.parent.iterdir())}",
+                hint="this is an artifact: it is compiled already"
+                if (file.parent / "manifest.json").is_file()
+                else f"found there: {name_files(file.parent.iterdir())}",
             )
         with file.open("rb") as stream:
             data = stream.read(_MAX_CONFIG_BYTES + 1)

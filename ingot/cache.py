@@ -31,8 +31,16 @@ def cache_folder(kind: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; another process waits. The kernel frees it when one dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold the lock file `path` while the block runs; another process waits. The kernel frees it when one dies.
+
+    Raises OutputError when the file cannot be made.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OutputError(
+            f"the cache cannot be written: {error.strerror}", where=str(path), hint="set INGOT_CACHE to another folder"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -4,9 +4,9 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ingot.error_text import raised
 from ingot.ir.artifact import MANIFEST
@@ -18,7 +18,7 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler, SchedulerConfig
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.tokenizer import Tokenizer, read_json
 
 
 class LLM:
@@ -70,6 +70,7 @@ class LLM:
             seed=seed,
         )
         self._ids = itertools.count()
+        self._waiting: dict[str, list[RequestOutput]] = {}  # by open request: outputs that its stream has not taken
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The artifact's tokenizer; None when the checkpoint had none."""
@@ -77,10 +78,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generation_config.json says of sampling, over the defaults of SamplingParams."""
-        file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
-        if not file.is_file():
-            return SamplingParams()
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(self._loaded.artifact.folder / "tokenizer" / "generation_config.json")
         known = ("temperature", "top_k", "top_p", "min_p")
         return SamplingParams(**{name: config[name] for name in known if config.get(name) is not None})
 
@@ -111,35 +109,61 @@ class LLM:
         *,
         stream: bool,
     ) -> Iterator[RequestOutput]:
-        listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        listed = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = [sampling_params] * len(listed) if isinstance(sampling_params, SamplingParams) else sampling_params
+        if isinstance(sampling_params, SamplingParams):
+            params = [sampling_params] * len(listed)
+        else:
+            params = _listed("sampling params", sampling_params)
         if len(params) != len(listed):
             raise RequestError(f"{len(params)} sampling params for {len(listed)} prompts", expected="one, or one each")
         requests = [
             EngineRequest(str(next(self._ids)), prompt, one, stream) for prompt, one in zip(listed, params, strict=True)
         ]
         self._engine.add_requests(requests)
-        open_ids = {request.request_id for request in requests}
-        return self._drain(open_ids)
+        outputs = self._drain({request.request_id for request in requests})
+        next(outputs)  # a generator that was begun is ended, and its requests with it, even when nobody reads it
+        return cast(Iterator[RequestOutput], outputs)
 
-    def _drain(self, open_ids: set[str]) -> Iterator[RequestOutput]:
+    def _drain(self, open_ids: set[str]) -> Iterator[RequestOutput | None]:
+        """The outputs of these requests. Steps serve all streams: what another one is waiting for is put aside."""
+        self._waiting.update({request_id: [] for request_id in open_ids})
         try:
+            yield None
             while open_ids:
-                for output in self._engine.step():
+                outputs = [out for request_id in open_ids for out in self._waiting[request_id]]
+                if not outputs:
+                    if not self._engine.has_unfinished():
+                        raise InternalError("the requests were dropped, because a step for others failed")
+                    for output in self._engine.step():
+                        self._waiting[output.request_id].append(output)
+                    continue
+                for request_id in open_ids:
+                    self._waiting[request_id] = []
+                for output in outputs:
                     if output.finished:
                         open_ids.discard(output.request_id)
+                        del self._waiting[output.request_id]
                     yield output
         finally:
             for request_id in open_ids:
                 self._engine.abort(request_id)
+                del self._waiting[request_id]
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} of type {type(values).__name__}", where="LLM.generate", expected="one, or a list")
+    return list(values)
 
 
 def _within(name: str, value: int | None, compiled: int) -> int:
-    if value is not None and not 1 <= value <= compiled:
-        raise OptionError(f"{name} is {value}", expected=f"1 to {compiled}, which the artifact was compiled for")
-    return compiled if value is None else value
+    if value is None:
+        return compiled
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= compiled:
+        raise OptionError(f"{name} is {value!r:.80}", expected=f"1 to {compiled}, which the artifact was compiled for")
+    return value
 
 
 def compile_cached(checkpoint: Path, options: dict[str, Any]) -> Path:

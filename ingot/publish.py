@@ -72,7 +72,7 @@ class ArtifactWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._discard()
-        if isinstance(error, Exception) and not isinstance(error, OutputError) and _is_disk_full(error):
+        if isinstance(error, Exception) and not isinstance(error, OutputError) and is_disk_full(error):
             raise OutputError(
                 "the disk is full",
                 where=str(self.output.parent),
@@ -158,7 +158,7 @@ def _exists(output: Path, when: str = "already") -> OutputError:
     )
 
 
-def _is_disk_full(error: BaseException | None) -> bool:
+def is_disk_full(error: BaseException | None) -> bool:
     """Looks at causes and messages too: libraries and compilers report a full disk in exceptions of their own."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:

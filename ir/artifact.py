@@ -98,6 +98,27 @@ class Manifest(_Record):
         return dump_json(self.model_dump(mode="json"))
 
 
+class WeightEntry(_Record):
+    """One weight in weights.json: its recipe's text, and where it lies, or which other weight it is the same as.
+
+    `offset` is in bytes from the start of `file`; `shard` says how each axis of the mesh splits it.
+    """
+
+    recipe: str
+    dtype: str
+    shape: tuple[Size, ...]
+    shard: tuple[str, ...]
+    file: str | None = None
+    offset: Size = 0
+    same_as: str | None = None
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if (self.file is None) == (self.same_as is None):
+            raise ValueError("it needs either a file or another weight that it is the same as")
+        return self
+
+
 def checksum_text(manifest: bytes, timings: bytes | None) -> tuple[str, str]:
     """Returns the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`, given the files' bytes."""
     build_id = hashlib.sha256(manifest).hexdigest()

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import fx
@@ -207,6 +207,7 @@ def _only_line(text: str) -> _Line:
     return _Line(lines[0], 1)
 
 
+@lru_cache(maxsize=4096)  # the layers of a plan repeat a few types
 def parse_type(text: str) -> TensorType:
     """A tensor type from its text form."""
     line = _only_line(text)
@@ -446,8 +447,10 @@ def _region(line: _Line, lines: _Lines, program: Program) -> None:
     backend = line.name("a backend")
     line.need("{")
     line.end()
-    body = Program(name, program.stage, program.dims, bucket=program.bucket)
+    body = Program(name, program.stage, {}, bucket=program.bucket)
     _statements(lines, body, in_region=True)
+    used = body.symbols()
+    body.dims = {symbol: dim for symbol, dim in program.dims.items() if symbol in used}
     closing = lines.next("'}'")
     closing.need("}")
     closing.end()

@@ -170,6 +170,12 @@ class Program:
         assert isinstance(result, tuple)
         return dict(zip(self.outputs, result, strict=True))
 
+    def symbols(self) -> frozenset[str]:
+        """The dims that the types of its values name."""
+        types = [node.meta["type"] for node in self.graph.nodes if node.op != "output"]
+        tensors = [item for value_type in types for item in getattr(value_type, "items", (value_type,))]
+        return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
+
     def copy(self) -> "Program":
         """An independent copy with the same node names; specs and region bodies, which nobody edits, are shared."""
         graph = fx.Graph()

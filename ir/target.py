@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,16 +44,18 @@ class Target(BaseModel):
 
     def difference(self, other: "Target") -> str | None:
         """The first field of the identity that differs, with both values; None when code for one fits the other."""
-        mine, theirs = self.identity(), other.identity()
-        for key in mine:
-            if mine[key] == theirs[key]:
-                continue
-            if isinstance(mine[key], dict):
-                for name in sorted(mine[key].keys() | theirs[key].keys()):
-                    if mine[key].get(name) != theirs[key].get(name):
-                        return f"{key}.{name}: {mine[key].get(name)} against {theirs[key].get(name)}"
-            return f"{key}: {mine[key]} against {theirs[key]}"
-        return None
+        return first_difference(self.identity(), other.identity())
+
+
+def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """The first field that differs between two identities, with both values; None when they are equal."""
+    for key in [*theirs, *sorted(mine.keys() - theirs.keys())]:
+        if key in mine and key in theirs and mine[key] == theirs[key]:
+            continue
+        if isinstance(mine.get(key), dict) and isinstance(theirs.get(key), dict):
+            return f"{key}.{first_difference(mine[key], theirs[key])}"
+        return f"{key}: {mine.get(key, 'missing')!s:.200} against {theirs.get(key, 'missing')!s:.200}"
+    return None
 
 
 def _detect_cpu() -> Target:

@@ -20,6 +20,21 @@ _MODEL_DTYPES = {
 _ROPE_ALIASES = {"su": "longrope"}
 
 
+# Far above any model's sizes (the largest vocabularies and contexts stay below 2**24), and low enough that the bytes of
+# a matrix of two of them can be counted in 64 bits.
+MAX_SIZE = 1 << 24
+MAX_LAYERS = 1024  # the deepest models have some hundred
+MAX_NUMBER = 1e30  # as a float32, what the tables are computed in, it and its reciprocal are neither 0 nor infinite
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no int of more than 4300 digits
+        text = f"a {type(value).__name__} of thousands of digits"
+    return text if len(text) <= 100 else text[:100] + "…"
+
+
 @dataclass(frozen=True)
 class RopeSpec:
     """A rotary embedding: which table maker, over how many elements of a head, with which constants."""
@@ -38,23 +53,23 @@ class ConfigReader:
 
     def error(self, field: str, expected: str) -> ConfigError:
         found = self.fields.get(field)
-        what = f"field '{field}' is {found!r}" if field in self.fields else f"field '{field}' is missing"
+        what = f"field '{field}' is {_shown(found)}" if field in self.fields else f"field '{field}' is missing"
         return ConfigError(what, where=self.source, expected=expected)
 
-    def integer(self, field: str, default: int | None = None) -> int:
-        """A positive whole number."""
+    def integer(self, field: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
+        """A positive whole number, at most `most`."""
         value = self.fields.get(field)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.error(field, "a positive whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise self.error(field, f"a whole number from 1 to {most}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.fields.get(field)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise self.error(field, "a positive number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 1 / MAX_NUMBER <= value <= MAX_NUMBER:
+            raise self.error(field, f"a number above 0, from {1 / MAX_NUMBER} to {MAX_NUMBER}")
         return float(value)
 
     def number_or_none(self, field: str) -> float | None:
@@ -138,7 +153,7 @@ class ConfigReader:
 def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, theta: float) -> RopeSpec:
     kind = table.get("rope_type", table.get("type", "default")) or "default"
     kind = _ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
-    if kind not in ROPE_TYPES:
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise ConfigError(f"rope_type {kind!r} is not supported", where=config.source, expected=", ".join(ROPE_TYPES))
     rotary_dim = int(head_dim * config.number("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:

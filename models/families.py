@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.ir.errors import ConfigError
-from ingot.models.config import ConfigReader
+from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.dense import DenseSpec, LayerSpec
 
 _SILU = {"silu": "silu"}
@@ -32,7 +32,7 @@ def _base(
         )
     if head_dim % 2:
         raise ConfigError(f"head_dim {head_dim} is odd", where=config.source, expected="an even number, for rope")
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
     flags.setdefault("layers", (LayerSpec(),) * layers)
     flags.setdefault("ropes", None)
     if flags["ropes"] is None:
@@ -71,12 +71,12 @@ def llama(config: ConfigReader) -> DenseSpec:
 def mistral(config: ConfigReader) -> DenseSpec:
     """One window for all layers, or none. A missing field is transformers' default, 4096; null is none."""
     window = config.integer_or_none("sliding_window") if "sliding_window" in config.fields else 4096
-    return _base(config, layers=(LayerSpec(window=window),) * config.integer("num_hidden_layers"))
+    return _base(config, layers=(LayerSpec(window=window),) * config.integer("num_hidden_layers", most=MAX_LAYERS))
 
 
 def _qwen(config: ConfigReader, **flags: Any) -> DenseSpec:
     """A window from layer `max_window_layers` on, where `use_sliding_window`."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
     if not config.flag("use_sliding_window", False):
         return _base(config, **flags)
     types = config.listed("layer_types", layers, ("sliding_attention", "full_attention"))
@@ -98,7 +98,7 @@ def qwen3(config: ConfigReader) -> DenseSpec:
 
 def phi3(config: ConfigReader) -> DenseSpec:
     window = config.integer_or_none("sliding_window")
-    layers = (LayerSpec(window=window),) * config.integer("num_hidden_layers")
+    layers = (LayerSpec(window=window),) * config.integer("num_hidden_layers", most=MAX_LAYERS)
     return _base(config, eps=1e-5, layers=layers, fused_weights=True)
 
 
@@ -131,14 +131,14 @@ def _cap(config: ConfigReader, field: str, default: float | None) -> float | Non
 
 def gemma2(config: ConfigReader) -> DenseSpec:
     """Every second layer has a window, the first one included."""
-    sliding = config.sliding_layers(config.integer("num_hidden_layers"), pattern=2)
+    sliding = config.sliding_layers(config.integer("num_hidden_layers", most=MAX_LAYERS), pattern=2)
     return _gemma(config, layers=_windows(config, sliding, 4096), attention_cap=50.0, logit_cap=30.0)
 
 
 def gemma3(config: ConfigReader) -> DenseSpec:
     """Layers with a window have a rotary base of their own."""
     pattern = config.integer("sliding_window_pattern", 6)
-    sliding = config.sliding_layers(config.integer("num_hidden_layers"), pattern)
+    sliding = config.sliding_layers(config.integer("num_hidden_layers", most=MAX_LAYERS), pattern)
     layers = tuple(
         replace(layer, rope=1 if slides else 0)
         for layer, slides in zip(_windows(config, sliding, 4096), sliding, strict=True)
@@ -197,7 +197,7 @@ def cohere(config: ConfigReader) -> DenseSpec:
 
 def smollm3(config: ConfigReader) -> DenseSpec:
     """Every `no_rope_layer_interval`-th layer has no rotation, or those that `no_rope_layers` marks with 0."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", most=MAX_LAYERS)
     rotated = config.listed("no_rope_layers", layers, (0, 1))
     if rotated is None:
         interval = config.integer("no_rope_layer_interval", 4)

@@ -94,8 +94,7 @@ def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program,
     for node in members:
         inputs += [source for source in node.all_input_nodes if source not in inside and source not in inputs]
     outputs = [node for node in members if any(user not in inside for user in node.users)]
-    used = {size for node in [*inputs, *members] for size in _symbols(node)}
-    body = Program(name, program.stage, {k: d for k, d in program.dims.items() if k in used}, bucket=program.bucket)
+    body = Program(name, program.stage, {}, bucket=program.bucket)
     values: dict[fx.Node, fx.Node] = {}
     for index, node in enumerate(inputs):
         values[node] = body.add_input(f"in{index}", node.meta["type"])
@@ -103,12 +102,9 @@ def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program,
         values[node] = body.graph.node_copy(node, values.__getitem__)
         values[node].meta.pop("provider", None)
     body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
+    used = body.symbols()
+    body.dims = {name: dim for name, dim in program.dims.items() if name in used}
     return body, inputs, outputs
-
-
-def _symbols(node: fx.Node) -> list[str]:
-    items = getattr(node.meta["type"], "items", (node.meta["type"],))
-    return [size for item in items for size in getattr(item, "shape", ()) if isinstance(size, str)]
 
 
 def _call_region(

@@ -37,6 +37,9 @@ class FuseAddRMSNorm(Pass):
             if len(tensor_type(add).shape) != 2:
                 rewriter.refuse(norm, f"the sum is {add.meta['type']}, not [T, D]")
                 continue
+            if not (hasattr(bound["weight"], "op") and bound["weight"].op == "placeholder"):
+                rewriter.refuse(norm, "the weight is computed, maybe after the add")
+                continue
             # In front of the add: whatever reads the sum comes after it.
             fused = rewriter.call(
                 ops.add_rms_norm,

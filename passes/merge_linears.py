@@ -30,12 +30,12 @@ class MergeLinears(Pass):
         for node in rewriter.program.calls(ops.linear.overload):
             bound = _bound(node)
             groups.setdefault((bound["x"], bound["bias"] is None), []).append(node)
-        for (x, _), linears in groups.items():
+        for linears in groups.values():
             if len(linears) > 1:
                 if reason := _obstacle(rewriter, linears):
                     rewriter.refuse(linears[0], reason)
                 else:
-                    _merge(rewriter, x, linears)
+                    _merge(rewriter, linears)
                     rewriter.matched()
 
 
@@ -74,10 +74,10 @@ def _merged_placement(specs: list[ParamSpec]) -> tuple[Placement, ...] | None:
     return tuple(merged)
 
 
-def _merge(rewriter: Rewriter, x: fx.Node, linears: list[fx.Node]) -> None:
+def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     first = linears[0]
     bound = [_bound(node) for node in linears]
-    merged_args = [x]
+    merged_args = [bound[0]["x"]]  # read now: an earlier merge may have put a slice in its place
     for part in ("weight", "bias"):
         if bound[0][part] is not None:
             merged_args.append(_merged_param(rewriter, [item[part] for item in bound]))
@@ -102,8 +102,8 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
     """A param that holds `params` one after the other along axis 0, named after all of them."""
     program = rewriter.program
     names = [str(param.target).split(".") for param in params]
-    # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight
-    name = ".".join([*names[0][:-2], "_".join(parts[-2] for parts in names), names[0][-1]])
+    # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight; a, b -> a_b
+    name = ".".join([*names[0][:-2], "_".join(parts[-2:][0] for parts in names), *names[0][1:][-1:]])
     specs = [program.params[str(param.target)] for param in params]
     rows = sum(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
     placement = _merged_placement(specs)

@@ -156,7 +156,7 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise ArtifactError(
             f"{folder} is no artifact: it has no {MANIFEST}",
             expected="an artifact folder (NAME.ingot)",
-            hint=_MAKE,
+            hint=f"this is a checkpoint: {_MAKE}" if (folder / "config.json").is_file() else _MAKE,
         )
     if not (folder / CHECKSUMS).is_file():
         raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)

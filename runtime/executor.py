@@ -1,5 +1,7 @@
 """The executor: runs a plan's instructions over resident weights and states."""
 
+import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import torch
 
 from ingot.backends.reference.load import load_op
-from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.errors import ArtifactError, BackendError, InternalError, OptionError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.types import DTYPES, TensorType
@@ -39,11 +41,11 @@ class StepHandle:
 
 
 class Executor:
-    """A plan bound to one set of weights, executables and states on a CPU.
+    """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
 
-    `params`: every weight by name. `executables`: a loaded callable by executable id. `libraries`:
-    the ops of each provider that brought kernels. `sizes`: load-time dims (`pages`,
-    `S`). Raises BackendError when a weight does not fit the plan's dtype, shape or strides.
+    `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
+    `S`). `libraries`: the ops of each provider that brought kernels. Raises ArtifactError when a weight does not fit
+    the plan's dtype, shape or strides, OptionError when there is no memory for the states.
     """
 
     def __init__(
@@ -60,13 +62,12 @@ class Executor:
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
         self.states: dict[str, torch.Tensor] = {}
         for name, state in plan.states.items():
-            state_type = parse_type(state.type)
-            self.states[name] = torch.zeros(state_type.bind(self.sizes), dtype=state_type.dtype)
+            self.states[name] = _zeros(name, parse_type(state.type), self.sizes)
         for name, text in plan.params.items():
             if name not in params:
-                raise BackendError(f"weight '{name}' is missing", expected=text)
+                raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
             if problem := parse_type(text).mismatch(params[name], self.sizes):
-                raise BackendError(f"weight '{name}' has {problem}", where="binding weights")
+                raise ArtifactError(f"weight '{name}' has {problem}", where="weights.json against plan.json")
         self._params = {name: params[name] for name in plan.params}
         self._buckets = [_Bucket(bucket, self, executables) for bucket in plan.buckets]
 
@@ -142,11 +143,26 @@ class _Bucket:
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
+        try:
+            self._run_steps(sizes)
+            return {name: table[index] for name, index in self._outputs}
+        finally:
+            for index in self._types:
+                table[index] = None
+
+    def _run_steps(self, sizes: Mapping[str, int]) -> None:
+        table = self._table
         for step in self._steps:
             args = list(step.args)
             for place, index in step.slots:
                 args[place] = table[index]
-            result = step.run(*args, **step.kwargs)
+            try:
+                result = step.run(*args, **step.kwargs)
+            except Exception as error:  # whatever a library raises, one error says which instruction it was
+                raise BackendError(
+                    f"{step.what} failed: {type(error).__name__}: {error}",
+                    where=f"bucket class {self.plan.bucket.name}",
+                ) from error
             if step.single:
                 table[step.results[0]] = result
             else:
@@ -158,15 +174,28 @@ class _Bucket:
             for index in step.frees:
                 table[index] = None
         self._checked = True
-        outputs = {name: table[index] for name, index in self._outputs}
-        for index in self._types:
-            table[index] = None
-        return outputs
 
     def _check(self, step: _Step, sizes: Mapping[str, int]) -> None:
         for index in step.results:
             if index >= 0 and (problem := self._types[index].mismatch(self._table[index], sizes)):
                 raise InternalError(f"{step.what} yields {problem}", where=f"bucket class {self.plan.bucket.name}")
+
+
+def _zeros(name: str, state_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Zeros that take no memory before they are written: a KV pool is rarely full."""
+    shape = state_type.bind(sizes)
+    count = math.prod(shape) * state_type.dtype.itemsize
+    if count == 0:
+        return torch.zeros(shape, dtype=state_type.dtype)
+    try:
+        memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise OptionError(
+            f"there is no memory for the state '{name}': {error}",
+            expected=f"{count} bytes",
+            hint="ask for fewer KV pages",
+        ) from error
+    return torch.frombuffer(memory, dtype=state_type.dtype).view(shape)
 
 
 def _constant(argument: Argument) -> Any:

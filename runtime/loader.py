@@ -1,28 +1,32 @@
 """From an artifact folder to a bound executor: target first, then digests, then executables and weights."""
 
+import math
 import mmap
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ingot.backends.cpu import load as cpu
 from ingot.backends.inductor import load as inductor
-from ingot.ir.artifact import Manifest
-from ingot.ir.errors import ArtifactError, TargetError
+from ingot.ir.artifact import Manifest, WeightEntry
+from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan
-from ingot.ir.target import Target
+from ingot.ir.target import Target, first_difference
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.check_plan import check_plan
 from ingot.runtime.executor import Executor
 from ingot.runtime.tokenizer import Tokenizer
 
 LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {"inductor": inductor.load}
+LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
 # What a KV pool takes on a CPU unless the caller says otherwise: vLLM's default for its CPU backend, 4 GiB, and never
 # more than half of the machine.
 DEFAULT_KV_BYTES = 4 << 30
@@ -56,26 +60,23 @@ def load_artifact(path: str | Path, *, num_pages: int | None = None, threads: in
     """Load an artifact onto the CPU. `num_pages` sizes the KV pool (default: what the limits need, within memory).
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
-    executable file is opened.
+    executable file is opened; OptionError for a KV pool that does not fit into memory.
     """
     target = Target.detect("cpu")
     artifact = open_artifact(path, check=lambda manifest: _check_target(manifest, target), threads=threads)
     plan = _plan(artifact)
-    limits = _limits(artifact)
+    limits = _limits(artifact, plan)
+    eos = _eos_token_ids(artifact)
+    pages = _pages(plan, limits, target, num_pages)
     with ThreadPoolExecutor(1) as background:
         weights_whole = background.submit(artifact.verify_files, artifact.weight_files(), threads)
         executables = {
             executable.id: _load_executable(executable, artifact, target) for executable in plan.executables.values()
         }
-        libraries = {
-            name: cpu.load_library(library, _folder_of(library, artifact, target))
-            for name, library in plan.libraries.items()
-        }
+        libraries = {name: _load_library(library, artifact, target) for name, library in plan.libraries.items()}
         params = _map_weights(artifact)
-        pages = num_pages or _default_pages(plan, limits, target)
         executor = Executor(plan, params, executables, {"pages": pages, "S": limits.max_batch}, libraries)
         weights_whole.result()
-    eos = tuple(int(item) for item in str(artifact.manifest.model["eos_token_ids"]).split(",") if item)
     tokenizer = None
     if any(entry.path == "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=eos)
@@ -85,19 +86,8 @@ def load_artifact(path: str | Path, *, num_pages: int | None = None, threads: in
 
 def _check_target(manifest: Manifest, target: Target) -> None:
     """Refuse what was compiled for another machine, naming the first field that differs."""
-    try:
-        features = manifest.target["features"]
-        compiled = target.model_copy(
-            update={
-                **manifest.target,
-                "features": tuple(features) if isinstance(features, list | tuple) else features,
-                "versions": manifest.versions,
-            }
-        )
-        difference = compiled.difference(target)
-    except (KeyError, AttributeError, TypeError) as error:
-        raise ArtifactError(f"the manifest's target is malformed: {error!r}") from error
-    if difference:
+    compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
+    if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity()):
         raise TargetError(
             f"the artifact was compiled for another target: {difference}",
             expected="a machine like the one it was compiled for",
@@ -107,19 +97,52 @@ def _check_target(manifest: Manifest, target: Target) -> None:
 
 def _plan(artifact: Artifact) -> Plan:
     try:
-        return Plan.model_validate_json(artifact.read_text("plan.json"))
+        plan = Plan.model_validate_json(artifact.read_text("plan.json"))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ArtifactError(f"field {field}: {first['msg']}", where=str(artifact.file("plan.json"))) from error
+        raise _malformed("plan.json", error) from None
+    check_plan(plan)
+    return plan
 
 
-def _limits(artifact: Artifact) -> Limits:
+def _malformed(file: str, error: ValidationError) -> ArtifactError:
+    first = error.errors()[0]
+    field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
+    return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
+
+
+def _limits(artifact: Artifact, plan: Plan) -> Limits:
+    """The manifest's limits, which must be those of the plan: compiled code is right within them only."""
     model = artifact.manifest.model
-    try:
-        return Limits(**{name: int(model[name]) for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
-    except (KeyError, ValueError, TypeError) as error:
-        raise ArtifactError(f"the manifest's model lacks a limit: {error}", where="manifest.json, model") from error
+    for name in Limits.__dataclass_fields__:
+        value = model.get(name)
+        if type(value) is not int or value < 1:
+            raise _limit_error(f"{name} is {value!r:.80}", "a whole number above 0")
+    limits = Limits(**{name: model[name] for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
+    pages = -(-limits.max_seq_len // limits.page_size)
+    for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
+        if dim in plan.dims and plan.dims[dim][1] != needed:
+            raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
+    for name, state in plan.states.items():
+        if state.kind == "paged_kv" and limits.page_size not in parse_type(state.type).shape:
+            raise _limit_error(f"page_size is {limits.page_size}", f"that of state {name}, {state.type}")
+    if limits.max_tokens < limits.max_batch:
+        raise _limit_error(f"max_tokens is {limits.max_tokens}", f"at least max_batch, {limits.max_batch}")
+    if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):
+        raise ArtifactError("no bucket class holds a step of one token", where="plan.json, buckets")
+    return limits
+
+
+def _limit_error(what: str, expected: str) -> ArtifactError:
+    return ArtifactError(f"the manifest's limits are wrong: {what}", where="manifest.json, model", expected=expected)
+
+
+def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
+    text = artifact.manifest.model.get("eos_token_ids")
+    if not isinstance(text, str) or not re.fullmatch(r"(\d{1,18}(,\d{1,18})*)?", text, re.ASCII):
+        raise ArtifactError(
+            f"eos_token_ids is {text!r:.80}", where="manifest.json, model", expected="token ids separated by commas"
+        )
+    return tuple(int(item) for item in text.split(",") if item)
 
 
 def _load_executable(
@@ -132,6 +155,14 @@ def _load_executable(
     return LOADERS[executable.backend](executable, _folder_of(executable, artifact, target))
 
 
+def _load_library(library: Executable, artifact: Artifact, target: Target) -> Mapping[str, Callable[..., Any]]:
+    if library.backend not in LIBRARY_LOADERS:
+        raise ArtifactError(
+            f"library {library.id} is of the unknown backend '{library.backend}'", expected=", ".join(LIBRARY_LOADERS)
+        )
+    return LIBRARY_LOADERS[library.backend](library, _folder_of(library, artifact, target))
+
+
 def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:
     """Where an executable's files lie. Each is listed in the manifest, whose digests have been checked."""
     folder = f"exe/{target.name}/{executable.id}"
@@ -140,42 +171,89 @@ def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Pa
     return artifact.folder / folder
 
 
+_WEIGHTS = TypeAdapter(dict[str, WeightEntry])
+
+
 def _map_weights(artifact: Artifact) -> dict[str, torch.Tensor]:
     """Every weight by name, backed by its file's pages: nothing is copied."""
-    index: Any = artifact.read_json("weights.json")
+    try:
+        index = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
+    except ValidationError as error:
+        raise _malformed("weights.json", error) from None
+    files = frozenset(artifact.weight_files())
     maps: dict[str, mmap.mmap] = {}
     params: dict[str, torch.Tensor] = {}
-    try:
-        for name, entry in index.items():
-            if "same_as" in entry:
-                continue
-            if entry["file"] not in maps:
-                with artifact.file(entry["file"]).open("rb") as file:
-                    # Copy-on-write, so that a stray write never reaches the file.
-                    maps[entry["file"]] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            dtype = DTYPES[entry["dtype"]]
-            count = 1
-            for size in entry["shape"]:
-                count *= size
-            flat = torch.frombuffer(maps[entry["file"]], dtype=dtype, count=count, offset=entry["offset"])
-            params[name] = flat.reshape(entry["shape"])
-        for name, entry in index.items():
-            if "same_as" in entry:
-                params[name] = params[entry["same_as"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ArtifactError(f"weights.json is malformed: {error!r}", where=str(artifact.folder)) from error
+    for name, entry in index.items():
+        if entry.file is not None:
+            if entry.file not in files:
+                raise _weight_error(name, f"the file {entry.file!r:.200} is none", "a weight file of the manifest")
+            if entry.file not in maps:
+                maps[entry.file] = _map_file(artifact, entry.file)
+            params[name] = _view(name, entry, maps[entry.file])
+    for name, entry in index.items():
+        if entry.same_as is not None:
+            if entry.same_as not in params:
+                raise _weight_error(name, f"same_as is {entry.same_as!r:.200}", "a weight with a place in a file")
+            params[name] = params[entry.same_as]
     return params
 
 
-def _default_pages(plan: Plan, limits: Limits, target: Target) -> int:
+def _map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
+    try:
+        with artifact.file(relpath).open("rb") as file:
+            # Copy-on-write, so that a stray write never reaches the file.
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
+
+
+def _view(name: str, entry: WeightEntry, buffer: mmap.mmap) -> torch.Tensor:
+    if entry.dtype not in DTYPES:
+        raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
+    dtype = DTYPES[entry.dtype]
+    count = math.prod(entry.shape)
+    end = entry.offset + count * dtype.itemsize
+    if end > len(buffer) or entry.offset % dtype.itemsize:
+        raise _weight_error(
+            name,
+            f"it lies at bytes [{entry.offset}, {end})",
+            f"a place within {len(buffer)} bytes, at a multiple of {dtype.itemsize}",
+        )
+    if count == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).reshape(entry.shape)
+
+
+def _weight_error(name: str, what: str, expected: str) -> ArtifactError:
+    return ArtifactError(
+        f"weights.json is malformed: {what}",
+        where=f"weights.json, {name[:200]}",
+        expected=expected,
+        hint="compile the model again",
+    )
+
+
+def _pages(plan: Plan, limits: Limits, target: Target, asked: int | None) -> int:
     """Pages for every sequence at full length, or as many as the default share of memory holds."""
-    page_bytes = 0
+    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
+        raise OptionError(f"the KV pages are {asked!r:.80}", expected="a whole number above 0")
+    fixed = page_bytes = 0
+    sizes = {"pages": 1, "S": limits.max_batch}
     for state in plan.states.values():
-        if state.kind == "paged_kv":
-            state_type = parse_type(state.type)
-            size = state_type.dtype.itemsize
-            for extent in state_type.bind({"pages": 1}):
-                size *= extent
-            page_bytes += size
-    needed = limits.max_batch * -(-limits.max_seq_len // limits.page_size)
-    return max(1, min(needed, min(DEFAULT_KV_BYTES, target.memory // 2) // page_bytes))
+        state_type = parse_type(state.type)
+        needed = math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
+        if "pages" in state_type.shape:
+            page_bytes += needed
+        else:
+            fixed += needed
+    if not page_bytes:
+        raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
+    wanted = limits.max_batch * -(-limits.max_seq_len // limits.page_size)
+    pages = asked or max(1, min(wanted, min(DEFAULT_KV_BYTES, target.memory // 2) // page_bytes))
+    if fixed + pages * page_bytes > target.memory:
+        raise OptionError(
+            f"{pages} KV pages of {page_bytes} bytes do not fit into memory",
+            expected=f"at most {max(0, target.memory - fixed) // page_bytes}: this machine has {target.memory} bytes",
+            hint="ask for fewer pages",
+        )
+    return pages

@@ -52,8 +52,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ArtifactError(f"not a tokenizer: {error}", where=str(path)) from error
-        config = _read_json(folder / "tokenizer_config.json")
-        generation = _read_json(folder / "generation_config.json")
+        config = read_json(folder / "tokenizer_config.json")
+        generation = read_json(folder / "generation_config.json")
 
         bos = _token_id(backend, config, "bos_token", folder, needed=bool(config.get("add_bos_token")))
         eos = _token_id(backend, config, "eos_token", folder, needed=bool(config.get("add_eos_token")))
@@ -92,7 +92,8 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) is not None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, an empty one when there is no file. Raises ArtifactError."""
     if not path.is_file():
         return {}
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import TINY
 
 # Two workers with two OpenMP threads each on two cores wait for each other in spin loops: one thread a worker, set
 # before torch is imported and inherited by subprocesses.
@@ -51,6 +50,8 @@ def ingot_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny checkpoint by its name in `tiny.TINY`, written when first asked for."""
+    from tiny import TINY  # imports torch, which reads the environment set above
+
     written: dict[str, Path] = {}
 
     def get(name: str) -> Path:

@@ -287,7 +287,7 @@ def draw(
     """`sample` with one setting for all rows."""
     count = logits.shape[0]
     settings = {**NO_FILTER, **options}
-    return OPS["sample"].reference(
+    tokens: torch.Tensor = OPS["sample"].reference(
         logits,
         torch.full((count,), temperature),
         torch.full((count,), settings["top_k"], dtype=torch.int32),
@@ -296,6 +296,7 @@ def draw(
         torch.zeros(count, dtype=torch.int64) + seeds,
         torch.zeros(count, dtype=torch.int32) + positions,
     )
+    return tokens
 
 
 # Random123's kat_vectors, the lines "philox4x32 10".
@@ -345,6 +346,7 @@ def test_uniform_stays_inside_the_open_interval(monkeypatch: pytest.MonkeyPatch)
 def test_keep_mask_is_transformers() -> None:
     """MinP, then TopK, then TopP of transformers, in float64 so that no threshold falls between two roundings."""
     g = generator(8)
+    unused: Any = None  # the ids so far
     for row in range(200):
         vocab = int(torch.randint(1, 70, (1,), generator=g))
         logits = torch.randn(1, vocab, generator=g, dtype=F64) * 4
@@ -353,11 +355,11 @@ def test_keep_mask_is_transformers() -> None:
         if row % 7 == 0:
             logits[0, ::3] = -math.inf
             logits[0, 0] = 0.0
-        scores = MinPLogitsWarper(min_p)(None, logits)
+        scores = MinPLogitsWarper(min_p)(unused, logits)
         if top_k:
-            scores = TopKLogitsWarper(top_k)(None, scores)
+            scores = TopKLogitsWarper(top_k)(unused, scores)
         if top_p < 1:
-            scores = TopPLogitsWarper(top_p)(None, scores)
+            scores = TopPLogitsWarper(top_p)(unused, scores)
         columns = (torch.tensor([top_p], dtype=F64), torch.tensor([min_p], dtype=F64))
         found = keep_mask(logits, ints(top_k), *columns)
         assert torch.equal(found, scores.isfinite()), (row, vocab, top_k, top_p, min_p)
@@ -398,7 +400,7 @@ def test_draws_follow_the_distribution(options: dict[str, Any], by: str) -> None
         scaled, ints(settings["top_k"]), torch.tensor([settings["top_p"]]), torch.tensor([settings["min_p"]])
     )
     probs = scaled.masked_fill(~mask, -math.inf).softmax(-1)[0]
-    keys = {by: torch.arange(count, dtype=torch.int64 if by == "seeds" else torch.int32)}
+    keys: dict[str, Any] = {by: torch.arange(count, dtype=torch.int64 if by == "seeds" else torch.int32)}
     tokens = draw(logits.expand(count, vocab), **options, **keys)
     assert tokens.dtype == torch.int32
     assert chi_square(torch.bincount(tokens.long(), minlength=vocab), probs) < 4
@@ -472,7 +474,11 @@ def random_step(seed: int) -> tuple[tuple[torch.Tensor, ...], int]:
 
     page_size, slots, sequences = [1, 4, 16][seed % 3], 9, pick(1, 5)
     rows = torch.randperm(slots, generator=g)[:sequences].int()
-    tokens, seqs, starts, lens, begins = [], [], [], [], []
+    tokens: list[int] = []
+    seqs: list[int] = []
+    starts: list[int] = []
+    lens: list[int] = []
+    begins: list[int] = []
     for b in range(sequences):
         starts.append(len(tokens))
         if pick(0, 4) == 0:  # a padding sequence
@@ -501,11 +507,13 @@ def random_step(seed: int) -> tuple[tuple[torch.Tensor, ...], int]:
 def test_feed_and_advance_against_a_plain_model(seed: int) -> None:
     args, page_size = random_step(seed)
     tokens, seqs, starts, lens, rows, begins, table, last, position = (arg.tolist() for arg in args)
-    ids, places, slots = [], [], []
+    ids: list[int] = []
+    places: list[int] = []
+    slots: list[int] = []
     for i, token in enumerate(tokens):
         b = seqs[i]
         if b < 0:
-            ids.append(0), places.append(0), slots.append(-1)
+            ids, places, slots = [*ids, 0], [*places, 0], [*slots, -1]
             continue
         begin = begins[b] if begins[b] >= 0 else position[rows[b]]
         place = begin + i - starts[b]

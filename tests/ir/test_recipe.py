@@ -26,7 +26,7 @@ FILES = {
 A, B, HALF, SQUARE = (FILES[name] for name in FILES)
 a, b, half, square = (source(name) for name in FILES)
 
-ROPE = {"kind": "rope", "rope_type": "default", "positions": 7, "rotary_dim": 4, "theta": 1e4}
+ROPE: dict[str, r.Attr] = {"kind": "rope", "rope_type": "default", "positions": 7, "rotary_dim": 4, "theta": 1e4}
 CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (a, lambda: A),
     (r.take_slice(a, 1, 2, 5), lambda: A[:, 2:5]),

@@ -20,8 +20,8 @@ from ingot.models.architectures import read_spec
 
 TOLERANCE = 1e-4  # of a log-probability
 COMPARED = 32  # greedy tokens of each prompt, at least
-# One per family goes through inductor in every run, the others with --run-slow. These two have all biases, grouped heads
-# and several files; one head is tied, the other is not.
+# One per family goes through inductor in every run, the others with --run-slow. These two have all biases, grouped
+# heads and several files; one head is tied, the other is not.
 THROUGH_INDUCTOR = ("llama-biased", "qwen3-biased")
 
 

@@ -1,0 +1,195 @@
+"""Whether a plan can be run: every type reads, every name is made before it is used, every call fits what it calls.
+
+A region's compiled code checks nothing about the tensors that it is given, so its signature is compared here, once,
+with the types that the plan promises; the executor compares those with the tensors.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+
+from ingot.ir.errors import ArtifactError, IngotError
+from ingot.ir.ops import OPS
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
+from ingot.ir.types import DTYPE_NAMES, DTYPES
+from ingot.runtime.step import STEP_FIELDS
+
+OP_PROVIDERS = ("reference", "rowwise")
+# Sizes that are known when an artifact is loaded; the other dims come with each step.
+LOAD_DIMS = frozenset({"pages", "S"})
+# What the plan may take from a step, and what it must give.
+_STEP_INPUTS = {name: f"{DTYPE_NAMES[dtype]}[{', '.join(dims)}]" for name, dtype, dims in STEP_FIELDS}
+_TOKENS = "tokens"
+# The aten calls of the dialect: how many arguments they take.
+_ATEN_ARITY = {"aten.add.Tensor": 2, "aten.mul.Tensor": 2, "aten.view.default": 2, "aten.slice.Tensor": 4}
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise ArtifactError, naming the place, for a plan that the executor could not run."""
+    _check_names([*plan.params, *plan.states, *plan.inputs], "plan.json")
+    for name, text in plan.inputs.items():
+        if text != _STEP_INPUTS.get(name):
+            raise _error(f"the input '{name}' is {text}", "inputs", _STEP_INPUTS.get(name) or ", ".join(_STEP_INPUTS))
+    step_dims = _dims(plan.inputs.values())
+    for name, text in plan.params.items():
+        _check_type(text, f"params, {name}", frozenset())
+    for name, state in plan.states.items():
+        _check_type(state.type, f"states, {name}", LOAD_DIMS)
+    for name, text in plan.outputs.items():
+        _check_type(text, f"outputs, {name}", step_dims)
+    if plan.outputs.get(_TOKENS) != "i32[L]":
+        raise _error(f"the output '{_TOKENS}' is {plan.outputs.get(_TOKENS, 'missing')}", "outputs", "i32[L]")
+    for key, executable in plan.executables.items():
+        if executable.id != key:
+            raise _error(f"an executable's id is '{executable.id}'", f"executables, {key}", "the key itself")
+        if not executable.files:
+            raise _error("an executable has no files", f"executables, {key}", "at least one")
+    for name, library in plan.libraries.items():
+        if library.backend != name or not library.files:
+            raise _error(f"a library is of '{library.backend}'", f"libraries, {name}", "its provider, with its files")
+    if not plan.buckets:
+        raise _error("the plan has no bucket class", "buckets", "at least one")
+    for bucket in plan.buckets:
+        _check_bucket(plan, bucket, step_dims)
+
+
+def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> None:
+    where = f"bucket class {bucket.bucket.name}"
+    # An output may have the name of an input, which it then replaces: they share a slot of the executor's table.
+    _check_names([*plan.params, *plan.states, *(plan.inputs.keys() - plan.outputs.keys()), *bucket.values], where)
+    for name, value in bucket.values.items():
+        _check_type(value.type, f"{where}, values, {name}", step_dims | LOAD_DIMS)
+    live = {**plan.inputs, **plan.params, **{name: state.type for name, state in plan.states.items()}}  # with types
+    made: set[str] = set()
+    for number, instruction in enumerate(bucket.instructions):
+        place = f"{where}, instruction {number} ({instruction.target[:80]})"
+        for name in _reads(instruction):
+            if name not in live:
+                raise _error(f"'{name}' is read", place, "a value that was made before and not freed")
+        if absent := [name for name in instruction.updates if name not in plan.states]:
+            raise _error(f"'{absent[0]}' is updated", place, "a state")
+        results = {name: bucket.values[name].type for name in instruction.results if name in bucket.values}
+        if odd := [name for name in instruction.results if name and (name not in results or name in made)]:
+            raise _error(f"the result is '{odd[0]}'", place, "one of the bucket's values, made once")
+        if instruction.target.startswith("exe."):
+            _check_executable(plan, instruction, live, results, place)
+        else:
+            _check_op(plan, instruction, place)
+        made.update(results)
+        live.update(results)
+        for name in instruction.frees:
+            if name not in made or live.pop(name, None) is None:
+                raise _error(f"'{name}' is freed", place, "a value that was made before and not freed")
+    for name, text in plan.outputs.items():
+        if name not in made or live.get(name) != text:
+            raise _error(f"the output '{name}' is {live.get(name, 'not there')}", where, f"{text}, alive at the end")
+
+
+def _check_executable(
+    plan: Plan, instruction: Instruction, live: Mapping[str, str], results: Mapping[str, str], place: str
+) -> None:
+    executable = plan.executables.get(instruction.target.removeprefix("exe."))
+    if executable is None:
+        raise _error("the executable is unknown", place, ", ".join(plan.executables) or "there is none")
+    if instruction.provider != executable.backend:
+        raise _error(f"the provider is '{instruction.provider}'", place, executable.backend)
+    given = tuple(live[arg.ref] if isinstance(arg, Ref) else repr(arg) for arg in instruction.args)
+    if given != executable.inputs or instruction.kwargs or instruction.updates:
+        raise _error(
+            f"it is called with ({', '.join(given)})", place, f"({', '.join(executable.inputs)}), the signature"
+        )
+    taken = tuple(results[name] if name else None for name in instruction.results)
+    if len(taken) != len(executable.outputs) or any(
+        found not in (None, wanted) for found, wanted in zip(taken, executable.outputs, strict=True)
+    ):
+        raise _error(
+            f"it yields ({', '.join(map(str, taken))})", place, f"({', '.join(executable.outputs)}), the signature"
+        )
+
+
+def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
+    providers = (*OP_PROVIDERS, *plan.libraries)
+    if instruction.provider not in providers:
+        raise _error(f"the provider is '{instruction.provider}'", place, " or ".join(providers))
+    for name, argument in instruction.kwargs.items():
+        if isinstance(argument, Ref):
+            raise _error(f"the argument '{name}' refers to '{argument.ref}'", place, "a constant")
+    for argument in (*instruction.args, *instruction.kwargs.values()):
+        if isinstance(argument, DType) and argument.dtype not in DTYPES:
+            raise _error(f"the dtype is '{argument.dtype}'", place, ", ".join(DTYPES))
+    if instruction.target in _ATEN_ARITY:
+        count, results = _ATEN_ARITY[instruction.target], 1
+        if len(instruction.args) != count or instruction.kwargs or instruction.updates:
+            raise _error(f"it has {len(instruction.args)} arguments", place, str(count))
+    else:
+        results = _check_arguments(instruction, place)
+    if len(instruction.results) != results:
+        raise _error(f"it yields {len(instruction.results)} values", place, str(results))
+
+
+def _check_arguments(instruction: Instruction, place: str) -> int:
+    """How many values the op yields."""
+    op = OPS.get(instruction.target.removeprefix("ingot.")) if instruction.target.startswith("ingot.") else None
+    if op is None:
+        raise _error("the op is unknown", place, ", ".join(OPS))
+    schema = op.overload._schema
+    try:
+        bound = inspect.signature(op.reference).bind(*instruction.args, **instruction.kwargs).arguments
+    except TypeError as error:
+        raise _error(f"its arguments do not fit: {error}", place, str(schema)) from None
+    for parameter in schema.arguments:
+        if parameter.name in bound and not _fits(bound[parameter.name], str(parameter.type)):
+            raise _error(
+                f"the argument '{parameter.name}' is {bound[parameter.name]!r:.80}", place, f"a {parameter.type}"
+            )
+    updates = tuple(bound[name].ref for name in op.states)
+    if instruction.updates != updates:
+        raise _error(f"it updates ({', '.join(instruction.updates)})", place, f"({', '.join(updates)})")
+    return len(schema.returns) - len(op.states)
+
+
+_FITS: Mapping[str, Callable[[Argument], bool]] = {
+    "Tensor": lambda arg: isinstance(arg, Ref),
+    "Optional[Tensor]": lambda arg: arg is None or isinstance(arg, Ref),
+    "int": lambda arg: isinstance(arg, int | DType) and not isinstance(arg, bool),  # a dtype is an int in a schema
+    "float": lambda arg: isinstance(arg, int | float) and not isinstance(arg, bool),
+    "bool": lambda arg: isinstance(arg, bool),
+}
+
+
+def _fits(argument: Argument, kind: str) -> bool:
+    return _FITS[kind](argument) if kind in _FITS else not isinstance(argument, Ref)
+
+
+def _reads(instruction: Instruction) -> Iterable[str]:
+    return (arg.ref for arg in (*instruction.args, *instruction.kwargs.values()) if isinstance(arg, Ref))
+
+
+def _check_names(names: list[str], where: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not name or name in seen:
+            raise _error(f"the name '{name}' stands for two things", where, "a name of its own for each")
+        seen.add(name)
+
+
+def _check_type(text: str, where: str, dims: frozenset[str]) -> None:
+    try:
+        found = parse_type(text)
+    except IngotError as error:
+        raise _error(f"the type '{text[:80]}' does not read: {error.what}", where, error.expected) from None
+    if odd := [size for size in found.shape if isinstance(size, str) and size not in dims]:
+        raise _error(f"the type {text} has the dim {odd[0]}", where, ", ".join(sorted(dims)) or "no dim")
+
+
+def _dims(types: Iterable[str]) -> frozenset[str]:
+    return frozenset(size for text in types for size in parse_type(text).shape if isinstance(size, str))
+
+
+def _error(what: str, where: str, expected: str) -> ArtifactError:
+    return ArtifactError(
+        f"the plan cannot be run: {what}",
+        where=f"plan.json, {where}",
+        expected=expected,
+        hint="compile the model again",
+    )
