@@ -24,6 +24,7 @@ from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketClass, Plan
+from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, ModelSpec, Program
 from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
@@ -254,6 +255,7 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
     workers = jobs or len(os.sched_getaffinity(0))
+    load_user_ops()
     with Emitter({backend.name: backend for backend in request.backends}, request.target, workers) as emitter:
         if not request.deterministic:
             emitter.warm_up()

@@ -13,6 +13,7 @@ from ingot.error_text import described
 from ingot.executable_cache import build_executable
 from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.parse import parse_program
+from ingot.ir.plugins import load_user_ops
 from ingot.ir.target import Target
 from ingot.publish import is_disk_full
 
@@ -23,6 +24,7 @@ def main() -> None:
     os.dup2(2, 1)
     from ingot.compiler import BACKENDS  # after the noise is redirected: it imports torch
 
+    load_user_ops()
     for line in sys.stdin:
         request = json.loads(line)
         backend = BACKENDS[request["backend"]]()

@@ -128,7 +128,7 @@ class Plan(BaseModel):
     states: dict[str, State]
     outputs: dict[str, str]
     executables: dict[str, Executable]
-    libraries: dict[str, Executable]
+    libraries: dict[str, Executable] = {}
     buckets: tuple[BucketPlan, ...]
 
     def to_json(self) -> dict[str, Any]:

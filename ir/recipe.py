@@ -88,10 +88,11 @@ class Recipe:
         args = [recipe.execute(read, memo) for recipe in self.inputs]
         try:
             return STEPS[self.step](args, dict(self.attrs))
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             shapes = ", ".join(str(list(arg.shape)) for arg in args)
+            problem = f"{type(error).__name__}: {error}"
             raise CheckpointError(
-                f"recipe step '{self.step}' cannot be applied to shapes {shapes}: {error}", where=str(self)
+                f"recipe step '{self.step}' cannot be applied to shapes ({shapes}): {problem}", where=str(self)
             ) from error
 
 

@@ -15,9 +15,13 @@ Attrs = Mapping[str, Any]
 
 
 def _base_frequencies(attrs: Attrs) -> torch.Tensor:
-    """theta^(-2i/d) for i < d/2, in float64 (RoFormer, arXiv 2104.09864, section 3.2.2)."""
+    """theta^(-2i/d) for i < d/2 (RoFormer, arXiv 2104.09864, section 3.2.2).
+
+    In float32, by the formula that models are trained with (transformers, modeling_rope_utils.py): a float64 one rounds
+    a quarter of the frequencies the other way, which is 4e-3 radians at position 100,000.
+    """
     dim = int(attrs["rotary_dim"])
-    return float(attrs["theta"]) ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    return 1.0 / (float(attrs["theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
 
 
 def _default(attrs: Attrs) -> torch.Tensor:
@@ -63,7 +67,7 @@ def _yarn(attrs: Attrs) -> torch.Tensor:
     if low == high:
         high += 0.001  # a ramp of no width is a step
     frequencies = _base_frequencies(attrs)
-    divided = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0.0, 1.0)
+    divided = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (1 - divided) + frequencies / factor * divided
 
 
@@ -71,7 +75,7 @@ def _longrope(attrs: Attrs) -> torch.Tensor:
     """LongRoPE: a factor of its own for each frequency, one set up to the original context and one beyond it
     (arXiv 2402.13753). The context that was compiled for chooses."""
     long = int(attrs["positions"]) > float(attrs["original_max_position"])
-    factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float64)
+    factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float32)
     return _base_frequencies(attrs) / factors
 
 
@@ -94,9 +98,7 @@ def make_table(attrs: Attrs) -> torch.Tensor:
         raise ConfigError(
             f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}", expected=", ".join(ROPE_TYPES)
         )
-    # Frequencies are rounded to float32 first, and the angle is their float32 product with the position: at position
-    # 100,000 a float64 angle differs from the one that checkpoints were trained with by up to 4e-3 radians.
-    frequencies = ROPE_TYPES[str(attrs["rope_type"])](attrs).float()
+    frequencies = ROPE_TYPES[str(attrs["rope_type"])](attrs)
     positions = torch.arange(int(attrs["positions"]), dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     return torch.cat([angles.cos(), angles.sin()], dim=-1) * float(attrs.get("attention_factor", 1.0))

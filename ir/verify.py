@@ -14,36 +14,38 @@ from ingot.ir.program import ATEN, VIEWS, Program, RegionCall, Stage, target_nam
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
-_PURE = frozenset(f"ingot.{name}" for name, op in OPS.items() if not op.states) - {
-    "ingot.paged_attention",
-    "ingot.feed",
-    "ingot.sample",
-}
-_CACHED = frozenset(f"ingot.{name}" for name in OPS) - {"ingot.attention"}
-_FUSED_ONLY = frozenset(f"ingot.{name}" for name, op in OPS.items() if op.decompose)
-_SHAPES = frozenset(ATEN) | {"getitem"}
-
 
 @dataclass(frozen=True)
 class StageRules:
-    """What is legal in a stage. `pruned`: no call without a use. `providers`: every call says who computes it."""
+    """What is legal in a stage.
 
-    ops: frozenset[str]
+    `cached`: ops over states, in place of pure ones. `fused`: ops that decompose into others. `pruned`: no call without
+    a use. `regions`: calls of regions. `providers`: every call says who computes it. `planned`: the program has a plan.
+    """
+
+    cached: bool = False
+    fused: bool = False
     pruned: bool = True
     regions: bool = False
     providers: bool = False
     planned: bool = False
 
+    def ops(self) -> frozenset[str]:
+        """The printed names of the legal calls, ops of other packages included."""
+        barred = "pure" if self.cached else "cached"
+        legal = {f"ingot.{op.name}" for op in OPS.values() if op.legal != barred and (self.fused or not op.decompose)}
+        return frozenset(legal | ATEN.keys() | {"getitem"})
+
 
 RULES: Mapping[Stage, StageRules] = {
-    Stage.TRACED: StageRules((_PURE - _FUSED_ONLY) | _SHAPES, pruned=False),
-    Stage.NORMAL: StageRules((_PURE - _FUSED_ONLY) | _SHAPES),
-    Stage.QUANTIZED: StageRules((_PURE - _FUSED_ONLY) | _SHAPES),
-    Stage.SHARDED: StageRules((_PURE - _FUSED_ONLY) | _SHAPES),
-    Stage.CACHED: StageRules((_CACHED - _FUSED_ONLY) | _SHAPES),
-    Stage.FUSED: StageRules(_CACHED | _SHAPES),
-    Stage.LOWERED: StageRules(_CACHED | _SHAPES, regions=True, providers=True),
-    Stage.PLANNED: StageRules(_CACHED | _SHAPES, regions=True, providers=True, planned=True),
+    Stage.TRACED: StageRules(pruned=False),
+    Stage.NORMAL: StageRules(),
+    Stage.QUANTIZED: StageRules(),
+    Stage.SHARDED: StageRules(),
+    Stage.CACHED: StageRules(cached=True),
+    Stage.FUSED: StageRules(cached=True, fused=True),
+    Stage.LOWERED: StageRules(cached=True, fused=True, regions=True, providers=True),
+    Stage.PLANNED: StageRules(cached=True, fused=True, regions=True, providers=True, planned=True),
 }
 
 
@@ -111,8 +113,8 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules) -> None:
     if isinstance(node.target, RegionCall):
         if not rules.regions:
             raise VerifyError("a region before stage LOWERED")
-    elif target_name(node.target) not in rules.ops:
-        raise VerifyError(f"op {target_name(node.target)} is not legal here", expected=", ".join(sorted(rules.ops)))
+    elif target_name(node.target) not in (legal := rules.ops()):
+        raise VerifyError(f"op {target_name(node.target)} is not legal here", expected=", ".join(sorted(legal)))
     if rules.pruned and not node.users:
         raise VerifyError("nothing uses the result", hint="prune the program at the end of the pass")
     if rules.providers and node.target is not operator.getitem and "provider" not in node.meta:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from ingot.ir.backend import Backend
 from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import Region
+from ingot.ir.program import Region, Stage
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.passes.rewrite import Rewriter
@@ -53,10 +53,14 @@ class PassContext:
 
 
 class Pass(ABC):
-    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line."""
+    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line.
+
+    `joins` is for passes of other packages: the phase that they run at the end of.
+    """
 
     name: ClassVar[str]
     numerics: ClassVar[Numerics]
+    joins: ClassVar[Stage] = Stage.FUSED
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:

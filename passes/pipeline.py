@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.ir.errors import OptionError
+from ingot.ir.plugins import user_passes
 from ingot.ir.program import Stage
 from ingot.passes.base import Pass
 from ingot.passes.choose_providers import ChooseProviders
@@ -44,8 +45,8 @@ OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "fuse-q
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:
     """The pipeline that a `--passes` text describes.
 
-    `default` comes first; then `-name` leaves a pass out and `name{option=value, …}` sets its options. Unknown names
-    and options and values of the wrong type are OptionErrors.
+    `default` comes first; then `-name` leaves a pass out, `name{option=value, …}` sets its options, and the name of a
+    pass from another package puts that in. Unknown names and options and values of the wrong type are OptionErrors.
     """
     items = _split(text)
     if not items or items[0] != "default":
@@ -63,12 +64,28 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
             )
         else:
             name, _, options = item.partition("{")
+            pipeline = _with_user_pass(name, pipeline)
             changed = _with_options(_find(name, pipeline), options.removesuffix("}"))
             pipeline = tuple(
                 Phase(phase.stage, tuple(changed if one.name == name else one for one in phase.passes))
                 for phase in pipeline
             )
     return pipeline
+
+
+def _with_user_pass(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """The pipeline with the pass `name` of another package, if that is what it names."""
+    if any(one.name == name for phase in pipeline for one in phase.passes):
+        return pipeline
+    made = user_passes().get(name)
+    if made is None:
+        return pipeline
+    one = made() if isinstance(made, type) and issubclass(made, Pass) else None
+    if one is None or one.name != name:
+        raise OptionError(
+            f"the entry point '{name}' gives {made!r}", where="--passes", expected=f"a Pass whose name is '{name}'"
+        )
+    return tuple(Phase(phase.stage, (*phase.passes, one)) if phase.stage is one.joins else phase for phase in pipeline)
 
 
 def _split(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from ingot.ir.errors import ArtifactError, IngotError
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
+from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 from ingot.runtime.step import STEP_FIELDS
 
@@ -129,6 +130,8 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
 
 def _check_arguments(instruction: Instruction, place: str) -> int:
     """How many values the op yields."""
+    if instruction.target.startswith("ingot.") and instruction.target.removeprefix("ingot.") not in OPS:
+        load_user_ops()
     op = OPS.get(instruction.target.removeprefix("ingot.")) if instruction.target.startswith("ingot.") else None
     if op is None:
         raise _error("the op is unknown", place, ", ".join(OPS))

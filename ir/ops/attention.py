@@ -84,6 +84,7 @@ def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object)
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
     flops=_attention_flops,
     fusible=False,
+    legal="pure",
 )
 def attention(
     q: torch.Tensor,
@@ -201,6 +202,7 @@ def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
     flops=_paged_flops,
     fusible=False,
+    legal="cached",
 )
 def paged_attention(
     q: torch.Tensor,

@@ -41,7 +41,8 @@ class Op:
     with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant). `states` names
     the parameters that are state values; `in_place` is the lowered form that updates them instead of returning them,
     and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `fusible` says that a region
-    compiler may take it into a region.
+    compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, or
+    "cached" ones with them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Op:
     in_place: Function | None
     decompose: Function | None
     fusible: bool
+    legal: str
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -120,6 +122,7 @@ def define(
     in_place: Function | None = None,
     decompose: Function | None = None,
     fusible: bool = True,
+    legal: str = "any",
 ) -> Callable[[Function], Op]:
     """Define an op from its reference implementation.
 
@@ -145,6 +148,7 @@ def define(
             in_place=in_place,
             decompose=decompose,
             fusible=fusible,
+            legal="cached" if states else legal,
         )
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")

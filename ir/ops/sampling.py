@@ -80,6 +80,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
     fusible=False,
+    legal="cached",
 )
 def sample(
     logits: torch.Tensor,

@@ -50,6 +50,7 @@ def _feed_fake(
     samples=_feed_samples,
     fake=_feed_fake,
     fusible=False,
+    legal="cached",
 )
 def feed(
     tokens: torch.Tensor,

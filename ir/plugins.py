@@ -1,0 +1,43 @@
+"""Ops and passes from other installed packages, found by their entry points.
+
+A package names them in its pyproject.toml:
+
+    [project.entry-points."ingot.ops"]
+    my_ops = "my_package.ops"                  # a module that defines ops when it is imported
+
+    [project.entry-points."ingot.passes"]
+    my-pass = "my_package.passes:MyPass"       # a Pass; its `joins` says to which phase it belongs
+"""
+
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+
+from ingot.ir.errors import OptionError
+
+OPS_GROUP = "ingot.ops"
+PASSES_GROUP = "ingot.passes"
+
+
+def _load(entry: EntryPoint) -> object:
+    try:
+        return entry.load()
+    except Exception as error:  # another package's code: whatever it raises, say whose it is
+        raise OptionError(
+            f"the entry point '{entry.name}' of '{entry.group}' does not load: {type(error).__name__}: {error}",
+            where=entry.value,
+            hint=f"mend or remove the package '{entry.dist.name if entry.dist else '?'}'",
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def load_user_ops() -> tuple[str, ...]:
+    """Import every module under `ingot.ops`, once; the names of the entry points."""
+    found = sorted(entry_points(group=OPS_GROUP), key=lambda entry: entry.name)
+    for entry in found:
+        _load(entry)
+    return tuple(entry.name for entry in found)
+
+
+def user_passes() -> dict[str, object]:
+    """What stands under `ingot.passes`, by name."""
+    return {entry.name: _load(entry) for entry in entry_points(group=PASSES_GROUP)}
