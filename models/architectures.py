@@ -13,7 +13,7 @@ from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Placement
 from ingot.models import dense, families
-from ingot.models.config import ConfigReader
+from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,25 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "Cohere2ForCausalLM": Architecture("cohere2", families.cohere2, DENSE),
     "CohereForCausalLM": Architecture("cohere", families.cohere, DENSE),
+    "CwmForCausalLM": Architecture("cwm", families.cwm, DENSE),
+    "Ernie4_5ForCausalLM": Architecture("ernie4_5", families.ernie4_5, DENSE),
+    "Exaone4ForCausalLM": Architecture("exaone4", families.exaone4, DENSE),
     "Gemma2ForCausalLM": Architecture("gemma2", families.gemma2, DENSE),
     "Gemma3ForCausalLM": Architecture("gemma3", families.gemma3, DENSE),
+    "GemmaForCausalLM": Architecture("gemma", families.gemma, DENSE),
     "GraniteForCausalLM": Architecture("granite", families.granite, DENSE),
+    "HeliumForCausalLM": Architecture("helium", families.helium, DENSE),
     "LlamaForCausalLM": Architecture("llama", families.llama, DENSE),
+    "MinistralForCausalLM": Architecture("ministral", families.ministral, DENSE),
     "MistralForCausalLM": Architecture("mistral", families.mistral, DENSE),
     "Olmo2ForCausalLM": Architecture("olmo2", families.olmo2, DENSE),
+    "Olmo3ForCausalLM": Architecture("olmo3", families.olmo3, DENSE),
     "Phi3ForCausalLM": Architecture("phi3", families.phi3, DENSE),
     "Qwen2ForCausalLM": Architecture("qwen2", families.qwen2, DENSE),
     "Qwen3ForCausalLM": Architecture("qwen3", families.qwen3, DENSE),
+    "SeedOssForCausalLM": Architecture("seed_oss", families.seed_oss, DENSE),
     "SmolLM3ForCausalLM": Architecture("smollm3", families.smollm3, DENSE),
 }
 
@@ -88,8 +97,28 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         family=architecture.family,
         dtype=reader.dtype(),
         vocab_size=dims.vocab,
-        max_position=reader.integer("max_position_embeddings", 2048),
+        max_position=_max_position(reader, dims.ropes[0]),
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dims=dims,
     )
+
+
+def _max_position(config: ConfigReader, rope: RopeSpec) -> int:
+    """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Gemma 3's
+    is scaled already."""
+    given = config.integer("max_position_embeddings", 2048)
+    constants = dict(rope.constants)
+    if rope.rope_type == "yarn":
+        return _length(float(constants["original_max_position"]) * float(constants["factor"]), config)
+    if rope.rope_type in ("linear", "dynamic") and config.fields.get("model_type") != "gemma3_text":
+        return _length(given * float(constants["factor"]), config)
+    return given
+
+
+def _length(positions: float, config: ConfigReader) -> int:
+    if not 1 <= positions <= MAX_SIZE:
+        raise ConfigError(
+            f"rope scaling gives a context of {positions:g}", where=config.source, expected=f"1 to {MAX_SIZE}"
+        )
+    return int(positions)

@@ -127,12 +127,14 @@ class ConfigReader:
             raise self.error(field, ", ".join(_MODEL_DTYPES))
         return _MODEL_DTYPES[name]
 
-    def sliding_layers(self, layers: int, pattern: int) -> tuple[bool, ...]:
-        """Which layers have a window: `layer_types`, or all but every `pattern`-th."""
+    def sliding_layers(self, layers: int, pattern: int | None, *, first_full: bool = False) -> tuple[bool, ...]:
+        """Which layers have a window: `layer_types`, or all but the last of every `pattern`, with `first_full` the
+        first."""
         types = self.listed("layer_types", layers, ("sliding_attention", "full_attention"))
-        if types is None:
-            return tuple(bool((index + 1) % pattern) for index in range(layers))
-        return tuple(kind == "sliding_attention" for kind in types)
+        if types is not None:
+            return tuple(kind == "sliding_attention" for kind in types)
+        offset = 0 if first_full else 1
+        return tuple(pattern is None or (index + offset) % pattern != 0 for index in range(layers))
 
     def rope(self, head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSpec:
         """`rope_parameters`, or `rope_theta` with `rope_scaling` as they were spelled before.
@@ -147,7 +149,11 @@ class ConfigReader:
         table = {} if table is None else table
         if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
             raise self.error(field, "an object with one rope_type and its numbers")
-        return _rope_spec(ConfigReader({**self.fields, **table}, f"{self.source}, {field}"), table, head_dim, theta)
+        fields = {**self.fields, **table}
+        if layer_type is None and self.fields.get("original_max_position_embeddings") is not None:
+            # Phi-3 stores it outside, and transformers lets that one win.
+            fields["original_max_position_embeddings"] = self.fields["original_max_position_embeddings"]
+        return _rope_spec(ConfigReader(fields, f"{self.source}, {field}"), table, head_dim, theta)
 
 
 def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, theta: float) -> RopeSpec:
@@ -164,9 +170,11 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
     if kind in ("linear", "llama3", "dynamic"):
         constants["factor"] = config.number("factor")
     if kind == "dynamic":
-        constants["original_max_position"] = config.number("max_position_embeddings")
+        constants["original_max_position"] = float(config.integer("max_position_embeddings", 2048))
+        if rotary_dim < 4:
+            raise ConfigError(f"{rotary_dim} rotated elements", where=config.source, expected="at least 4, for dynamic")
     if kind == "llama3":
-        constants["original_max_position"] = config.number("original_max_position_embeddings")
+        constants["original_max_position"] = _original(config)
         low, high = config.number("low_freq_factor"), config.number("high_freq_factor")
         constants.update(low_freq_factor=low, high_freq_factor=high)
         if high <= low:
@@ -175,16 +183,24 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
         constants.update(_yarn_constants(config, table))
     if kind == "longrope":
         constants.update(_longrope_constants(config, rotary_dim))
-    return RopeSpec(kind, config.number("rope_theta", theta), rotary_dim, tuple(sorted(constants.items())))
+    base = config.number("rope_theta", theta)
+    if kind == "yarn" and base <= 1:
+        raise config.error("rope_theta", "a number above 1, for yarn")
+    return RopeSpec(kind, base, rotary_dim, tuple(sorted(constants.items())))
+
+
+def _original(config: ConfigReader) -> float:
+    """The context before scaling; `max_position_embeddings` where it is not given."""
+    return config.number("original_max_position_embeddings", config.integer("max_position_embeddings", 2048))
 
 
 def _stretch(config: ConfigReader, original: float) -> float:
     """How far the context was stretched: `factor`, or the ratio of the maxima."""
-    return config.number_or_none("factor") or config.number("max_position_embeddings") / original
+    return config.number_or_none("factor") or config.integer("max_position_embeddings", 2048) / original
 
 
 def _yarn_constants(config: ConfigReader, table: Mapping[str, Any]) -> dict[str, Attr]:
-    original = config.number("original_max_position_embeddings", config.number("max_position_embeddings"))
+    original = _original(config)
     factor = _stretch(config, original)
 
     def attention_scale(mscale: float) -> float:
@@ -208,10 +224,12 @@ def _yarn_constants(config: ConfigReader, table: Mapping[str, Any]) -> dict[str,
 
 
 def _longrope_constants(config: ConfigReader, rotary_dim: int) -> dict[str, Attr]:
-    original = config.number("original_max_position_embeddings", config.number("max_position_embeddings"))
+    original = _original(config)
     factor = _stretch(config, original)
     scale = config.number_or_none("attention_factor")
     if scale is None:
+        if original < 2:
+            raise config.error("original_max_position_embeddings", "at least 2, for longrope")
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     constants: dict[str, Attr] = {"original_max_position": original, "attention_factor": scale}
     for field in ("short_factor", "long_factor"):

@@ -71,12 +71,15 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str
     compiled: dict[tuple[str, str], Path] = {}
 
     def get(name: str, **options: Any) -> Path:
+        from tiny import TINY
+
         from ingot import compile_model
 
         key = name, repr(sorted(options.items()))
         if key not in compiled:
             output = tmp_path_factory.mktemp("artifact") / f"{name}.ingot"
-            compile_model(checkpoint(name), output, **{"max_batch": 8, "max_tokens": 1024, "jobs": 1, **options})
+            defaults = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": TINY[name].max_seq_len, "jobs": 1}
+            compile_model(checkpoint(name), output, **{**defaults, **options})
             compiled[key] = output
         return compiled[key]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,12 +31,13 @@ class Reference:
 def _reference(tiny: Tiny, folder: Path) -> Reference:
     import transformers
 
-    kind = {"llama": transformers.LlamaForCausalLM, "qwen3": transformers.Qwen3ForCausalLM}[tiny.family]
+    kind = getattr(transformers, tiny.config["architectures"][0])
     model, loading = kind.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"
     model.eval()
+    _fix_rotary_table(model, tiny.max_seq_len)
     sequences, logprobs, decided = [], [], []
     with torch.no_grad():
         for prompt in tiny.prompts():
@@ -55,6 +57,19 @@ def _reference(tiny: Tiny, folder: Path) -> Reference:
             sequences.append(made.sequences[0].tolist())
             logprobs.append(model(made.sequences).logits[0].double().log_softmax(-1))
     return Reference(tiny, tiny.prompts(), sequences, logprobs, decided)
+
+
+def _fix_rotary_table(model: Any, max_seq_len: int) -> None:
+    """Ingot chooses a table once, for the context it compiles for; transformers chooses at every step. Here it gets the
+    table that its own functions give for that context, and keeps it."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rotary = model.model.rotary_emb
+    if rotary.rope_type in ("dynamic", "longrope"):
+        rotary.inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
+            model.config, seq_len=max_seq_len
+        )
+        rotary.rope_type = "default"
 
 
 @pytest.fixture(scope="session")

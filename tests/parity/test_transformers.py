@@ -1,7 +1,7 @@
 """Ingot against transformers in float32: the same log-probabilities and the same greedy tokens.
 
-Six tiny checkpoints, each compiled once per backend, served in the process that compiled it and in a new one, with
-prompts fed whole and in chunks; eight prompts of mixed length are served together.
+Tiny checkpoints of every family, each compiled once per backend and served with prompts fed whole and in chunks; eight
+prompts of mixed length are served together. Six of them are also served in a new process.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,23 @@ COMPARED = 32  # greedy tokens of each prompt, at least
 THROUGH_INDUCTOR = ("llama-biased", "qwen3-biased")
 
 
-def _cases() -> list[Any]:
+# Also served in a process that never compiled; of that nothing depends on the family.
+IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for kind in ("plain", "biased", "scaled"))
+# One of each family, and those six.
+INDUCTOR = (*IN_NEW_PROCESS, *{TINY[name].family: name for name in reversed(TINY)}.values())
+
+
+def _cases(*backends: str) -> list[Any]:
+    """(name, backend, place) of what is served; each checkpoint in one worker, for what it compiles."""
     cases = []
     for name in TINY:
-        for backend in ("reference", "inductor"):
-            slow = backend == "inductor" and name not in THROUGH_INDUCTOR
-            marks = [pytest.mark.xdist_group(f"parity-{name}"), *([pytest.mark.slow] if slow else [])]
-            cases.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
+        for backend in backends:
+            if backend == "inductor" and name not in INDUCTOR:
+                continue
+            for place in ("here", "new-process") if name in IN_NEW_PROCESS else ("here",):
+                slow = backend == "inductor" and name not in THROUGH_INDUCTOR
+                marks = [pytest.mark.xdist_group(f"parity-{name}"), *([pytest.mark.slow] if slow else [])]
+                cases.append(pytest.param(name, backend, place, marks=marks, id=f"{name}-{backend}-{place}"))
     return cases
 
 
@@ -60,8 +70,7 @@ def served(
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
-@pytest.mark.parametrize("place", ["here", "new-process"])
-@pytest.mark.parametrize(("name", "backend"), _cases())
+@pytest.mark.parametrize(("name", "backend", "place"), _cases("reference", "inductor"))
 def test_artifact_agrees_with_transformers(
     name: str,
     backend: str,
@@ -89,9 +98,9 @@ def test_artifact_agrees_with_transformers(
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [case for case in _cases() if case.values[1] == "inductor"], ids=lambda value: str(value)
+    ("name", "backend", "place"), [case for case in _cases("inductor") if case.values[2] == "here"]
 )
-def test_inductor_computes_the_layers(name: str, backend: str, artifact: Callable[..., Path]) -> None:
+def test_inductor_computes_the_layers(name: str, backend: str, place: str, artifact: Callable[..., Path]) -> None:
     """What was compared above ran in compiled regions, not in a fallback."""
     from ingot.runtime.loader import load_artifact
 
@@ -118,7 +127,8 @@ def test_traced_program_agrees_with_transformers(
     """The program that the mutations in test_mutations.py start from."""
     expected = reference(name)
     opened = Checkpoint.open(checkpoint(name))
-    program = trace(read_spec(opened.config), Limits(max(map(len, expected.sequences)), 8, 1024)).entries["main"]
+    limits = Limits(expected.tiny.max_seq_len, 8, 1024)
+    program = trace(read_spec(opened.config), limits).entries["main"]
     run = InterpreterRun(program, load_params(program.params, opened.read))
     logits = teacher_forced(program.input_types(), run, expected.sequences)
     assert _worst([rows.double().log_softmax(-1) for rows in logits], expected.logprobs) <= TOLERANCE
