@@ -164,7 +164,9 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
     rotary_dim = int(head_dim * config.number("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ConfigError(
-            f"{rotary_dim} rotated elements of {head_dim}", where=config.source, expected="an even part of a head"
+            f"partial_rotary_factor gives {rotary_dim} rotated elements of {head_dim}",
+            where=config.source,
+            expected="an even part of a head",
         )
     constants: dict[str, Attr] = {}
     if kind in ("linear", "llama3", "dynamic"):
@@ -172,7 +174,9 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
     if kind == "dynamic":
         constants["original_max_position"] = float(config.integer("max_position_embeddings", 2048))
         if rotary_dim < 4:
-            raise ConfigError(f"{rotary_dim} rotated elements", where=config.source, expected="at least 4, for dynamic")
+            raise ConfigError(
+                f"rope_type dynamic with {rotary_dim} rotated elements", where=config.source, expected="at least 4"
+            )
     if kind == "llama3":
         constants["original_max_position"] = _original(config)
         low, high = config.number("low_freq_factor"), config.number("high_freq_factor")
@@ -235,7 +239,8 @@ def _longrope_constants(config: ConfigReader, rotary_dim: int) -> dict[str, Attr
     for field in ("short_factor", "long_factor"):
         values = config.fields.get(field)
         numbers = isinstance(values, list) and all(
-            isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values
+            isinstance(value, int | float) and not isinstance(value, bool) and 1 / MAX_NUMBER <= value <= MAX_NUMBER
+            for value in values
         )
         if not isinstance(values, list) or not numbers or len(values) != rotary_dim // 2:
             raise config.error(field, f"a list of {rotary_dim // 2} positive numbers")

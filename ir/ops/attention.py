@@ -30,7 +30,7 @@ def _attend(
         sink = wide(sinks).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], -1)
     weights = scores.softmax(-1)[..., : k.shape[0]]
-    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype)
+    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
 
 
 def _seen(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -48,7 +48,12 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     seqs = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
     args = (randn(5, 6, 16), randn(5, 2, 16), randn(5, 2, 16), positions, seqs)
     plain = {"scale": 0.25, "layer": 0}
-    return [Sample(args, plain), Sample((*args, randn(6)), {**plain, "window": 2, "soft_cap": 3.0})]
+    ungrouped = (randn(5, 2, 16), *args[1:])
+    return [
+        Sample(args, plain),
+        Sample((*args, randn(6)), {**plain, "window": 2, "soft_cap": 3.0}),
+        Sample(ungrouped, plain),
+    ]
 
 
 def _attention_rowwise(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.cohere import modeling_cohere as cohere
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from ingot.ir.errors import ConfigError, InternalError
@@ -77,6 +81,67 @@ def test_rms_norm(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> N
         theirs = LlamaRMSNorm(shape[-1], eps=1e-5).to(dtype)
         theirs.weight.data.copy_(weight)
         assert torch.equal(found, theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_rms_norm_with_a_wider_weight_is_gemmas(dtype: torch.dtype) -> None:
+    """Gains in float32: nothing is rounded before the product, and the result is x's dtype."""
+    g = generator(21)
+    x, weight = randn(g, dtype, 7, 40) * 3, randn(g, dtype, 40)
+    theirs = gemma2.Gemma2RMSNorm(40, eps=1e-6)
+    theirs.weight.data.copy_(weight)
+    found = OPS["rms_norm"].reference(x, 1 + weight.float(), eps=1e-6)
+    assert found.dtype == dtype and torch.equal(found, theirs(x))
+    assert not torch.equal(found, OPS["rms_norm"].reference(x, 1 + weight, eps=1e-6))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(6, 40), (5, 3, 17), (1, 2)])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e2])
+def test_layer_norm_is_torchs(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
+    g = generator(22)
+    x, weight = (randn(g, dtype, *shape) + 2) * scale, randn(g, dtype, shape[-1])
+    expected = F.layer_norm(x.double(), shape[-1:], weight.double(), eps=1e-5)
+    # In float16 and bfloat16 the quotient is rounded before the product.
+    check(OPS["layer_norm"].reference(x, weight, eps=1e-5), expected, dtype, 10 if dtype in (F32, F64) else 1)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("gains", [(4, 16), (16,)])
+def test_layer_norm_with_float32_gains_is_coheres(dtype: torch.dtype, gains: tuple[int, ...]) -> None:
+    """One weight for all heads, or one for each."""
+    g = generator(23)
+    x, weight = randn(g, dtype, 6, 4, 16) + 1, randn(g, F32, *gains)
+    theirs = cohere.CohereLayerNorm(gains, eps=1e-5)
+    theirs.weight.data.copy_(weight)
+    found = OPS["layer_norm"].reference(x, weight, eps=1e-5)
+    assert found.dtype == dtype
+    problem = compare(found, theirs(x), dtype)
+    assert problem is None, problem
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_mul_is_torchs(dtype: torch.dtype, approximate: str) -> None:
+    g = generator(24)
+    gate, up = randn(g, dtype, 5, 37) * 3, randn(g, dtype, 5, 37)
+    expected = F.gelu(gate.double(), approximate=approximate) * up.double()
+    found = OPS["gelu_mul"].reference(gate, up, approximate=approximate)
+    check(found, expected, dtype)
+    other = F.gelu(gate.double(), approximate="tanh" if approximate == "none" else "none") * up.double()
+    if dtype in (F32, F64):
+        assert compare(found, other, dtype) is not None, "the two approximations differ by more than rounding"
+    merged = torch.cat([gate, up], 1)
+    assert torch.equal(OPS["gelu_mul"].reference(merged[:, :37], merged[:, 37:], approximate=approximate), found)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("cap", [1.0, 30.0, 50])
+def test_soft_cap(dtype: torch.dtype, cap: float) -> None:
+    x = randn(generator(25), dtype, 6, 33) * 60
+    found = OPS["soft_cap"].reference(x, cap=cap)
+    check(found, cap * torch.tanh(x.double() / cap), dtype)
+    assert bool((found.abs() <= cap).all()) and bool((found * x >= 0).all())
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
@@ -152,20 +217,28 @@ def test_rope_tables_are_transformers(case: dict[str, Any], head_dim: int, theta
     assert scaling == 1.0
     attrs = rope_attrs(case, head_dim, theta, 4096)
     ours = ROPE_TYPES[case["rope_type"]](attrs)
-    assert ours.dtype == F64
-    # Theirs are made in float32: an exponent of up to 1 rounded there moves a power by log(theta) roundings at most.
-    bound = (math.log(theta) + 4) * 2**-24
-    torch.testing.assert_close(frequencies.double(), ours, rtol=bound, atol=0)
+    assert ours.dtype == frequencies.dtype == F32
+    if case["rope_type"] == "llama3":  # the same formula in another order
+        torch.testing.assert_close(ours, frequencies, rtol=2**-22, atol=0)
+    else:
+        assert torch.equal(ours, frequencies)
 
     table = make_table(attrs)
     assert table.shape == (4096, head_dim) and table.dtype == F32 and table.is_contiguous()
     positions = torch.arange(4096)
     cos, sin = LlamaRotaryEmbedding(config)(torch.empty(0), positions[None])
     theirs = torch.cat([cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]], 1)
-    # An angle is off by what its frequency is off, and by its own rounding.
-    angles = torch.outer(positions.double(), ours)
-    assert bool(((table - theirs).abs() <= torch.cat([angles, angles], 1) * (bound + 2**-22) + 2**-23).all())
+    if torch.equal(ours, frequencies):
+        assert torch.equal(table, theirs)
+    else:  # an angle is off by what its frequency is off
+        angles = torch.outer(positions.float(), ours)
+        assert bool(((table - theirs).abs() <= torch.cat([angles, angles], 1) * 2**-21 + 2**-23).all())
     assert torch.equal(table[0, : head_dim // 2], torch.ones(head_dim // 2))
+
+
+def test_attention_factor_scales_cosines_and_sines() -> None:
+    attrs = rope_attrs({"rope_type": "default"}, 8, 1e4, 50)
+    assert torch.equal(make_table({**attrs, "attention_factor": 1.25}), make_table(attrs) * 1.25)
 
 
 def test_unknown_tables_are_refused() -> None:
@@ -198,6 +271,26 @@ def test_rope_is_llamas(case: dict[str, Any]) -> None:
     for x in (q, k):
         theirs = apply_rotary_pos_emb(x[None], x[None], cos, sin, unsqueeze_dim=2)[0][0]
         check(OPS["rope"].reference(x, positions.int(), table), theirs, F32, 5)  # angles differ by ulps at position 511
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rotary", [16, 12, 2])
+def test_interleaved_rope_is_coheres(dtype: torch.dtype, rotary: int) -> None:
+    """Cohere turns 2i against 2i + 1, in float32; the rest of each head stays as it is."""
+    g = generator(26)
+    x, positions = randn(g, dtype, 7, 3, 16), ints(0, 1, 63, 17, 17, 5, 40)
+    table = make_table(rope_attrs({"rope_type": "default"}, rotary, 1e4, 64))
+    cos, sin = (part.repeat_interleave(2, 1)[positions.long()][None] for part in table.chunk(2, 1))
+    turned, _ = cohere.apply_rotary_pos_emb(x[None, ..., :rotary], x[None, ..., :rotary], cos, sin, unsqueeze_dim=2)
+    found = OPS["rope"].reference(x, positions, table, interleaved=True)
+    if dtype == F64:  # theirs is float32 whatever it is given
+        check(found[..., :rotary].float(), turned[0], F32)
+    else:
+        check(found[..., :rotary], turned[0], dtype)
+    assert torch.equal(found[..., rotary:], x[..., rotary:])
+    # The same turn as in NeoX order with the elements of a head sorted: evens, then odds.
+    order = torch.cat([torch.arange(0, rotary, 2), torch.arange(1, rotary, 2), torch.arange(rotary, 16)])
+    assert torch.equal(found[..., order], OPS["rope"].reference(x[..., order], positions, table))
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
@@ -274,6 +367,150 @@ def test_paged_attention_is_attention_over_the_whole_sequence(dtype: torch.dtype
         check(found, expected, dtype)
     written = sum(sum(lengths) for lengths in steps)
     assert int((~kv[:, 0].isnan()).sum()) == int((~kv[:, 1].isnan()).sum()) == written * kv_heads * dim
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"window": 3},
+    {"window": 1},
+    {"window": 1000},
+    {"soft_cap": 1.5},
+    {"sinks": True},
+    {"window": 4, "soft_cap": 2.0, "sinks": True},
+]
+
+
+def attention_by_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, variant: dict[str, Any], sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """In float64, one query and one head at a time: the last q.shape[0] positions of one sequence."""
+    q, k, v = q.double(), k.double(), v.double()
+    out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
+    for row in range(q.shape[0]):
+        place = k.shape[0] - q.shape[0] + row
+        first = max(0, place - variant.get("window", place + 1) + 1)
+        for head in range(q.shape[1]):
+            keys, values = (x[first : place + 1, head // group] for x in (k, v))
+            scores = keys @ q[row, head] * scale
+            if "soft_cap" in variant:
+                scores = variant["soft_cap"] * torch.tanh(scores / variant["soft_cap"])
+            weights = scores.exp()
+            rest = 0.0 if sinks is None else float(sinks[head].double().exp())
+            out[row, head] = weights @ values / (weights.sum() + rest)
+    return out
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+    g = generator(27)
+    lengths, total = [5, 1, 9], 15
+    q, k, v = (randn(g, dtype, total, heads, 8) for heads in (6, 2, 2))
+    sinks = randn(g, dtype, 6) if variant.get("sinks") else None
+    options = {name: value for name, value in variant.items() if name != "sinks"}
+    parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks) for part in parts])
+    positions = torch.cat([torch.arange(n) for n in lengths]).int()
+    seqs = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).int()
+    found = OPS["attention"].reference(q, k, v, positions, seqs, sinks, scale=0.3, layer=0, **options)
+    check(found, expected, dtype)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kind", ["soft_cap", "sinks"])
+def test_attention_is_gemmas_and_gpt_osss(kind: str, window: int | None) -> None:
+    """transformers' eager attention of the two models that these came from, in float32."""
+    g = generator(28)
+    length, heads, kv_heads = 11, 6, 2
+    q, k, v = (randn(g, F32, length, n, 16) for n in (heads, kv_heads, kv_heads))
+    behind = torch.arange(length)[:, None] - torch.arange(length)
+    seen = (behind >= 0) & (behind < (window or length))
+    mask = torch.zeros(1, 1, length, length).masked_fill(~seen, -math.inf)
+    q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
+    sinks = randn(g, F32, heads) * 2
+    layer = SimpleNamespace(num_key_value_groups=heads // kv_heads, training=False, sinks=sinks, head_dim=16)
+    args = (q, k, v, torch.arange(length).int(), torch.zeros(length, dtype=torch.int32))
+    options: dict[str, Any] = {"scale": 0.7, "layer": 0, "window": window}
+    if kind == "soft_cap":
+        theirs, _ = gemma2.eager_attention_forward(layer, q4, k4, v4, mask, scaling=0.7, softcap=2.5)
+        found = OPS["attention"].reference(*args, **options, soft_cap=2.5)
+    else:
+        theirs, _ = gpt_oss.eager_attention_forward(layer, q4, k4, v4, mask, scaling=0.7)
+        found = OPS["attention"].reference(*args, sinks, **options)
+    check(found, theirs[0], F32)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_paged_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+    """Pages that lie wholly before every window are never read: their numbers in the table are nonsense."""
+    g = generator(29)
+    lengths, counts, page, dim = [13, 6, 1], [2, 6, 1], 4, 8
+    k, v = ([randn(g, dtype, n, 2, dim) for n in lengths] for _ in range(2))
+    q, sinks = randn(g, dtype, 9, 6, dim), randn(g, dtype, 6) if variant.get("sinks") else None
+    table = torch.randperm(20, generator=g)[:12].view(3, 4).int()
+    kv = torch.full((20, 2, page, 2, dim), math.nan, dtype=dtype)
+    for b, length in enumerate(lengths):
+        places = torch.arange(length)
+        slots = table[b, places // page].long() * page + places % page
+        kv = OPS["kv_append"].reference(kv, k[b], v[b], slots)
+        unread = max(0, length - counts[b] - variant.get("window", 1000) + 1) // page
+        table[b, :unread] = 2**30
+        table[b, -(-length // page) :] = 2**30
+    parts = zip(q.split(counts), k, v, strict=True)
+    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks) for part in parts])
+    options = {name: value for name, value in variant.items() if name != "sinks"}
+    args = (q, kv, table, ints(0, 2, 8), ints(*counts), ints(*lengths), sinks)
+    for function in (OPS["paged_attention"].reference, OPS["paged_attention"].rowwise):
+        check(function(*args, scale=0.3, **options), expected, dtype)
+
+
+# --- norm, rope and cache write in one -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("wide_weight", [False, True])
+def test_qk_norm_rope_append_is_its_parts(
+    dtype: torch.dtype, interleaved: bool, normed: bool, wide_weight: bool
+) -> None:
+    g = generator(30)
+    qkv = randn(g, dtype, 5, 8 * 12)
+    q, k, v = (part.view(5, -1, 12) for part in qkv.split([48, 24, 24], 1))
+    weights = [randn(g, torch.promote_types(dtype, F32) if wide_weight else dtype, 12) for _ in range(2)]
+    kv, slots = randn(g, dtype, 6, 2, 4, 2, 12), torch.tensor([5, 23, -1, 0, 12])
+    positions, table = ints(3, 0, 9, 9, 31), make_table(rope_attrs({"rope_type": "default"}, 8, 1e4, 32))
+    args = (kv, q, k, v, positions, table, slots, *(weights if normed else ()))
+    found = OPS["qk_norm_rope_append"].reference(*args, eps=1e-3, interleaved=interleaved)
+    if normed:
+        q, k = (OPS["rms_norm"].reference(x, w, eps=1e-3) for x, w in zip((q, k), weights, strict=True))
+    q, k = (OPS["rope"].reference(x, positions, table, interleaved=interleaved) for x in (q, k))
+    assert torch.equal(found[0], q)
+    assert torch.equal(found[1], OPS["kv_append"].reference(kv, k, v, slots))
+    untouched = torch.ones(6, 4, dtype=torch.bool)
+    untouched.view(-1)[slots[slots >= 0]] = False
+    changed = found[1].transpose(1, 2)
+    assert torch.equal(changed[untouched], kv.transpose(1, 2)[untouched])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_qk_norm_rope_append_of_a_token_does_not_see_the_others(dtype: torch.dtype) -> None:
+    """No provider computes it row by row, so its own bits must not depend on the batch."""
+    op = OPS["qk_norm_rope_append"]
+    g = generator(31)
+    for heads, dim in ((4, 64), (2, 80), (3, 36)):
+        q, k, v = (randn(g, dtype, 33, n, dim) for n in (heads * 2, heads, heads))
+        kv, slots = torch.zeros(5, 2, 16, heads, dim, dtype=dtype), torch.randperm(80, generator=g)[:33]
+        positions = torch.randint(0, 64, (33,), generator=g).int()
+        table = make_table(rope_attrs({"rope_type": "default"}, dim, 1e4, 64))
+        weights = (randn(g, dtype, dim), randn(g, dtype, dim))
+        query, cache = op.rowwise(kv, q, k, v, positions, table, slots, *weights, eps=1e-6)
+        for row in range(33):
+            one = slice(row, row + 1)
+            alone, kv = op.rowwise(kv, q[one], k[one], v[one], positions[one], table, slots[one], *weights, eps=1e-6)
+            assert torch.equal(alone, query[one])
+        assert torch.equal(kv, cache)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -547,10 +784,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     "add_rms_norm": ("x", "residual"),
     "rope": ("x", "positions"),
     "silu_mul": ("gate", "up"),
+    "gelu_mul": ("gate", "up"),
+    "layer_norm": ("x",),
+    "soft_cap": ("x",),
     "select_rows": ("rows",),
     "cast": ("x",),
     "sample": ("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
 }
+
+
+# Ops whose rows belong to sequences or to a state.
+WHOLE = ("attention", "paged_attention", "kv_append", "qk_norm_rope_append", "feed", "advance")
 
 
 def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
@@ -567,16 +811,26 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     heads = rand(11, 5 * 18).view(11, 5, 18)
     table = make_table(rope_attrs({"rope_type": "linear", "factor": 2.0}, 10, 1e6, 31))
     counts = ints(2, 0, 1)
-    kv = rand(7, 2, 3, 2, 5)
+    kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
     return {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
         "rms_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
             Sample((heads[:, 1:4], rand(18)), {"eps": 0.1}),
+            Sample((heads[:, 1:4], rand(18).to(torch.promote_types(dtype, F32))), {"eps": 0.1}),
+        ],
+        "layer_norm": [
+            Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
+            Sample((heads[:, 1:4], rand(3, 18).to(torch.promote_types(dtype, F32))), {"eps": 0.1}),
         ],
         "add_rms_norm": [Sample((rand(11, 37), merged[:, 37:74], rand(37)), {"eps": 1e-5})],
-        "rope": [Sample((heads[:, 1:4], whole(31, 11), table))],
+        "rope": [
+            Sample((heads[:, 1:4], whole(31, 11), table)),
+            Sample((heads[:, 1:4], whole(31, 11), table), {"interleaved": True}),
+        ],
+        "gelu_mul": [Sample((merged[:, :37], merged[:, 74:]), {"approximate": how}) for how in ("none", "tanh")],
+        "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],
         "cast": [Sample((merged[:, 3:8],), {"dtype": F16}), Sample((rand(3, 5),), {"dtype": dtype})],
@@ -587,14 +841,33 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         + [
             Sample(
                 (rand(7, 3, 5), rand(7, 3, 5), rand(7, 3, 5), ints(*range(7)), whole(1, 7)), {"scale": 1.0, "layer": 0}
-            )
+            ),
+            Sample(
+                (heads[:, :4], heads[:, 4:], rand(11, 1, 18), ints(*range(11)), whole(1, 11), rand(4)),
+                {"scale": 0.5, "layer": 3, "window": 4, "soft_cap": 2.0},
+            ),
         ],
         "kv_append": [Sample((kv, rand(4, 2, 5), merged[:4, :10].view(4, 2, 5), torch.tensor([20, -1, 0, 7])))],
         "paged_attention": [
             Sample(
                 (rand(4, 6, 5), kv, ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts, ints(5, 0, 2)),
-                {"scale": 0.4},
+                {"scale": 0.4, **options},
             )
+            for options in ({}, {"window": 2}, {"soft_cap": 0.7})
+        ],
+        "qk_norm_rope_append": [
+            Sample(
+                (
+                    kv10,
+                    *(part.view(11, -1, 10) for part in rand(11, 70).split([30, 20, 20], 1)),
+                    whole(31, 11),
+                    table,
+                    torch.tensor([20, -1, 0, 7, -1, 3, 19, 1, 2, 4, 9]),
+                    *weights,
+                ),
+                {"eps": 0.1, **order},
+            )
+            for weights, order in [((), {}), ((rand(10), rand(10)), {}), ((rand(10), rand(10)), {"interleaved": True})]
         ],
         "feed": [Sample(random_step(seed)[0], {"page_size": random_step(seed)[1]}) for seed in range(3)],
         "sample": [
@@ -632,7 +905,7 @@ def named_rows(op: Op, sample: Sample) -> tuple[dict[str, Any], int]:
 
 
 def test_every_op_is_tested_here() -> None:
-    assert set(OPS) == {*ROWS, "attention", "paged_attention", "kv_append", "feed", "advance"}
+    assert set(OPS) == {*ROWS, *WHOLE}
 
 
 every_op = pytest.mark.parametrize("name", sorted(OPS))
@@ -737,11 +1010,11 @@ def test_rowwise_gives_a_row_the_same_bits_alone(name: str, dtype: torch.dtype) 
 def test_rowwise_attention_does_not_see_the_rest_of_the_step(dtype: torch.dtype) -> None:
     op = OPS["attention"]
     for sample in cases("attention", dtype):
-        q, k, v, positions, seqs = sample.args
+        q, k, v, positions, seqs, *sinks = sample.args
         whole = op.rowwise(*sample.args, **sample.kwargs)
         for row in range(q.shape[0]):
             seen = ((seqs == seqs[row]) & (positions <= positions[row])).nonzero().flatten()
-            alone = op.rowwise(q[seen], k[seen], v[seen], positions[seen], seqs[seen], **sample.kwargs)
+            alone = op.rowwise(q[seen], k[seen], v[seen], positions[seen], seqs[seen], *sinks, **sample.kwargs)
             assert torch.equal(alone[seen == row], whole[row : row + 1])
 
 
@@ -749,13 +1022,13 @@ def test_rowwise_attention_does_not_see_the_rest_of_the_step(dtype: torch.dtype)
 def test_rowwise_paged_attention_does_not_see_the_rest_of_the_step(dtype: torch.dtype) -> None:
     op = OPS["paged_attention"]
     for sample in cases("paged_attention", dtype):
-        q, kv, table, starts, lens, kv_lens = sample.args
+        q, kv, table, starts, lens, kv_lens, *sinks = sample.args
         whole = op.rowwise(*sample.args, **sample.kwargs)
         for b in range(table.shape[0]):
             for i in range(int(lens[b])):
                 row = slice(int(starts[b]) + i, int(starts[b]) + i + 1)
                 seen = kv_lens[b : b + 1] - lens[b] + i + 1
-                alone = op.rowwise(q[row], kv, table[b : b + 1], ints(0), ints(1), seen, **sample.kwargs)
+                alone = op.rowwise(q[row], kv, table[b : b + 1], ints(0), ints(1), seen, *sinks, **sample.kwargs)
                 assert torch.equal(alone, whole[row])
 
 
@@ -799,7 +1072,8 @@ FUSED = sorted(name for name, op in OPS.items() if op.decompose)
 
 
 def test_ops_that_write_states_say_how_in_place() -> None:
-    assert STATEFUL == ["advance", "kv_append"] and FUSED == ["add_rms_norm"]
+    assert STATEFUL == ["advance", "kv_append", "qk_norm_rope_append"]
+    assert FUSED == ["add_rms_norm", "qk_norm_rope_append"]
     assert all((OPS[name].in_place is not None) == bool(OPS[name].states) for name in OPS)
 
 

@@ -1,0 +1,173 @@
+"""Reading a config.json: both spellings, the context that scaling gives, defaults, and errors that name the field."""
+
+import re
+from typing import Any
+
+import pytest
+from tiny import MAX_SEQ_LEN, TINY
+
+from ingot.ir.errors import ConfigError
+from ingot.models.architectures import ARCHITECTURES, read_spec
+from ingot.models.config import MAX_SIZE
+
+OF_ARCHITECTURE = {tiny.config["architectures"][0]: tiny for tiny in reversed(TINY.values())}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
+
+
+def _config(name: str, **changes: Any) -> dict[str, Any]:
+    """A tiny checkpoint's config.json with some fields changed, or taken away where they are `...`."""
+    return {key: value for key, value in {**TINY[name].config, **changes}.items() if value is not ...}
+
+
+def _other_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` for `rope_theta` and `rope_scaling`, or the other way round; `dtype` for `torch_dtype`."""
+    config = dict(config)
+    if "torch_dtype" in config:
+        config["dtype"] = config.pop("torch_dtype")
+    if "rope_parameters" in config:
+        table = dict(config.pop("rope_parameters"))
+        return {**config, "rope_theta": table.pop("rope_theta"), "rope_scaling": table}
+    table = config.pop("rope_scaling", {"rope_type": "default"})
+    return {**config, "rope_parameters": {"rope_theta": config.pop("rope_theta"), **table}}
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith(("gemma3", "olmo3"))])
+def test_both_spellings_read_the_same(name: str) -> None:
+    config = _config(name)
+    assert read_spec(_other_spelling(config)) == read_spec(config)
+
+
+def test_gemma3_spellings_of_two_tables_read_the_same() -> None:
+    tables = {
+        "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 2003.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 101.0},
+    }
+    changes = {"rope_theta": ..., "rope_local_base_freq": ..., "rope_scaling": ..., "rope_parameters": tables}
+    layers = {
+        "sliding_window_pattern": ...,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
+    assert read_spec(_config("gemma3_text-old", **changes, **layers)) == read_spec(_config("gemma3_text-old"))
+
+
+def test_olmo3_scales_only_layers_without_a_window() -> None:
+    old = read_spec(_config("olmo3-window", rope_parameters=..., rope_theta=5e5, rope_scaling=YARN)).dims
+    assert [rope.rope_type for rope in old.ropes] == ["yarn", "default"]
+    assert [rope.theta for rope in old.ropes] == [5e5, 5e5]
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "default"}, MAX_SEQ_LEN),
+        ({"rope_type": "linear", "factor": 2.5}, 400),
+        ({"rope_type": "dynamic", "factor": 3.0}, 480),
+        (YARN, 160),
+        ({**YARN, "factor": 6.5}, 260),
+        (TINY["llama-scaled"].config["rope_scaling"], MAX_SEQ_LEN),
+        ({"type": "su", "short_factor": [1.0] * 7, "long_factor": [2.0] * 7, "factor": 3.0}, MAX_SEQ_LEN),
+    ],
+    ids=lambda value: (value.get("rope_type") or "su") if isinstance(value, dict) else str(value),
+)
+def test_the_longest_context_counts_scaling_as_vllm_does(rope: dict[str, Any], expected: int) -> None:
+    assert read_spec(_config("llama-plain", rope_parameters=..., rope_scaling=rope)).max_position == expected
+
+
+def test_gemma3_gives_the_context_after_scaling() -> None:
+    assert read_spec(_config("gemma3_text-old")).max_position == MAX_SEQ_LEN
+
+
+@pytest.mark.parametrize("factor", [1e-5, float(MAX_SIZE)])
+def test_a_context_out_of_range_is_refused(factor: float) -> None:
+    with pytest.raises(ConfigError, match="rope scaling gives a context of"):
+        read_spec(_config("llama-plain", rope_parameters={"rope_type": "linear", "factor": factor}))
+
+
+# Of these transformers' defaults must be ours: whatever a config.json may leave out.
+OPTIONAL = {
+    "head_dim",
+    "hidden_act",
+    "hidden_activation",
+    "tie_word_embeddings",
+    "attention_bias",
+    "attention_out_bias",
+    "mlp_bias",
+    "use_bias",
+    "rope_theta",
+    "rope_parameters",
+    "rope_scaling",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_types",
+    "sliding_window",
+    "sliding_window_pattern",
+    "use_sliding_window",
+    "no_rope_layer_interval",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "use_qk_norm",
+    "partial_rotary_factor",
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
+    """A config.json without the fields that may be missing reads as the one that transformers makes of it."""
+    from transformers import CONFIG_MAPPING
+
+    bare = {key: value for key, value in OF_ARCHITECTURE[architecture].config.items() if key not in OPTIONAL}
+    bare |= {"num_hidden_layers": 9, "hidden_size": 16 * OF_ARCHITECTURE[architecture].config["num_attention_heads"]}
+    filled = CONFIG_MAPPING[bare["model_type"]](**{key: bare[key] for key in bare if key != "architectures"}).to_dict()
+    if architecture == "Gemma3ForCausalLM":
+        assert filled["attn_logit_softcapping"] is None
+    spec = read_spec(bare)
+    found = read_spec({**filled, "architectures": [architecture], "torch_dtype": "float32"})
+    assert spec.dims == found.dims
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("mistral-window", "sliding_window", 0),
+        ("mistral-window", "sliding_window", "all"),
+        ("ministral-window", "layer_types", ["full_attention"]),
+        ("ministral-window", "layer_types", ["full_attention", "full_attention", "chunked_attention"]),
+        ("qwen2-window", "use_sliding_window", "yes"),
+        ("qwen2-window", "max_window_layers", -1),
+        ("gemma-tied", "hidden_act", "silu"),
+        ("gemma2-capped", "hidden_activation", "silu"),
+        ("gemma2-capped", "attn_logit_softcapping", -50.0),
+        ("gemma2-capped", "final_logit_softcapping", "30"),
+        ("gemma2-capped", "query_pre_attn_scalar", 0),
+        ("gemma2-capped", "use_bidirectional_attention", True),
+        ("gemma3_text-old", "attn_logit_softcapping", 50.0),
+        ("gemma3_text-old", "sliding_window_pattern", 0),
+        ("gemma3_text-old", "rope_local_base_freq", -1.0),
+        ("olmo2-biased", "attention_bias", 1),
+        ("granite-scaled", "embedding_multiplier", 0),
+        ("granite-scaled", "residual_multiplier", -1),
+        ("granite-scaled", "attention_multiplier", "1"),
+        ("granite-scaled", "logits_scaling", 0.0),
+        ("cohere-normed", "logit_scale", -1),
+        ("cohere-normed", "use_qk_norm", 1),
+        ("cohere-normed", "layer_norm_eps", 0),
+        ("smollm3-nope", "no_rope_layers", [1, 2, 0]),
+        ("smollm3-nope", "no_rope_layers", [1]),
+        ("smollm3-nope", "no_rope_layer_interval", 0),
+        ("smollm3-nope", "sliding_window", -4),
+        ("seed_oss-biased", "attention_out_bias", 0.0),
+        ("ernie4_5-biased", "use_bias", "no"),
+        ("exaone4-window", "sliding_window_pattern", "LLLX"),
+        ("phi3-short", "partial_rotary_factor", 2.0),
+        ("phi3-short", "original_max_position_embeddings", "long"),
+    ],
+)
+def test_a_bad_field_is_named(name: str, field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"\b{re.escape(field)}\b"):
+        read_spec(_config(name, **{field: value}))

@@ -1,0 +1,77 @@
+"""What float32 hides: in bfloat16 norms and scaled embeddings round where transformers rounds, bit for bit."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import TINY
+
+from ingot.ir.recipe import Recipe
+from ingot.models import dense
+from ingot.models.architectures import read_spec
+from ingot.models.dense import DenseSpec
+
+WITH_NORMS = {TINY[name].family: name for name in reversed(TINY)}
+
+
+def _dims(folder: Path) -> DenseSpec:
+    return read_spec(json.loads((folder / "config.json").read_text())).dims
+
+
+def _config(folder: Path):
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(folder)
+
+
+def _theirs(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    import transformers
+
+    config = _config(folder)
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return getattr(transformers, architecture)(config).to(dtype).eval()
+
+
+@pytest.mark.parametrize("name", WITH_NORMS.values(), ids=WITH_NORMS)
+def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Callable[[str], Path]) -> None:
+    dims, dtype = _dims(checkpoint(name)), torch.bfloat16
+    generator = torch.Generator().manual_seed(1)
+    theirs = _theirs(checkpoint(name), dtype)
+    gains = torch.randn(dims.hidden, generator=generator).to(dtype)
+    x = torch.randn(64, dims.hidden, generator=generator).to(dtype)
+    with torch.no_grad():
+        theirs.model.norm.weight.copy_(gains)
+        found, expected = _norm(dims, gains, dtype)(x), theirs.model.norm(x)
+        assert torch.equal(found, expected)
+        changed = replace(dims, norm_wide=not dims.norm_wide)
+        if not dims.norm_offset:
+            assert not torch.equal(_norm(changed, gains, dtype)(x), expected), "norm_wide shows nothing"
+        tokens = torch.arange(dims.vocab, dtype=torch.int32)
+        embedded = theirs.model.embed_tokens(tokens)
+        assert torch.equal(_embedded(dims, theirs, dtype), _multiplied(dims, theirs, embedded))
+        if dims.embed_scale_rounded:
+            changed = replace(dims, embed_scale_rounded=False)
+            assert not torch.equal(_embedded(changed, theirs, dtype), embedded), "embed_scale_rounded shows nothing"
+
+
+def _norm(dims: DenseSpec, gains: torch.Tensor, dtype: torch.dtype) -> dense.Norm:
+    norm = dense.Norm(dims, dtype, dims.hidden)
+    recipe: Recipe = dense.weight_map(dims, 16)["norm.weight"]
+    norm.weight.data = recipe.execute(lambda stored: gains).to(norm.weight.dtype)
+    return norm
+
+
+def _embedded(dims: DenseSpec, theirs: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
+    with torch.device("meta"):
+        scale = dense.DenseDecoder(dims, dtype, 16).embed_scale
+    rows = theirs.model.embed_tokens.weight
+    return rows if scale is None else rows * scale
+
+
+def _multiplied(dims: DenseSpec, theirs: torch.nn.Module, embedded: torch.Tensor) -> torch.Tensor:
+    """Gemma's embeddings come scaled, Granite scales them in the model's forward."""
+    multiplier = getattr(theirs.model, "embedding_multiplier", None)
+    return embedded if multiplier is None else embedded * multiplier
