@@ -15,7 +15,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.backend import No, Yes
-from ingot.ir.errors import BackendError
+from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.ops import op_of
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name
@@ -121,12 +121,12 @@ def _example(value_type: TensorType) -> torch.Tensor:
 
 
 def compiler_path() -> str:
-    """The C++ compiler that AOTInductor will call; BackendError when there is none."""
+    """The C++ compiler that AOTInductor will call; TargetError when there is none."""
     wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
     for name in wanted:
         if found := shutil.which(name):
             return found
-    raise BackendError(
+    raise TargetError(
         "no C++ compiler was found",
         where=f"looked for {', '.join(wanted)}",
         expected="g++ or clang++ on the PATH, or CXX set to one",

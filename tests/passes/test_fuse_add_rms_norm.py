@@ -40,7 +40,8 @@ param w: f32[8] = source(name="w")
             "the add broadcasts or promotes",
         ),
         (
-            "%add = aten.add.Tensor(%h, 1.0) : f32[T, 8]\n%rms_norm = ingot.rms_norm(%add, %w, eps=1e-05) : f32[T, 8]\n",
+            "%add = aten.add.Tensor(%h, 1.0) : f32[T, 8]\n"
+            "%rms_norm = ingot.rms_norm(%add, %w, eps=1e-05) : f32[T, 8]\n",
             "the add broadcasts or promotes",
         ),
         (

@@ -1,6 +1,7 @@
 """merge-linears: linears of one value become one, or stay apart for a reason that is kept."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +23,6 @@ def test_golden(golden: Callable[..., PassRecord]) -> None:
 
 def test_the_parts_are_the_old_results(apply: Apply) -> None:
     """The merged program of the golden computes what the separate linears did; its recipes make the merged weights."""
-    from pathlib import Path
-
     text = (Path(__file__).parent / "goldens" / "merge-linears.before.ir").read_text(encoding="utf-8")
     before, (after, _) = parse_program(text), apply(MergeLinears(), text)
     generator = torch.Generator().manual_seed(0)
@@ -62,16 +61,19 @@ return y=%add
         ({"(%x, %b,": "(%x, %a,"}, "param 'a' is used elsewhere too"),
         ({"%b, %b.bias": "%b, %a.bias"}, "param 'a.bias' is used elsewhere too"),
         ({"param b: f32": "param b: bf16"}, "the weights have several dtypes"),
-        ({"param b.bias: f32": "param b.bias: bf16"}, "the biass have several dtypes"),
-        ({"param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(0)"}, "the weights are placed differently"),
-        ({"param b.bias: f32[4]": "param b.bias: f32[4] tp=replicated"}, "the biass are placed differently"),
+        ({"param b.bias: f32": "param b.bias: bf16"}, "the biases have several dtypes"),
+        ({"param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(0)"}, "the weights have no common placement along axis 0"),
+        (
+            {"param b.bias: f32[4]": "param b.bias: f32[4] tp=replicated"},
+            "the biases have no common placement along axis 0",
+        ),
         # Parts of rows: concatenating them along axis 0 keeps each whole, and then no rank has its part of both.
         (
             {
                 "param a: f32[4, 4]": "param a: f32[4, 4] tp=shard(1)",
                 "param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(1)",
             },
-            "the weights are placed differently",
+            "the weights have no common placement along axis 0",
         ),
         ({'param b: f32[4, 4] = source(name="b")': "input b: f32[4, 4]"}, "%b is no param"),
     ],
