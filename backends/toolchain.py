@@ -4,16 +4,16 @@ import os
 import shutil
 import subprocess
 
-from ingot.ir.errors import BackendError
+from ingot.ir.errors import TargetError
 
 
 def compiler_path() -> str:
-    """The C++ compiler: what CXX says, else g++ or clang++; BackendError when there is none."""
+    """The C++ compiler: what CXX says, else g++ or clang++; TargetError when there is none."""
     wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
     for name in wanted:
         if found := shutil.which(name):
             return found
-    raise BackendError(
+    raise TargetError(
         "no C++ compiler was found",
         where=f"looked for {', '.join(wanted)}",
         expected="g++ or clang++ on the PATH, or CXX set to one",

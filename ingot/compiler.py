@@ -183,6 +183,9 @@ class Request:
         machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
         if machine.device != "cpu":
             raise TargetError(f"target '{target}' is not supported yet", expected="auto or cpu")
+        backends = tuple(BACKENDS[name]() for name in BACKEND_CHOICES[backend])
+        for one in backends:
+            one.toolchain()  # a missing compiler is said now, and not after tracing
         opened = Checkpoint.open(checkpoint)
         spec = read_spec(opened.config, str(opened.folder / "config.json"))
         if dtype != "auto":
@@ -194,7 +197,7 @@ class Request:
             spec=spec,
             limits=limits,
             target=machine,
-            backends=tuple(BACKENDS[name]() for name in BACKEND_CHOICES[backend]),
+            backends=backends,
             deterministic=deterministic,
             passes=passes,
         )

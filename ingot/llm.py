@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ingot.error_text import raised
 from ingot.ir.artifact import MANIFEST
-from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.outputs import RequestOutput
@@ -77,10 +77,14 @@ class LLM:
         return self._loaded.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generation_config.json says of sampling, over the defaults of SamplingParams."""
-        config = read_json(self._loaded.artifact.folder / "tokenizer" / "generation_config.json")
+        """What generation_config.json says of sampling, over the defaults of SamplingParams. Raises ArtifactError."""
+        file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
+        config = read_json(file)
         known = ("temperature", "top_k", "top_p", "min_p")
-        return SamplingParams(**{name: config[name] for name in known if config.get(name) is not None})
+        try:
+            return SamplingParams(**{name: config[name] for name in known if config.get(name) is not None})
+        except RequestError as error:
+            raise ArtifactError(error.what, where=str(file), expected=error.expected) from None
 
     def generate(
         self,

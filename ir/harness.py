@@ -55,18 +55,19 @@ def teacher_forced(
     *,
     chunk: int | None = None,
     pages: int = 64,
+    page_size: int = 16,
     seed: int | None = None,
 ) -> list[torch.Tensor]:
     """Logits f32[n, vocab] of every position of each request of n tokens, all requests served together.
 
     `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache gets whole
     sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
-    drawn from a pool of `pages` in an order permuted by `seed`.
+    drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`.
     """
     if "page_table" not in inputs:
         outputs = run(_whole(inputs, requests))
         return list(outputs["logits"].split([len(request) for request in requests]))
-    return _cached(inputs, run, requests, chunk, pages, seed)
+    return _cached(inputs, run, requests, chunk, pages, page_size, seed)
 
 
 def _ints(values: Sequence[int]) -> torch.Tensor:
@@ -96,9 +97,9 @@ def _cached(
     requests: Sequence[Sequence[int]],
     chunk: int | None,
     pages: int,
+    page_size: int,
     seed: int | None,
 ) -> list[torch.Tensor]:
-    page_size = 16
     order = list(range(pages))
     if seed is not None:
         random.Random(seed).shuffle(order)

@@ -121,8 +121,9 @@ class ConfigReader:
 
     def dtype(self) -> torch.dtype:
         """`dtype`, or `torch_dtype` as it was spelled before; float32 where neither stands, as transformers has it."""
-        field = "dtype" if "dtype" in self.fields else "torch_dtype"
-        name = self.fields.get(field) or "float32"
+        field = "torch_dtype" if self.fields.get("dtype") is None else "dtype"
+        name = self.fields.get(field)
+        name = "float32" if name is None else name
         if not isinstance(name, str) or name not in _MODEL_DTYPES:
             raise self.error(field, ", ".join(_MODEL_DTYPES))
         return _MODEL_DTYPES[name]

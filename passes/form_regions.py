@@ -27,6 +27,7 @@ class FormRegions(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
+        program.prune()  # a region must not compute what nobody reads
         compilers = {backend.name for backend in context.backends if backend.compiles_regions}
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
         for members in _groups(program, compilers):
@@ -46,7 +47,7 @@ class FormRegions(Pass):
 
 
 def _is_member(node: fx.Node, compilers: set[str]) -> bool:
-    if node.op != "call_function":
+    if node.op != "call_function" or isinstance(node.target, RegionCall):
         return False
     if node.target is operator.getitem:
         source = node.args[0]

@@ -45,7 +45,7 @@ class InsertPagedKV(Pass):
         q_starts, q_lens, kv_lens = (
             program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("q_starts", "q_lens", "kv_lens")
         )
-        outputs = program.output_nodes()
+        caches: dict[str, fx.Node] = {}
         for node in attentions:
             bound = ops.attention.bind(node.args, node.kwargs)
             q, k, v = bound["q"], bound["k"], bound["v"]
@@ -68,6 +68,6 @@ class InsertPagedKV(Pass):
                 **{name: bound[name] for name in ("scale", "window", "soft_cap") if bound[name] is not None},
             )
             rewriter.replace(node, attended)
-            outputs[name] = written
+            caches[name] = written
             rewriter.matched()
-        program.set_outputs(outputs)
+        program.set_outputs({**program.output_nodes(), **caches})

@@ -39,8 +39,7 @@ class InsertSampling(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
         caches = [spec for spec in program.states.values() if spec.kind == "paged_kv"]
-        outputs = program.output_nodes()
-        if not caches or "logits" not in outputs:
+        if not caches or "logits" not in program.outputs:
             raise PassError(
                 "there are no caches or no logits to sample from", where=self.name, expected="insert-paged-kv before it"
             )
@@ -75,11 +74,11 @@ class InsertSampling(Pass):
             if name != "tokens":  # the host still gives the tokens that it knows
                 program.graph.erase_node(fed[name])
         end = program.graph.output_node()
-        logits = outputs["logits"]
+        outputs = program.output_nodes()
         rows_of_logits = program.find("logit_rows")
         at = rewriter.call(ops.select_rows, computed["positions"], rows_of_logits, before=end, origin=self.name)
         parameters = [host[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds")]
-        sampled = rewriter.call(ops.sample, logits, *parameters, at, before=end, origin=self.name)
+        sampled = rewriter.call(ops.sample, outputs["logits"], *parameters, at, before=end, origin=self.name)
         moved = rewriter.call(
             ops.advance,
             last_token,

@@ -96,9 +96,14 @@ def _names(program: Program) -> dict[fx.Node, str]:
             value_type = node.meta["type"]
             named[node] = value_type.name if isinstance(value_type, StateType) else node.name
     # An output is known by its own name, so that the executor finds it.
+    returned: dict[fx.Node, str] = {}
     for name, node in program.output_nodes().items():
-        if node.op == "call_function" and not isinstance(node.meta["type"], StateType):
-            named[node] = name
+        if isinstance(node.meta["type"], StateType):
+            continue
+        if node.op == "placeholder" or node in returned:
+            other = f"output '{returned[node]}'" if node in returned else f"'{node.target}'"
+            raise PassError(f"output '{name}' is the same value as {other}", expected="a value of its own")
+        named[node] = returned[node] = name
     return named
 
 

@@ -47,7 +47,7 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
     """Why these linears cannot be merged; None when they can."""
     program = rewriter.program
     bound = [_bound(node) for node in linears]
-    for part in ("weight", "bias"):
+    for part, parts in (("weight", "weights"), ("bias", "biases")):
         params = [item[part] for item in bound if item[part] is not None]
         for param in params:
             if param.op != "placeholder" or param.meta["kind"] != "param":
@@ -55,9 +55,9 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
             if len(param.users) > 1:
                 return f"param '{param.target}' is used elsewhere too"
         if len({tensor_type(param).dtype for param in params}) > 1:
-            return f"the {part}s have several dtypes"
+            return f"the {parts} have several dtypes"
         if params and _merged_placement([program.params[str(param.target)] for param in params]) is None:
-            return f"the {part}s are placed differently"
+            return f"the {parts} have no common placement along axis 0"
     return None
 
 

@@ -326,6 +326,15 @@ def test_mutation_moves_logprobs(
     assert min(moved.values()) >= MOVED, moved
 
 
+@pytest.mark.parametrize("name", ["llama-scaled", "qwen3-biased"])
+def test_without_a_mutation_nothing_moves(
+    name: str, checkpoint: Callable[[str], Path], plain: Callable[[str], list[torch.Tensor]]
+) -> None:
+    """What moves above is the mutation, not the copy that it is made in."""
+    again = _logprobs(checkpoint(name), name, Mutation("nothing", "", lambda dims: True))
+    assert all(torch.equal(one, other) for one, other in zip(plain(name), again, strict=True))
+
+
 def test_every_field_has_a_mutation(checkpoint: Callable[[str], Path]) -> None:
     mutated = {mutation.field for mutation in MUTATIONS} | {*SIZES, *STORAGE, *ROUNDING}
     needed = {field.name for field in fields(DenseSpec)} | {f"layers.{field.name}" for field in fields(LayerSpec)}

@@ -1,0 +1,495 @@
+"""Compiles that must not succeed: bad checkpoints, places that cannot be written, full disks, and being killed.
+
+Whatever happens, it ends in an IngotError that names the place, nothing is visible at the output, and the next compile
+starts clean.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import compile_until
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import TINY
+
+from ingot import LLM, compile_model
+from ingot.cache import cache_root
+from ingot.ir.errors import CheckpointError, ConfigError, IngotError, OptionError, OutputError
+from ingot.runtime.artifact import open_artifact
+
+pytestmark = pytest.mark.xdist_group("compile-faults")
+
+
+def compile_tiny(checkpoint: Path, output: Path, **options: Any) -> None:
+    compile_model(
+        checkpoint, output, **{"backend": "reference", "max_batch": 8, "max_tokens": 64, "jobs": 1, **options}
+    )
+
+
+def refusal(kind: type[IngotError], checkpoint: Path, tmp_path: Path, **options: Any) -> str:
+    """The message that a compile ends with; nothing may be left."""
+    place = tmp_path / "place"
+    place.mkdir(exist_ok=True)
+    with pytest.raises(kind) as caught:
+        compile_tiny(checkpoint, place / "a.ingot", **options)
+    assert caught.value.exit_code == 2
+    assert list(place.iterdir()) == []
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one layer: its regions are few."""
+    return TINY["llama-plain"].write(tmp_path_factory.mktemp("single") / "checkpoint", num_hidden_layers=1)
+
+
+@pytest.fixture
+def copied(single: Path, tmp_path: Path) -> Path:
+    """A checkpoint to be damaged: links to the files of `single`."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for file in single.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def put(folder: Path, name: str, data: bytes | str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+# --- config.json ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON: not UTF-8"),
+        (b"[]", "a value of type list"),
+        (b"null", "a value of type NoneType"),
+        (b"{}", "field 'architectures' is None"),
+        (b'{"architectures": "LlamaForCausalLM"}', "field 'architectures' is 'LlamaForCausalLM'"),
+        (b'{"architectures": []}', "a list with one name"),
+        (b'{"architectures": ["LlamaForCausalLM"]}', "field 'hidden_size' is missing"),
+        (b'{"architectures": ["LamaForCausalLM"]}', "the nearest supported one is 'LlamaForCausalLM'"),
+        (b'{"architectures": ["Qwen3MoeForCausalLM"]}', "the nearest supported one is 'Qwen3ForCausalLM'"),
+        (b'{"architectures": ["x"]}', "architecture 'x' is not supported"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_config_that_is_no_models(copied: Path, tmp_path: Path, data: bytes, message: str) -> None:
+    put(copied, "config.json", data)
+    assert message in refusal(ConfigError, copied, tmp_path)
+
+
+def test_a_config_that_is_missing(copied: Path, tmp_path: Path) -> None:
+    (copied / "config.json").unlink()
+    text = refusal(ConfigError, copied, tmp_path)
+    assert "no config.json" in text and "model.safetensors" in text
+
+
+WRONG: dict[str, Any] = {
+    "null": None,
+    "text": "many",
+    "negative": -1,
+    "zero": 0,
+    "fraction": 0.5,
+    "true": True,
+    "list": [3],
+    "object": {"value": 3},
+    "huge": 10**40,
+    "-infinity": -float("inf"),
+    "nan": float("nan"),
+}
+# What each kind of field takes of the above: any other must be a ConfigError that names the field.
+TAKES = {
+    "size": {"null"},
+    "number": {"null", "fraction"},
+    "flag": {"null", "true"},
+    "name": {"null"},
+    "ids": {"null", "zero", "list", "huge"},
+    "unread": set(WRONG),
+}
+KINDS = {
+    "vocab_size": "size",
+    "hidden_size": "size",
+    "intermediate_size": "size",
+    "num_hidden_layers": "size",
+    "num_attention_heads": "size",
+    "num_key_value_heads": "size",
+    "head_dim": "size",
+    "max_position_embeddings": "size",
+    "rms_norm_eps": "number",
+    "rope_theta": "number",
+    "hidden_act": "name",
+    "torch_dtype": "name",
+    "dtype": "name",
+    "tie_word_embeddings": "flag",
+    "attention_bias": "flag",
+    "mlp_bias": "flag",
+    "use_sliding_window": "off",
+    "bos_token_id": "ids",
+    "eos_token_id": "ids",
+    "model_type": "unread",
+    "transformers_version": "unread",
+    "auto_map": "unread",
+}
+TAKES["off"] = {"null", "zero"}  # 0 equals False
+ROPE = {"rope_type": "name", "factor": "number", "low_freq_factor": "number", "high_freq_factor": "number"}
+ROPE |= {"original_max_position_embeddings": "number", "rope_theta": "number", "partial_rotary_factor": "number"}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 907.0,
+    "factor": 6.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 3.0,
+    "original_max_position_embeddings": 40,
+}
+
+
+def try_config(folder: Path, config: dict[str, Any], field: str, taken: bool, tmp_path: Path, case: str) -> None:
+    put(folder, "config.json", json.dumps(config))
+    output = tmp_path / "out" / "a.ingot"
+    output.parent.mkdir(exist_ok=True)
+    try:
+        compile_tiny(folder, output, max_seq_len=None)
+    except ConfigError as error:
+        assert field in str(error), f"{case}: {error}"
+        assert len(str(error)) < 1500
+    except (CheckpointError, OptionError) as error:
+        # A value that is legal by itself: it says that the model is another one than the tensors are of.
+        assert taken, f"{case}: {error!r}"
+    else:
+        assert taken, f"{case} was taken"
+        (tmp_path / "out" / "a.ingot").rename(tmp_path / f"made-{time.monotonic_ns()}")
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("field", KINDS)
+def test_each_field_of_a_config_replaced_by_something_wrong(family: str, field: str, tmp_path: Path) -> None:
+    name = {"llama": "llama-plain", "qwen3": "qwen3-plain"}[family]
+    folder = TINY[name].write(tmp_path / "checkpoint", num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    kind = "unread" if (family, field) in {("llama", "use_sliding_window"), ("qwen3", "mlp_bias")} else KINDS[field]
+    config.pop({"rope_theta": "rope_parameters", "torch_dtype": "dtype"}.get(field, ""), None)  # the new spelling wins
+    # One wrong value is enough where none is read.
+    for case, wrong in WRONG.items() if kind != "unread" else [("object", WRONG["object"])]:
+        try_config(folder, {**config, field: wrong}, field, case in TAKES[kind], tmp_path, f"{field}: {case}")
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_each_field_of_a_rope_table_replaced_by_something_wrong(single: Path, spelling: str, tmp_path: Path) -> None:
+    folder = TINY["llama-plain"].write(tmp_path / "checkpoint", num_hidden_layers=1)
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("rope_theta", "rope_scaling", "rope_parameters"):
+        config.pop(name, None)
+    for case, wrong in {**WRONG, "unknown": "yarn"}.items():
+        if case not in ("null", "object", "unknown"):
+            try_config(folder, {**config, spelling: wrong}, spelling, False, tmp_path, f"{spelling}: {case}")
+        for field, kind in ROPE.items():
+            if case != "null" and case != "fraction":
+                table = {**SCALED, field: wrong}
+                taken = case in TAKES[kind] or (field == "rope_type" and case == "zero")
+                named = spelling if case == "object" else field
+                try_config(folder, {**config, spelling: table}, named, taken, tmp_path, f"{field}: {case}")
+
+
+def test_code_that_a_config_names_is_never_imported(copied: Path, tmp_path: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    put(copied, "config.json", json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "evil.Model"}}))
+    put(copied, "evil.py", "raise SystemExit('imported')")
+    compile_tiny(copied, tmp_path / "a.ingot")
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_wrong_with_the_tensors_is_listed_at_once(copied: Path, tmp_path: Path) -> None:
+    tensors = load_file(copied / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"], tensors["model.norm.weight"]
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(2, 2)
+    tensors["surprise"] = torch.zeros(3)
+    shape = list(tensors["model.embed_tokens.weight"].shape)
+    tensors["model.embed_tokens.weight"] = torch.zeros(shape[0] + 1, shape[1])
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].to(torch.int8)
+    (copied / "model.safetensors").unlink()
+    save_file(tensors, copied / "model.safetensors")
+    text = refusal(CheckpointError, copied, tmp_path)
+    for part in (
+        "2 missing",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.norm.weight",
+        "2 extra",
+        "model.layers.1.mlp.up_proj.weight",
+        "surprise [3]",
+        f"model.embed_tokens.weight: expected {shape}, found {[shape[0] + 1, shape[1]]}",
+        f"{name}: found int8",
+        str(copied),
+    ):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
+def test_pickles_are_refused_and_not_opened(copied: Path, tmp_path: Path, name: str) -> None:
+    (copied / "model.safetensors").unlink()
+    put(copied, name, b"\x80\x04not to be read")
+    text = refusal(CheckpointError, copied, tmp_path)
+    assert name in text and "safetensors" in text and "convert" in text
+    assert "pickle" in refusal(CheckpointError, copied / name, tmp_path)
+
+
+def test_tensor_files_that_are_cut_short_or_damaged(copied: Path, single: Path, tmp_path: Path) -> None:
+    data = (single / "model.safetensors").read_bytes()
+    for length in sorted({*range(0, 64, 8), *range(0, len(data), len(data) // 42), len(data) - 1}):
+        put(copied, "model.safetensors", data[:length])
+        assert "model.safetensors" in refusal(CheckpointError, copied, tmp_path)
+    for place, byte in ((0, 0xFF), (7, 0x7F), (8, ord("[")), (20, 0)):
+        put(copied, "model.safetensors", data[:place] + bytes([byte]) + data[place + 1 :])
+        refusal(CheckpointError, copied, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_tokenizer_files_that_are_damaged_are_refused_by_whoever_reads_them(
+    copied: Path, tmp_path: Path, name: str
+) -> None:
+    put(copied, name, b"{")
+    with contextlib.suppress(IngotError):
+        compile_tiny(copied, tmp_path / "a.ingot")
+        LLM(tmp_path / "a.ingot").generate([[1]])
+
+
+# --- the output -----------------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_cannot_be_made(single: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for output, message in (
+        ("file", "exists already"),
+        ("folder", "exists already"),
+        ("link", "exists already"),
+        ("absent/a.ingot", "there is no folder"),
+        ("file/a.ingot", "there is no folder"),
+        ("x" * 300, "cannot be written"),
+        ("/proc/a.ingot", "not writable|cannot be written"),
+    ):
+        with pytest.raises(OutputError, match=message) as caught:
+            compile_tiny(single, tmp_path / output)
+        assert caught.value.exit_code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "link"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_output_folder_that_is_not_writable(single: Path, tmp_path: Path) -> None:
+    (tmp_path / "place").mkdir(mode=0o500)
+    with pytest.raises(OutputError, match="not writable"):
+        compile_tiny(single, tmp_path / "place" / "a.ingot")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes; skips where none may be mounted."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.6, 0.9])
+def test_a_disk_that_is_too_small_for_the_artifact(single: Path, tmp_path: Path, part: float) -> None:
+    compile_tiny(single, tmp_path / "whole.ingot")
+    needed = sum(file.stat().st_size for file in (tmp_path / "whole.ingot").rglob("*") if file.is_file())
+    with small_disk(tmp_path / "disk", int(needed * part)) as disk:
+        with pytest.raises(OutputError, match="the disk is full") as caught:
+            compile_tiny(single, disk / "a.ingot")
+        assert str(disk) in str(caught.value)
+        assert list(disk.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_for_the_cache(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        monkeypatch.setenv("INGOT_CACHE", str(disk / "cache"))
+        assert str(disk / "cache") in refusal(OutputError, single, tmp_path, backend="inductor")
+        assert not [path for path in disk.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_a_cache_that_cannot_be_made(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "file" / "cache"))
+    text = refusal(OutputError, single, tmp_path, backend="inductor")
+    assert str(cache_root()) in text and "INGOT_CACHE" in text
+
+
+# --- killed, interrupted, raced -------------------------------------------------------------------------------------
+
+
+class Running:
+    """A compile in a process of its own, with a cache of its own, by which its processes are known."""
+
+    def __init__(self, checkpoint: Path, output: Path, cache: Path, *, backend: str = "reference", stop: str = "-"):
+        self.cache = cache
+        command = [sys.executable, compile_until.__file__, str(checkpoint), str(output), backend, stop]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "INGOT_CACHE": str(cache)},
+            start_new_session=True,
+        )
+
+    def wait_for(self, line: str) -> None:
+        assert self.process.stdout is not None
+        seen = []
+        for found in self.process.stdout:
+            seen.append(found.strip())
+            if found.strip() == line:
+                return
+        raise AssertionError(f"no {line!r} in {seen}")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> str:
+        """Its last line."""
+        assert self.process.stdout is not None
+        rest = self.process.stdout.read()
+        self.process.wait()
+        return rest.strip().rpartition("\n")[2]
+
+    def others(self) -> list[str]:
+        """The command lines of processes that it started and that live."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) not in (self.process.pid, os.getpid()):
+                with contextlib.suppress(OSError):
+                    state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                    if state != "Z" and f"INGOT_CACHE={self.cache}".encode() in (folder / "environ").read_bytes():
+                        found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
+        return found
+
+
+@pytest.fixture
+def start(single: Path, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def begin(**options: Any) -> Running:
+        (tmp_path / "place").mkdir(exist_ok=True)
+        running.append(Running(single, tmp_path / "place" / "a.ingot", tmp_path / "cache", **options))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        with contextlib.suppress(ProcessLookupError):
+            one.process.kill()
+        one.process.communicate()
+
+
+def until(condition: Callable[[], object], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(met)
+
+
+@pytest.mark.parametrize("phase", ["trace", "weights", "write"])
+def test_after_kill_nine_nothing_is_visible_and_the_next_compile_starts_clean(
+    single: Path, start: Callable[..., Running], tmp_path: Path, phase: str
+) -> None:
+    killed = start(stop="weights" if phase == "weights" else "-")
+    killed.wait_for("there" if phase == "weights" else phase)
+    if phase == "trace":
+        time.sleep(0.2)  # in the middle of it
+    killed.process.kill()
+    killed.process.wait()
+    place = tmp_path / "place"
+    left = [path.name for path in place.iterdir()]
+    if left == ["a.ingot"]:  # it came through before the signal
+        assert phase == "write"
+        return
+    assert len(left) == 1 and left[0].startswith(".a.ingot.tmp-")
+    compile_tiny(single, place / "a.ingot")
+    assert [path.name for path in place.iterdir()] == ["a.ingot"]
+    open_artifact(place / "a.ingot").verify_files()
+
+
+def emitting(running: Running) -> bool:
+    """A worker's C++ compiler runs."""
+    return any("cc1plus" in command for command in running.others())
+
+
+@pytest.mark.slow
+def test_kill_nine_while_workers_emit(start: Callable[..., Running], tmp_path: Path) -> None:
+    killed = start(backend="inductor")
+    killed.wait_for("passes and executables")
+    assert until(lambda: emitting(killed), 120)
+    killed.process.kill()
+    killed.process.wait()
+    place = tmp_path / "place"
+    assert not (place / "a.ingot").exists()
+    # A worker ends with the region that it is at, which the next compile then finds in the cache.
+    assert until(lambda: not killed.others(), 120), killed.others()
+    assert not (tmp_path / "cache" / "build").exists() or not [
+        path for path in (tmp_path / "cache" / "build").iterdir() if path.is_dir()
+    ]
+    restarted = start(backend="inductor")
+    assert restarted.end() == "done"
+    assert [path.name for path in place.iterdir()] == ["a.ingot"]
+    open_artifact(place / "a.ingot").verify_files()
+
+
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_an_interrupt_leaves_nothing(start: Callable[..., Running], tmp_path: Path, backend: str) -> None:
+    interrupted = start(backend=backend, stop="weights")
+    if backend == "reference":
+        interrupted.wait_for("there")
+    else:
+        interrupted.wait_for("passes and executables")
+        assert until(lambda: emitting(interrupted), 120)
+    interrupted.process.send_signal(signal.SIGINT)
+    assert interrupted.process.wait(30) != 0
+    assert list((tmp_path / "place").iterdir()) == []
+    # At once, the C++ compiler too.
+    assert until(lambda: not interrupted.others(), 10), interrupted.others()
+
+
+def test_of_two_compiles_to_one_output_one_wins_and_the_other_is_told(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    both = [start(stop="weights"), start(stop="weights")]
+    for one in both:
+        one.wait_for("there")
+    for one in both:
+        one.go_on()
+    ends = sorted(one.end() for one in both)
+    assert ends[0] == "done" or ends[1] == "done"
+    place = tmp_path / "place"
+    assert [path.name for path in place.iterdir()] == ["a.ingot"]
+    open_artifact(place / "a.ingot").verify_files()
+    (loser,) = (end for end in ends if end != "done")
+    assert "remove it or choose another output" in loser

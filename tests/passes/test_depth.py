@@ -1,0 +1,131 @@
+"""Depth: more layers are more calls of the same code, and the compiler itself stays quick and small."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from staged import BUCKET, staged, traced
+
+from ingot.compiler import compile_model
+from ingot.ir.text import print_region_body
+from ingot.models.architectures import ARCHITECTURES
+
+# What is promised of depth.
+MOST_REGIONS = 4
+MOST_TIMES_LONGER = 1.3
+TRACE_SECONDS, TRACE_BYTES = 60, 2 << 30
+PIPELINE_SECONDS = 15
+
+
+def _config(architecture: str, layers: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "hidden_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": 256,
+        "max_position_embeddings": 160,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_32_layers_need_no_more_code_than_4(architecture: str) -> None:
+    texts = []
+    for layers in (4, 32):
+        _, lowered = staged(traced(_config(architecture, layers)))
+        program = lowered.programs[BUCKET.name]
+        assert 1 < len(program.regions) <= MOST_REGIONS
+        texts.append({print_region_body(region.body) for region in program.regions.values()})
+        assert program.plan is not None
+        calls = [one for one in program.plan.buckets[0].instructions if one.target.startswith("exe.")]
+        assert len(calls) == 2 + layers  # in front of the first attention, behind each, and the head
+    assert texts[0] == texts[1], "a deeper model finds all its executables in the cache of a shallow one"
+
+
+# Trace and pipeline of Llama-3-70B's shape, in a process of its own, for its memory is measured.
+_SCRIPT = """
+import json, resource, sys, time
+sys.path.insert(0, {support!r})
+import torch
+from ingot.frontend.trace import Limits, trace
+from ingot.compiler import compile_model
+from ingot.models.architectures import read_spec
+from staged import staged
+spec, limits = read_spec({config!r}), Limits(max_seq_len=8192, max_batch=64, max_tokens=8192)
+begin = time.perf_counter()
+model = trace(spec, limits)
+traced = time.perf_counter()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+steps, lowered = staged(model, limits=limits)
+done = time.perf_counter()
+regions = [len(program.regions) for program in lowered.programs.values()]
+print(json.dumps(dict(trace=traced - begin, bytes=peak, pipeline=done - traced, regions=regions)))
+"""
+
+
+def test_a_70b_configuration_traces_in_a_minute() -> None:
+    config = _config(
+        "LlamaForCausalLM",
+        80,
+        hidden_size=8192,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=28672,
+        vocab_size=128256,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+        torch_dtype="bfloat16",
+    )
+    script = _SCRIPT.format(support=str(Path(__file__).parents[1] / "support"), config=config)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(
+        f"70 B: traced in {found['trace']:.1f} s and {found['bytes'] / 2**30:.2f} GiB (its imports included), "
+        f"pipeline without compiling {found['pipeline']:.1f} s"
+    )
+    assert found["trace"] < TRACE_SECONDS and found["bytes"] < TRACE_BYTES
+    assert found["pipeline"] < PIPELINE_SECONDS
+    assert max(found["regions"]) <= MOST_REGIONS
+
+
+def _checkpoint(folder: Path, config: dict[str, Any]) -> Path:
+    """Zeros: how long a compile takes does not depend on the weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    model = traced(config)
+    sizes = {
+        name: spec.type.bind({}) for spec in model.entries["main"].params.values() for name in spec.recipe.sources()
+    }
+    save_file({name: torch.zeros(size) for name, size in sizes.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_32_layers_compile_as_fast_as_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real compilers and an empty cache each time. Run it alone: other work on the machine shows in the ratio."""
+    seconds = {}
+    for layers in (4, 32):
+        folder = _checkpoint(tmp_path / f"checkpoint-{layers}", _config("LlamaForCausalLM", layers))
+        for cache in ("INGOT_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+            monkeypatch.setenv(cache, str(tmp_path / f"{cache}-{layers}"))
+        begin = time.perf_counter()
+        report = compile_model(folder, tmp_path / f"{layers}.ingot", backend="inductor")
+        seconds[layers] = time.perf_counter() - begin
+        assert report.distinct_regions <= MOST_REGIONS and report.cached_executables == 0
+        assert report.regions == layers + 2
+    ratio = seconds[32] / seconds[4]
+    print(f"4 layers compile in {seconds[4]:.1f} s, 32 in {seconds[32]:.1f} s: {ratio:.2f} times as long")
+    assert ratio <= MOST_TIMES_LONGER

@@ -1,0 +1,67 @@
+"""insert-paged-kv: attention becomes attention over a paged cache, which is a state of the program."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import TINY
+
+from ingot.ir.errors import OptionError, VerifyError
+from ingot.ir.program import Program
+from ingot.ir.record import PassRecord
+from ingot.passes.insert_paged_kv import InsertPagedKV
+
+Apply = Callable[..., tuple[Program, PassRecord]]
+
+TWO_LAYERS = """program main stage=NORMAL
+dim T in [1, 8]
+input x: f32[T, 2, 8]
+input positions: i32[T]
+input token_seqs: i32[T]
+%attention = ingot.attention(%x, %x, %x, %positions, %token_seqs, scale=0.5, layer=0) : f32[T, 2, 8]
+%attention_1 = ingot.attention(%attention, %x, %x, %positions, %token_seqs, scale=0.5, layer={layer}) : f32[T, 2, 8]
+return y=%attention_1
+"""
+
+
+def test_golden(golden: Callable[..., PassRecord]) -> None:
+    record = golden(InsertPagedKV(), max_seq_len=33, max_batch=4)
+    assert record.matches == 2 and record.options == {"page_size": 16}
+
+
+@pytest.mark.parametrize(("page_size", "width"), [(1, 33), (8, 5), (16, 3), (32, 2), (33, 1), (64, 1)])
+def test_page_size(apply: Apply, page_size: int, width: int) -> None:
+    program, record = apply(InsertPagedKV(page_size), TWO_LAYERS.format(layer=1), max_seq_len=33, max_batch=4)
+    assert record.options == {"page_size": page_size}
+    assert program.dims["P"].hi == width and program.dims["B"].hi == 4
+    assert {name: spec.type.shape for name, spec in program.states.items()} == {
+        f"kv.{layer}": ("pages", 2, page_size, 2, 8) for layer in (0, 1)
+    }
+    assert all(spec.type.dtype is torch.float32 for spec in program.states.values())
+
+
+@pytest.mark.parametrize("page_size", [0, -16])
+def test_a_page_holds_tokens(apply: Apply, page_size: int) -> None:
+    with pytest.raises(OptionError, match=f"page_size {page_size}"):
+        apply(InsertPagedKV(page_size), TWO_LAYERS.format(layer=1))
+
+
+def test_two_attentions_cannot_share_a_cache(apply: Apply) -> None:
+    with pytest.raises(VerifyError, match=r"insert-paged-kv: .*'kv\.0' is defined twice"):
+        apply(InsertPagedKV(), TWO_LAYERS.format(layer=0))
+
+
+def test_without_attention_nothing_changes(apply: Apply) -> None:
+    text = """program main stage=NORMAL
+dim T in [1, 8]
+input x: f32[T, 8]
+%mul = aten.mul.Tensor(%x, %x) : f32[T, 8]
+return y=%mul
+"""
+    record = apply(InsertPagedKV(), text)[1]
+    assert record.matches == 0 and record.ir_after == text
+
+
+def test_the_tinies_cross_pages() -> None:
+    """The contract tests of this pass mean something only while requests are longer than a page."""
+    assert max(max(len(prompt) for prompt in tiny.prompts()) for tiny in TINY.values()) > 2 * InsertPagedKV().page_size

@@ -1,0 +1,80 @@
+"""How often each pass matches, per family and flags: a formula, the committed goldens and the pipeline agree."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from staged import staged, traced
+
+from ingot.models.architectures import ARCHITECTURES, read_spec
+
+GOLDENS: dict[str, dict[str, int]] = json.loads(
+    (Path(__file__).parents[1] / "goldens" / "matches.json").read_text(encoding="utf-8")
+)
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "max_position_embeddings": 160,
+}
+FAMILIES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "llama": (
+        "LlamaForCausalLM",
+        {
+            "plain": {},
+            "tied": {"tie_word_embeddings": True},
+            "attention bias": {"attention_bias": True},
+            "mlp bias": {"mlp_bias": True},
+            "all biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+            "bfloat16": {"torch_dtype": "bfloat16"},
+        },
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        {
+            "plain": {},
+            "tied": {"tie_word_embeddings": True},
+            "attention bias": {"attention_bias": True},
+            "bfloat16": {"torch_dtype": "bfloat16"},
+        },
+    ),
+}
+CASES = {
+    f"{family}, {flags}, {layers} layers": {
+        **_COMMON,
+        "architectures": [architecture],
+        "num_hidden_layers": layers,
+        **changes,
+    }
+    for family, (architecture, variants) in FAMILIES.items()
+    for flags, changes in variants.items()
+    for layers in (1, 4)
+}
+
+
+def test_every_family_has_goldens() -> None:
+    assert GOLDENS.keys() == CASES.keys()
+    assert {architecture.family for architecture in ARCHITECTURES.values()} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_formula_gives_the_goldens(case: str) -> None:
+    config = CASES[case]
+    definition = ARCHITECTURES[config["architectures"][0]].definition
+    expected = definition.expected_matches(read_spec(config).dims)
+    golden = GOLDENS[case]
+    assert expected == {name: golden[name] for name in expected}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_passes_match_as_often(case: str) -> None:
+    steps, _ = staged(traced(CASES[case]))
+    found = {step.name: step.record.matches for step in steps if step.record is not None}
+    assert found == GOLDENS[case], "more is worth a new golden, less is lost speed"
+    # Nothing in these families stands in the way of a rewrite; only providers say No.
+    assert {step.name for step in steps if step.record and step.record.refusals} == {"choose-providers"}

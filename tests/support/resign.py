@@ -1,0 +1,32 @@
+"""Changing an artifact so that its digests fit again: what a wrong compile or a careful hand could leave."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS, checksum_text
+from ingot.ir.digest import digest_chunks
+
+Edit = Callable[[Any], None]
+
+
+def edit_json(artifact: Path, relpath: str, edit: Edit) -> None:
+    """Change the JSON value of one file in place, and sign the artifact again."""
+    file = artifact / relpath
+    value = json.loads(file.read_text())
+    edit(value)
+    file.write_text(json.dumps(value))
+    sign(artifact, relpath)
+
+
+def sign(artifact: Path, *relpaths: str) -> None:
+    """Make manifest and checksums fit the files `relpaths`, which were changed."""
+    manifest = json.loads((artifact / MANIFEST).read_text())
+    for entry in manifest["files"]:
+        if entry["path"] in relpaths:
+            file = artifact / entry["path"]
+            entry.update(size=file.stat().st_size, chunks=list(digest_chunks(file)))
+    data = json.dumps(manifest).encode()
+    (artifact / MANIFEST).write_bytes(data)
+    (artifact / CHECKSUMS).write_text(checksum_text(data, (artifact / TIMINGS).read_bytes())[0])

@@ -1,0 +1,333 @@
+"""Compiling twice gives the same bytes; every input has its place in an identity, and nothing else has."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from staged import staged, traced
+from tiny import TINY
+
+from ingot import compile_model
+from ingot.backends.inductor.emit import Inductor
+from ingot.compiler import CompileReport, Request
+from ingot.identity import exe_key
+from ingot.ir.harness import teacher_forced
+from ingot.ir.parse import parse_type
+from ingot.ir.target import Target
+from ingot.ir.tolerances import compare
+from ingot.passes.pipeline import OPTIONAL
+from ingot.runtime.loader import load_artifact
+
+NAME = "llama-biased"
+OPTIONS: dict[str, Any] = {"max_batch": 8, "max_tokens": 1024, "jobs": 1}  # those of the `artifact` fixture
+TOKENIZER_FILES = {"tokenizer.json": "{}", "generation_config.json": '{"eos_token_id": 2}'}
+
+
+@pytest.fixture
+def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint that a test may change, with tokenizer files (which compiling only copies)."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(NAME), folder)
+    for name, text in TOKENIZER_FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+_SCRIPT = """
+import json, sys
+from ingot import compile_model
+checkpoint, output, options = json.loads(sys.argv[1])
+report = compile_model(checkpoint, output, **options)
+print(json.dumps([report.request_key, report.build_id, report.cached_executables, report.distinct_regions]))
+"""
+
+
+def _compile_elsewhere(checkpoint: Path, output: Path, options: Mapping[str, Any], hash_seed: str) -> list[Any]:
+    """[request_key, build_id, cached executables, distinct ones] of a compile in a new process and working folder."""
+    output.parent.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps([str(checkpoint), str(output), options])],
+        capture_output=True,
+        text=True,
+        cwd=output.parent,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},  # the order of a set must not show
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def _assert_same_artifact(one: Path, other: Path) -> None:
+    left, right = _files(one), _files(other)
+    assert left.keys() == right.keys()
+    differing = {name for name in left if left[name] != right[name]}
+    # How long it took stands outside every identity; the checksums cover it.
+    assert differing <= {"timings.json", "manifest.sha256"}
+    for name in ("program.ir", "plan.json", "weights.json", "choices.json", "trace/00-traced.ir", "trace/passes.json"):
+        assert name in left
+    assert any(name.startswith("weights/") for name in left)
+
+
+def test_the_same_request_gives_the_same_bytes(copied: Path, tmp_path: Path) -> None:
+    """Two folders, two processes, two orders of hashing: the whole artifact is the same."""
+    options = {**OPTIONS, "backend": "reference"}
+    moved = tmp_path / "elsewhere" / "renamed"
+    shutil.copytree(copied, moved)
+    first = _compile_elsewhere(copied, tmp_path / "a" / "one.ingot", options, "0")
+    second = _compile_elsewhere(moved, tmp_path / "b" / "deeper" / "another-name.ingot", options, "4242")
+    assert first == second
+    _assert_same_artifact(tmp_path / "a" / "one.ingot", tmp_path / "b" / "deeper" / "another-name.ingot")
+    here = compile_model(copied, tmp_path / "here.ingot", **options)
+    assert [here.request_key, here.build_id] == first[:2]
+
+
+@pytest.mark.xdist_group(f"parity-{NAME}")
+def test_executables_from_one_cache_give_the_same_build(
+    artifact: Callable[..., Path], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With compiled regions: found in the cache they are the same files, so the build is the same."""
+    first = artifact(NAME, backend="inductor")
+    output = tmp_path / "again" / "other.ingot"
+    key, build_id, cached, distinct = _compile_elsewhere(
+        checkpoint(NAME), output, {**OPTIONS, "backend": "inductor"}, "7"
+    )
+    manifest = json.loads((first / "manifest.json").read_text())
+    assert key == manifest["request_key"] and cached == distinct == len(manifest["exe_keys"]) > 0
+    _assert_same_artifact(first, output)
+    assert (output / "manifest.sha256").read_text().split()[0] == build_id
+    assert (first / "manifest.sha256").read_text().split()[0] == build_id
+
+
+# Identities.
+
+
+def _key(checkpoint: Path, **options: Any) -> str:
+    request = Request.read(checkpoint, **{"max_batch": 8, "max_tokens": 64, "backend": "reference", **options})
+    return request.key(request.trace())
+
+
+def _edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def _flip_a_weight(folder: Path) -> None:
+    file = sorted(folder.glob("*.safetensors"))[-1]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+CHANGED_FILES: dict[str, Callable[[Path], object]] = {
+    "one bit of a weight": _flip_a_weight,
+    "a tokenizer file": lambda folder: (folder / "tokenizer.json").write_text('{"a": 1}'),
+    "a tokenizer file less": lambda folder: (folder / "tokenizer.json").unlink(),
+    "a tokenizer file more": lambda folder: (folder / "merges.txt").write_text(""),
+    "the generation config": lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": 3}'),
+    "the epsilon of norms": lambda folder: _edit_config(folder, rms_norm_eps=0.022),
+    "the base of rope": lambda folder: _edit_config(folder, rope_theta=3002.0),
+    "the longest sequence": lambda folder: _edit_config(folder, max_position_embeddings=161),
+    "the dtype": lambda folder: _edit_config(folder, torch_dtype="bfloat16"),
+    "the end of a text": lambda folder: _edit_config(folder, eos_token_id=5),
+}
+# request_key takes what config.json says from the traced program, where end-of-text tokens do not stand; the manifest
+# holds them. Until the key does too, a changed config.json finds the old artifact in the cache.
+_OPEN = {"the end of a text": pytest.mark.xfail(reason="request_key leaves out eos_token_ids of config.json")}
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=_OPEN.get(what, ())) for what in CHANGED_FILES])
+def test_request_key_changes_with_the_checkpoint(copied: Path, what: str) -> None:
+    before = _key(copied)
+    CHANGED_FILES[what](copied)
+    assert _key(copied) != before
+
+
+def test_request_key_changes_with_each_option(copied: Path) -> None:
+    keys = {
+        what: _key(copied, **options)
+        for what, options in {
+            "default": {},
+            "max_seq_len": {"max_seq_len": 159},
+            "max_batch": {"max_batch": 9},
+            "max_tokens": {"max_tokens": 65},
+            "dtype": {"dtype": "bfloat16"},
+            "half": {"dtype": "float16"},
+            "deterministic": {"deterministic": True},
+            "backend": {"backend": "inductor"},
+            "pass option": {"passes": "default,insert-paged-kv{page_size=32}"},
+            **{f"without {name}": {"passes": f"default,-{name}"} for name in OPTIONAL},
+        }.items()
+    }
+    assert len(set(keys.values())) == len(keys), keys
+
+
+def test_request_key_stays_where_nothing_is_decided(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _key(copied)
+    assert _key(copied, dtype="float32", max_seq_len=160, passes="default,insert-paged-kv{page_size=16}") == before
+    assert _key(copied, backend="auto") == _key(copied, backend="inductor"), "auto is inductor on a CPU"
+    (copied / "README.md").write_text("about this model")
+    (copied / "config.json").write_text(json.dumps(json.loads((copied / "config.json").read_text()), indent=7))
+    monkeypatch.chdir(copied.parent)
+    assert _key(Path("checkpoint")) == before
+    shards = sorted(copied.glob("*.safetensors"))
+    index = (copied / "model.safetensors.index.json").read_text()
+    for file in shards:  # the names of the files do not enter, their bytes do
+        file.rename(file.with_name(file.name.replace("model", "weights")))
+    (copied / "model.safetensors.index.json").write_text(index.replace("model-0", "weights-0"))
+    assert _key(copied) == before
+
+
+def test_request_key_changes_with_sources_and_toolchain(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ingot.identity
+
+    before, compiled = _key(copied), _key(copied, backend="inductor")
+    with monkeypatch.context() as patch:
+        digest = ingot.identity._digest_sources
+        patch.setattr(ingot.identity, "_digest_sources", lambda files: digest(files[1:]))
+        assert _key(copied) != before
+    with monkeypatch.context() as patch:
+        patch.setattr(Inductor, "toolchain", lambda self: {"torch": "0", "c++": "other"})
+        assert _key(copied) == before, "the reference compiles nothing"
+        assert _key(copied, backend="inductor") != compiled
+    with monkeypatch.context() as patch:
+        other = Target.detect("cpu").model_copy(update={"features": ("other",)})
+        patch.setattr(Target, "detect", staticmethod(lambda device: other))
+        assert _key(copied) != before
+        same = other.model_copy(update={"features": Target.detect("cpu").features, "memory": 1, "cores": 99})
+        patch.setattr(Target, "detect", staticmethod(lambda device: same))
+        assert _key(copied) == _key(copied)
+    assert _key(copied) == before
+
+
+def _exe_keys(config: Mapping[str, Any], backend: Inductor | None = None, target: Target | None = None) -> set[str]:
+    _, lowered = staged(traced(config))
+    regions = lowered.programs["any"].regions.values()
+    return {exe_key(region, backend or Inductor(), target or Target.detect("cpu")) for region in regions}
+
+
+def test_exe_key_is_free_of_weights_and_depth(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TINY[NAME].config
+    base = _exe_keys(config)
+    assert len(base) == 4
+    # Where a model's weights come from, how often its layers repeat and what ends a text are no part of its code.
+    assert _exe_keys({**config, "num_hidden_layers": 5}) == base
+    assert _exe_keys({**config, "eos_token_id": 7, "rope_theta": 11.0, "rope_scaling": None}) == base
+    target = Target.detect("cpu")
+    assert _exe_keys(config, target=target.model_copy(update={"memory": 1, "cores": 1})) == base
+    for changes in ({"rms_norm_eps": 0.5}, {"torch_dtype": "bfloat16"}, {"intermediate_size": 132}):
+        assert _exe_keys({**config, **changes}) != base
+    assert not _exe_keys(config, target=target.model_copy(update={"features": ("other",)})) & base
+    assert not _exe_keys(config, target=target.model_copy(update={"versions": {"torch": "0"}})) & base
+    source = tmp_path / "source.py"
+    for text in ("x = 1", "x = 2"):
+        source.write_text(text)
+        monkeypatch.setattr(Inductor, "sources", lambda self: (source,))
+        found = _exe_keys(config)
+        assert not found & base
+        base = found
+    monkeypatch.setattr(Inductor, "toolchain", lambda self: {"c++": "other"})
+    assert not _exe_keys(config) & base
+
+
+def test_two_fine_tunes_share_their_executables(copied: Path, tmp_path: Path) -> None:
+    """Other weights: another request and another build, of the same plan."""
+    options = {**OPTIONS, "backend": "reference"}
+    first = compile_model(copied, tmp_path / "first.ingot", **options)
+    for file in copied.glob("*.safetensors"):
+        save_file({name: tensor * 1.01 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    second = compile_model(copied, tmp_path / "second.ingot", **options)
+    assert first.request_key != second.request_key and first.build_id != second.build_id
+    for name in ("plan.json", "program.ir", "weights.json", "choices.json"):
+        assert (first.output / name).read_bytes() == (second.output / name).read_bytes()
+
+
+# Every way through the pipeline computes the same model.
+
+
+def _logits(report: CompileReport, page_size: int) -> torch.Tensor:
+    loaded = load_artifact(report.output)
+    requests = [prompt for prompt in TINY[NAME].prompts() if len(prompt) in (1, 17, 33)]
+    rows = teacher_forced(
+        {name: parse_type(text) for name, text in loaded.plan.inputs.items()},
+        lambda inputs: loaded.executor.launch(inputs).outputs,
+        requests,
+        chunk=7,
+        page_size=page_size,
+        seed=3,
+    )
+    return torch.cat(rows)
+
+
+@pytest.fixture(scope="module")
+def default_logits(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    output = tmp_path_factory.mktemp("default") / "default.ingot"
+    return _logits(compile_model(checkpoint(NAME), output, **OPTIONS, backend="reference"), 16)
+
+
+VARIANTS = {
+    **{f"without {name}": {"passes": f"default,-{name}"} for name in sorted(OPTIONAL)},
+    "without all of these": {"passes": ",".join(["default", *(f"-{name}" for name in sorted(OPTIONAL))])},
+    "small pages": {"passes": "default,insert-paged-kv{page_size=4}"},
+    "large pages": {"passes": "default,insert-paged-kv{page_size=64}"},
+    "deterministic": {"deterministic": True},
+}
+
+
+@pytest.mark.parametrize("what", VARIANTS)
+def test_every_pipeline_computes_the_same_model(
+    what: str, checkpoint: Callable[[str], Path], default_logits: torch.Tensor, tmp_path: Path
+) -> None:
+    report = compile_model(
+        checkpoint(NAME), tmp_path / "variant.ingot", **{**OPTIONS, "backend": "reference", **VARIANTS[what]}
+    )
+    page_size = {"small pages": 4, "large pages": 64}.get(what, 16)
+    # Ten times the tolerance of one op: sums in another order add up over the layers.
+    assert compare(_logits(report, page_size), default_logits, torch.float32, factor=10) is None
+
+
+def test_without_regions_everything_runs_by_the_reference(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Also when a region compiler was asked for: it compiles no single calls, and the report says who computes."""
+    report = compile_model(
+        checkpoint(NAME), tmp_path / "a.ingot", **OPTIONS, backend="inductor", passes="default,-form-regions"
+    )
+    assert report.nodes_per_backend.keys() == {"reference"} and report.distinct_regions == 0
+    load_artifact(report.output)
+
+
+def test_the_report_is_what_the_artifact_holds(copied: Path, tmp_path: Path) -> None:
+    report = compile_model(copied, tmp_path / "a.ingot", **OPTIONS, backend="reference")
+    manifest = json.loads((report.output / "manifest.json").read_text())
+    plan = json.loads((report.output / "plan.json").read_text())
+    assert manifest["request_key"] == report.request_key and manifest["exe_keys"] == []
+    assert (report.regions, report.distinct_regions, report.cached_executables) == (0, 0, 0)
+    assert report.nodes_per_backend == {"reference": len(plan["buckets"][0]["instructions"])}
+    assert report.artifact_bytes == sum(len(data) for data in _files(report.output).values())
+    # The tied head and the embedding are one tensor.
+    weights = json.loads((report.output / "weights.json").read_text())
+    sizes = [torch.tensor(entry["shape"]).prod().item() * 4 for entry in weights.values() if "file" in entry]
+    assert report.weight_bytes == sum(sizes)
+    assert sorted(path.name for path in (report.output / "tokenizer").iterdir()) == sorted(TOKENIZER_FILES)
+    names = sorted(path.name for path in (report.output / "trace").glob("*.ir"))
+    assert names[0] == "00-traced.ir" and names[-1] == "09-make-plan@any.ir" and len(names) == 10
+    timings = json.loads((report.output / "timings.json").read_text())
+    assert timings["phases"].keys() <= report.seconds.keys() and len(timings["passes"]) == 9
+
+
+def test_equal_recipes_are_one_tensor(checkpoint: Callable[[str], Path]) -> None:
+    request = replace(Request.read(checkpoint(NAME), backend="reference"))
+    params = request.trace().entries["main"].params
+    assert "head.weight" not in params, "a tied head is the embedding itself"
