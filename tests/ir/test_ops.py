@@ -132,7 +132,9 @@ def test_gelu_mul_is_torchs(dtype: torch.dtype, approximate: str) -> None:
     if dtype in (F32, F64):
         assert compare(found, other, dtype) is not None, "the two approximations differ by more than rounding"
     merged = torch.cat([gate, up], 1)
-    assert torch.equal(OPS["gelu_mul"].reference(merged[:, :37], merged[:, 37:], approximate=approximate), found)
+    sliced = OPS["gelu_mul"].reference(merged[:, :37], merged[:, 37:], approximate=approximate)
+    assert sliced.is_contiguous()
+    check(sliced, found, dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -1092,7 +1094,7 @@ def test_in_place_is_the_pure_form(name: str, dtype: torch.dtype) -> None:
         for found, expected in zip((*others, *written), pure, strict=True):
             assert torch.equal(found, expected)
         for key, before in op.bind(sample.args, sample.kwargs).items():
-            assert key in op.states or torch.equal(named[key], before)
+            assert key in op.states or not isinstance(before, torch.Tensor) or torch.equal(named[key], before)
 
 
 @pytest.mark.parametrize("name", FUSED)

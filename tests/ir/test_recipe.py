@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,21 @@ FILES = {
 }
 A, B, HALF, SQUARE = (FILES[name] for name in FILES)
 a, b, half, square = (source(name) for name in FILES)
+
+
+def quantized(tensor: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row by row in Python: 0 is among the values that a row can hold exactly."""
+    top = 2**bits - 1
+    weight = torch.empty(tensor.shape, dtype=torch.uint8)
+    scales, zeros = torch.empty(len(tensor), 1), torch.empty(len(tensor), 1, dtype=torch.uint8)
+    for i, row in enumerate(tensor.float()):
+        low, high = row.min().clamp(max=0), row.max().clamp(min=0)
+        scale = (high - low) / top
+        zero = torch.round(-low / scale)
+        scales[i], zeros[i] = scale, zero
+        weight[i] = torch.round(row / scale + zero)
+    return weight, scales, zeros
+
 
 ROPE: dict[str, r.Attr] = {"kind": "rope", "rope_type": "default", "positions": 7, "rotary_dim": 4, "theta": 1e4}
 CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
@@ -48,6 +64,13 @@ CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (r.shard(a, 1, 0, 2, (4, 2)), lambda: A[:, [0, 1, 4]]),
     (r.cast(a, torch.float16), lambda: A.half()),
     (r.cast(half, torch.float64), lambda: HALF.double()),
+    (r.split(a, 1, (1, 3, 2))[0], lambda: A[:, :1]),
+    (r.split(a, 1, (1, 3, 2))[1], lambda: A[:, 1:4]),
+    (r.split(a, 0, (3, 1))[1], lambda: A[3:]),
+    (r.quantize(a, 8)[0], lambda: quantized(A, 8)[0]),
+    (r.quantize(half, 4)[1], lambda: quantized(HALF, 4)[1]),
+    (r.quantize(half, 4)[2], lambda: quantized(HALF, 4)[2]),
+    (r.dequantize(*r.quantize(b, 8)), lambda: (lambda w, s, z: (w.float() - z.float()) * s)(*quantized(B, 8))),
 ]
 
 
@@ -62,6 +85,70 @@ def test_step_is_torchs(recipe: Recipe, expected: Callable[[], torch.Tensor]) ->
 
 def test_every_step_is_tested_here() -> None:
     assert {recipe.step for recipe, _ in CASES} == set(STEPS)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_quantizing_is_off_by_half_a_step(bits: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    rows = torch.randn(6, 50, generator=g) * torch.tensor([1e-4, 1.0, 100.0, 1.0, 1.0, 1.0])[:, None]
+    rows[3], rows[4], rows[5] = rows[3].abs() + 1, -rows[4].abs() - 1, 0.0  # one sign only, and nothing at all
+    memo: dict[Recipe, r.Results] = {}
+    weight, scales, zeros = (part.execute(lambda _: rows, memo) for part in r.quantize(source("x"), bits))
+    assert weight.dtype == zeros.dtype == torch.uint8 and scales.dtype == torch.float32
+    assert int(weight.max()) == 2**bits - 1 and scales.shape == zeros.shape == (6, 1)
+    found = r.dequantize(*r.quantize(source("x"), bits)).execute(lambda _: rows, memo)
+    # Zero is rounded to a step, which moves both ends of a row by up to half a one: the end may be cut by that much.
+    assert bool(((found - rows).abs() <= scales * 1.001).all())
+    inner = (weight > 0) & (weight < 2**bits - 1)
+    assert bool(((found - rows).abs() <= scales * 0.501)[inner].all())
+    assert torch.equal(found[5], torch.zeros(50)) and bool(found.isfinite().all())
+
+
+def test_a_step_with_several_results_runs_once() -> None:
+    reads: list[str] = []
+
+    def read(name: str) -> torch.Tensor:
+        reads.append(name)
+        return FILES[name]
+
+    memo: dict[Recipe, r.Results] = {}
+    parts = [part.execute(read, memo) for part in r.split(a, 0, (1, 2, 1))]
+    assert reads == ["a"] and torch.equal(torch.cat(parts), A)
+    assert r.dequantize(*r.quantize(a, 8)).execute(read, memo).shape == A.shape
+    assert str(r.split(a, 0, (3, 1))[1]) == 'split(source(name="a"), dim=0, sizes=[3, 1]).part1'
+    assert len({part.digest() for part in r.split(a, 0, (1, 2, 1))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1)))), "has the results part0, part1"),
+        (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1))), "part2"), "has the results part0, part1"),
+        (Recipe("quantize", (a,), (("bits", 4),), "codes"), "has the results weight, scales, zeros"),
+        (replace(r.concat([a, b]), output="left"), "has one result"),
+    ],
+)
+def test_a_result_that_a_step_has_not_is_an_error(recipe: Recipe, message: str) -> None:
+    with pytest.raises(VerifyError, match=f"recipe step '{recipe.step}' {message}"):
+        recipe.execute(FILES.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "sources"),
+    [
+        (a, (4, 6), {"a": (4, 6)}),
+        (r.cast(r.affine(a, 1.0, 1.0), torch.float32), (4, 6), {"a": (4, 6)}),
+        (r.take_slice(a, 1, 2, 5), (4, 3), {"a": (4, 5)}),
+        (r.take_slice(r.cast(a, torch.float32), 0, 1, 3), (2, 6), {"a": (3, 6)}),
+        (r.concat([a, b]), (8, 6), {}),
+        (r.permute(a, (1, 0)), (6, 4), {}),
+    ],
+)
+def test_source_shapes_are_told_where_the_steps_tell(
+    recipe: Recipe, shape: tuple[int, ...], sources: dict[str, tuple[int, ...]]
+) -> None:
+    assert recipe.source_shapes(shape) == sources
+    assert recipe.execute(FILES.__getitem__).shape == shape
 
 
 def test_affine_and_matmul_round_once() -> None:
@@ -96,14 +183,15 @@ def test_memo_shares_steps() -> None:
         reads.append(name)
         return FILES[name]
 
-    memo: dict[Recipe, torch.Tensor] = {}
+    memo: dict[Recipe, r.Results] = {}
     merged = r.concat([source("a"), source("b")], 0)
     first = r.shard(merged, 0, 0, 2).execute(read, memo)
     again = r.shard(r.concat([source("a"), source("b")], 0), 0, 0, 2).execute(read, memo)
     assert first is again and reads == ["a", "b"]
     other = r.shard(merged, 0, 1, 2).execute(read, memo)
     assert reads == ["a", "b"] and torch.equal(torch.cat([first, other]), torch.cat([A, B]))
-    assert memo[merged].shape == (8, 6)
+    kept = memo[merged]
+    assert isinstance(kept, torch.Tensor) and kept.shape == (8, 6)
     merged.execute(read)
     assert reads == ["a", "b", "a", "b"], "without a memo nothing is kept"
 
@@ -159,6 +247,8 @@ BAD: list[tuple[Recipe, str]] = [
     (r.shard(a, 0, -1, 2), "rank -1 is none of 2"),
     (r.shard(a, 0, 0, 0), "rank 0 is none of 0"),
     (r.shard(a, 5, 0, 2), "'shard' cannot be applied"),
+    (r.split(a, 0, (3, 2))[0], "'split' cannot be applied to shapes ([4, 6])"),
+    (r.dequantize(a, a, r.permute(a, (1, 0))), "'dequantize' cannot be applied to shapes ([4, 6], [4, 6], [6, 4])"),
     (parse_recipe('slice(source(name="a"))'), "'slice' cannot be applied"),
     (parse_recipe('slice(source(name="a"), dim="x", begin=0, end=1)'), "'slice' cannot be applied"),
     (parse_recipe('cast(source(name="a"), dtype="f33")'), "'cast' cannot be applied"),
@@ -172,7 +262,7 @@ def test_a_step_that_does_not_fit_is_an_error_with_the_recipe(recipe: Recipe, me
     with pytest.raises(CheckpointError) as caught:
         recipe.execute(FILES.__getitem__)
     assert message in caught.value.what
-    assert caught.value.where == str(recipe)
+    assert caught.value.where == str(replace(recipe, output=""))
 
 
 def test_a_source_without_a_name_is_an_error() -> None:

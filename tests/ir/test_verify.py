@@ -96,12 +96,18 @@ SAMPLE = (
     "input l: f32[B, 9]\ninput f: f32[B]\ninput i: i32[B]\ninput s: i64[B]\n"
     "%y = ingot.sample(%l, %f, %i, %f, %f, %s, %i) : i32[B]\nreturn y=%y\n"
 )
+APPEND = (
+    KV + "input i: i32[T]\ninput c: f32[16, 4]\n"
+    "%q = ingot.qk_norm_rope_append(%kv, %k, %k, %k, %i, %c, %slots, eps=0.0) : (f32[T, 1, 4], state<kv>)\n"
+    "%q_1 = getitem(%q, 0) : f32[T, 1, 4]\n%one = getitem(%q, 1) : state<kv>\nreturn q=%q_1, kv=%one\n"
+)
 BEFORE_CACHED = ["TRACED", "NORMAL", "QUANTIZED", "SHARDED"]
 ILLEGAL = [
     *((stage, FUSED, "ingot.add_rms_norm") for stage in [*BEFORE_CACHED, "CACHED"]),
     *((stage, CACHED, "ingot.kv_append") for stage in BEFORE_CACHED),
     *((stage, SAMPLE, "ingot.sample") for stage in BEFORE_CACHED),
     *((stage, ATTENTION, "ingot.attention") for stage in ["CACHED", "FUSED", "LOWERED", "PLANNED"]),
+    *((stage, APPEND, "ingot.qk_norm_rope_append") for stage in [*BEFORE_CACHED, "CACHED"]),
 ]
 
 
@@ -110,6 +116,27 @@ def test_illegal_op(stage: str, body: str, op: str) -> None:
     error = refusal(program(stage, body))
     assert error.what == f"op {op} is not legal here"
     assert op not in error.expected.split(", ")
+
+
+def test_fused_append_is_healthy() -> None:
+    verify(program("FUSED", APPEND))
+
+
+def test_every_op_says_where_it_may_stand() -> None:
+    """And so do the stages: an op with states never before CACHED, a fused one never before FUSED."""
+    for op in OPS.values():
+        assert op.legal in ("any", "pure", "cached") and (op.legal == "cached" or not op.states)
+        legal = [stage for stage, rules in RULES.items() if f"ingot.{op.name}" in rules.ops()]
+        expected = [
+            stage
+            for stage in Stage
+            if (op.legal == "any" or (stage >= Stage.CACHED) == (op.legal == "cached"))
+            and (stage >= Stage.FUSED or not op.decompose)
+        ]
+        assert legal == expected, op.name
+    named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached")}
+    assert named["pure"] == {"attention"}
+    assert named["cached"] == {"advance", "feed", "kv_append", "paged_attention", "qk_norm_rope_append", "sample"}
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])
