@@ -146,7 +146,6 @@ def _window_of(dims: DenseSpec) -> int:
 
 # What a flag's absence is, where it is one value: the checkpoints that have another one.
 WITHOUT: tuple[tuple[str, Any], ...] = (
-    ("norm", "rms"),
     ("norm_offset", 0.0),
     ("parallel", False),
     ("qk_norm", None),
@@ -170,6 +169,8 @@ def _differs(field: str, value: Any) -> Callable[[DenseSpec], bool]:
 MUTATIONS = (
     *(Mutation(f"{field} {value}", field, _differs(field, value), _with(**{field: value})) for field, value in WITHOUT),
     Mutation("last layer left out", "layers", _always, lambda dims: replace(dims, layers=dims.layers[:-1])),
+    # A layer norm's gains of q and k have a shape of their own.
+    Mutation("rms norm", "norm", lambda dims: dims.norm == "layer" and dims.qk_norm is None, _with(norm="rms")),
     Mutation("head tied", "tied", lambda dims: not dims.tied, _with(tied=True)),
     Mutation("norm_eps 1e-6", "norm_eps", _always, _with(norm_eps=1e-6)),
     Mutation("norms only behind", "pre_norm", lambda dims: dims.pre_norm and dims.post_norm, _with(pre_norm=False)),
