@@ -45,6 +45,8 @@ def _sources(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str
     """Arguments of the fused op by name, or why there are none."""
     if len(attentions) != 1:
         return f"{len(attentions)} attentions read the cache after this write"
+    if any(user.op == "call_function" and user < attentions[0] for user in append.users):
+        return "the cache is read before attention too"
     written = ops.kv_append.bind(append.args, append.kwargs)
     turned = {"q": attentions[0].args[0], "k": written["k"]}
     bound: dict[str, dict[str, Any]] = {}
@@ -75,7 +77,8 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
     if found["q_weight"] is not None:
         args += [found["q_weight"], found["k_weight"]]
     order: dict[str, Any] = {"interleaved": True} if found["interleaved"] else {}
-    return rewriter.call(ops.qk_norm_rope_append, *args, before=append, eps=found["eps"], **order)
+    # In front of attention: q may be made only after the cache was written.
+    return rewriter.call(ops.qk_norm_rope_append, *args, before=attention, eps=found["eps"], **order)
 
 
 def _has_kernel(fused: fx.Node, context: PassContext) -> bool:
@@ -94,7 +97,7 @@ def _undo(rewriter: Rewriter, fused: fx.Node) -> None:
 def _replace(rewriter: Rewriter, append: fx.Node, attention: fx.Node, fused: fx.Node) -> None:
     turned = attention.args[0]
     assert isinstance(turned, fx.Node)
-    query = rewriter.call(operator.getitem, fused, 0, before=append)
-    cache = rewriter.call(operator.getitem, fused, 1, before=append)
+    query = rewriter.call(operator.getitem, fused, 0, before=attention)
+    cache = rewriter.call(operator.getitem, fused, 1, before=attention)
     turned.replace_all_uses_with(query)
     rewriter.replace(append, cache)
