@@ -381,8 +381,8 @@ _FAMILIES = (
             "type": "yarn",
             "factor": 4.0,
             "original_max_position_embeddings": 40,
-            "beta_fast": 5.0,
-            "beta_slow": 0.5,
+            "beta_fast": 1.5,
+            "beta_slow": 0.3,
         },
     ),
     _family(
