@@ -275,7 +275,8 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 max_tokens=request.limits.max_tokens,
                 backends=request.backends,
                 deterministic=request.deterministic,
-                emitter=emitter,
+                emit=emitter.emit,
+                emit_library=emitter.emit_library,
             )
             lowered = run_pipeline(model, context, request.buckets(), edit_pipeline(request.passes))
         with clock.phase("weights") as step:

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import fx
 
 from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import Program
+from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
 
 
@@ -58,3 +58,10 @@ class Backend(Protocol):
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         """Build the kernels of an op provider into `directory`, an empty folder."""
         ...
+
+
+def signature_of(region: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Input and output types of a region, as text."""
+    inputs = tuple(str(value_type) for value_type in region.body.input_types().values())
+    outputs = tuple(str(node.meta["type"]) for node in region.body.output_nodes().values())
+    return inputs, outputs

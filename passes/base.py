@@ -4,10 +4,10 @@ import hashlib
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ingot.ir.backend import Backend
 from ingot.ir.plan import BucketClass, Executable
@@ -16,17 +16,9 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.passes.rewrite import Rewriter
 
-
-class Emitter(Protocol):
-    """What compiles, given by the driver."""
-
-    def emit(self, regions: Sequence[Region]) -> Mapping[str, Executable]:
-        """An executable for each region, by the region's name."""
-        ...
-
-    def emit_library(self, backend: Backend) -> Executable:
-        """The kernels of an op provider."""
-        ...
+# What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
+Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
+EmitLibrary = Callable[[Backend], Executable]
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,8 @@ class PassContext:
     """What passes may know beside the program.
 
     `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
-    preferred ones first. `emitter` is absent where nothing is to be compiled.
+    preferred ones first. `emit` and `emit_library` compile regions and kernels; they are absent where nothing is to be
+    compiled.
     """
 
     target: Target
@@ -44,7 +37,8 @@ class PassContext:
     backends: tuple[Backend, ...] = ()
     deterministic: bool = False
     bucket: BucketClass | None = None
-    emitter: Emitter | None = None
+    emit: Emit | None = None
+    emit_library: EmitLibrary | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:

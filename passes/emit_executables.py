@@ -24,12 +24,13 @@ class EmitExecutables(Pass):
             for backend in context.backends
             if backend.emits_library and backend.name in used and backend.name not in program.libraries
         ]
-        if not waiting and not libraries:
-            return
-        assert context.emitter is not None, "compiling needs an emitter in the context"
         for backend in libraries:
-            program.libraries[backend.name] = context.emitter.emit_library(backend)
+            assert context.emit_library is not None, "building kernels needs an emitter in the context"
+            program.libraries[backend.name] = context.emit_library(backend)
             rewriter.matched()
-        for name, executable in context.emitter.emit(waiting).items() if waiting else ():
+        if not waiting:
+            return
+        assert context.emit is not None, "compiling regions needs an emitter in the context"
+        for name, executable in context.emit(waiting).items():
             program.regions[name] = replace(program.regions[name], executable=executable)
             rewriter.matched()
