@@ -128,9 +128,12 @@ def _by_sequence(
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count == 0:
             continue
-        pages = kv.index_select(0, page_table[b, : -(-length // page_size)])
-        k, v = (pages[:, part].flatten(0, 1)[:length].transpose(0, 1)[None] for part in (0, 1))
-        behind = torch.arange(length - count, length)[:, None] - torch.arange(length)[None, :]
+        # Pages that lie wholly before the first token's window are not even read.
+        first = 0 if window is None else max(0, length - count - window + 1) // page_size
+        pages = kv.index_select(0, page_table[b, first : -(-length // page_size)])
+        places = torch.arange(first * page_size, length)
+        k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]].transpose(0, 1)[None] for part in (0, 1))
+        behind = torch.arange(length - count, length)[:, None] - places[None, :]
         mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
         query = q[start : start + count].transpose(0, 1)[None]
         attended = F.scaled_dot_product_attention(
