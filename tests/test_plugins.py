@@ -1,0 +1,278 @@
+"""Ops and passes of another package, found by its entry points: in the pipeline, in an artifact, in a new process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingot.ir.errors import OptionError
+from ingot.ir.plugins import load_user_ops, user_passes
+from ingot.ir.program import Stage
+from ingot.passes.pipeline import PIPELINE, edit_pipeline
+
+ROOT = Path(__file__).parents[1]
+OPS = '''
+"""An op: relu(x) * scale, row by row."""
+import torch
+from ingot.ir.ops import Sample, define
+
+
+def _samples(g, dtype):
+    return [Sample((torch.randn(3, 8, generator=g).to(dtype),), {"scale": 2.0})]
+
+
+@define("scaled_relu(Tensor x, *, float scale) -> Tensor", rows=("x",), samples=_samples)
+def scaled_relu(x, *, scale):
+    """relu(x) * scale in x's dtype."""
+    return torch.relu(x) * scale
+'''
+PASSES = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ingot.ir import ops
+from ingot.ir.program import Stage
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass
+from my_package.ops import scaled_relu
+
+
+@dataclass(frozen=True)
+class CutLogits(Pass):
+    """The hidden state in front of the head goes through the op."""
+
+    name: ClassVar[str] = "cut-logits"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    scale: float = 1.5
+    calls: int = 1
+
+    def run(self, rewriter, context):
+        last = list(rewriter.program.calls(ops.rms_norm.overload))[-1:]
+        for node in last[: self.calls]:
+            new = rewriter.call(scaled_relu, node, before=node.next, scale=self.scale)
+            for user in list(node.users):
+                if user is not new:
+                    user.replace_input_with(node, new)
+            rewriter.matched()
+
+
+@dataclass(frozen=True)
+class Early(CutLogits):
+    name: ClassVar[str] = "early"
+    joins: ClassVar[Stage] = Stage.NORMAL
+
+
+@dataclass(frozen=True)
+class Nameless(CutLogits):
+    name: ClassVar[str] = "another-name"
+
+
+not_a_pass = 7
+'''
+ENTRY_POINTS = {
+    "ingot.ops": {"my_ops": "my_package.ops"},
+    "ingot.passes": {
+        "cut-logits": "my_package.passes:CutLogits",
+        "early": "my_package.passes:Early",
+        "nameless": "my_package.passes:Nameless",
+        "seven": "my_package.passes:not_a_pass",
+    },
+}
+
+
+def install(site: Path, package: str, entry_points: dict[str, dict[str, str]], **modules: str) -> None:
+    """What pip leaves of a package: its modules, and what it says of itself."""
+    (site / package).mkdir(parents=True)
+    for name, text in {"__init__": "", **modules}.items():
+        (site / package / f"{name}.py").write_text(text)
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in items.items()) for group, items in entry_points.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    install(tmp_path / "site", "my_package", ENTRY_POINTS, ops=OPS, passes=PASSES)
+    return tmp_path / "site"
+
+
+def python(code: str, *sites: Path) -> str:
+    """What `code` prints in a new process, so that its ops are defined there only; a failure shows its traceback."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent / "support", *sites)))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+EDITS = """
+from ingot.ir.errors import OptionError
+from ingot.ir.program import Stage
+from ingot.passes.pipeline import edit_pipeline
+
+def places(text):
+    return [(phase.stage.name, one.name, one.options()) for phase in edit_pipeline(text) for one in phase.passes
+            if type(one).__module__ == "my_package.passes"]
+
+def problem(text):
+    try:
+        edit_pipeline(text)
+    except OptionError as error:
+        return error.what, error.expected
+
+assert places("default") == []
+assert places("default,cut-logits") == [("FUSED", "cut-logits", {"scale": 1.5, "calls": 1})]
+assert places("default,cut-logits{scale=0.25, calls=3}") == [("FUSED", "cut-logits", {"scale": 0.25, "calls": 3})]
+# Twice is once, with the options of both.
+assert places("default,cut-logits{calls=0},cut-logits{scale=2.5}") == [
+    ("FUSED", "cut-logits", {"scale": 2.5, "calls": 0})
+]
+assert [place[:2] for place in places("default,early,cut-logits")] == [("NORMAL", "early"), ("FUSED", "cut-logits")]
+assert edit_pipeline("default,cut-logits,-merge-linears")[2].passes[-1].name == "cut-logits"
+assert problem("default,cut-logits{size=1}") == ("pass 'cut-logits' has no option 'size'", "scale, calls")
+assert problem("default,cut-logits{scale=big}") == ("option 'scale' of pass 'cut-logits' is 'big'", "a value like 1.5")
+assert problem("default,nameless")[1] == "a Pass whose name is 'nameless'"
+assert problem("default,seven") == ("the entry point 'seven' gives 7", "a Pass whose name is 'seven'")
+assert problem("default,cut-logit")[0] == "unknown pass 'cut-logit'"
+print("ok")
+"""
+
+
+def test_a_pass_of_another_package_joins_the_pipeline(site: Path) -> None:
+    assert python(EDITS, site) == "ok\n"
+
+
+RUN = """
+from pathlib import Path
+import torch
+from tiny import TINY
+from ingot import compile_model
+from ingot.ir.interpret import interpret
+from ingot.ir.ops import OPS
+from ingot.ir.parse import parse_program
+from ingot.ir.text import print_program
+from ingot.ir.verify import RULES, verify
+
+folder = Path(FOLDER)
+tiny = TINY["llama-plain"]
+assert "scaled_relu" not in OPS
+options = dict(backend="reference", max_seq_len=tiny.max_seq_len, max_batch=8, max_tokens=256, jobs=1)
+source = tiny.write(folder / "checkpoint")
+report = compile_model(source, folder / "cut.ingot", passes="default,cut-logits{scale=0.5}", **options)
+plain = compile_model(source, folder / "plain.ingot", **options)
+assert report.request_key != plain.request_key
+assert all("ingot.scaled_relu" in rules.ops() for rules in RULES.values())
+
+text = (folder / "cut.ingot" / "program.ir").read_text()
+program = parse_program(text)
+assert text.count("ingot.scaled_relu(") == 1 and "scale=0.5" in text and print_program(program) == text
+body = "program p stage=NORMAL\\ndim T in [1, 8]\\ninput x: f32[T, 4]\\n" \\
+    "%y = ingot.scaled_relu(%x, scale=3.0) : f32[T, 4]\\nreturn y=%y\\n"
+small = parse_program(body)
+verify(small)
+x = torch.randn(5, 4)
+for rowwise in (False, True):
+    assert torch.equal(interpret(small, {"x": x}, rowwise=rowwise)["y"], torch.relu(x) * 3.0)
+assert OPS["scaled_relu"].overload(x.to("meta"), scale=1.0).shape == x.shape
+print("ok")
+"""
+SERVE = """
+import sys
+from pathlib import Path
+import torch
+from tiny import TINY
+from ingot.ir.harness import teacher_forced
+from ingot.ir.ops import OPS
+from ingot.runtime.loader import load_artifact
+
+folder, tiny = Path(FOLDER), TINY["llama-plain"]
+logits = {}
+for name in ("plain", "cut"):
+    assert "scaled_relu" not in OPS, "a plan without the op loads nobody's package"
+    loaded = load_artifact(folder / f"{name}.ingot", num_pages=64)
+    executor = loaded.executor
+    run = lambda inputs: executor.launch(inputs).outputs
+    logits[name] = torch.cat(teacher_forced(executor.inputs, run, tiny.prompts()[:3], chunk=7))
+    calls = [one for one in loaded.plan.buckets[0].instructions if one.target == "ingot.scaled_relu"]
+    assert len(calls) == (name == "cut")
+assert "ingot.frontend" not in sys.modules and "ingot.passes" not in sys.modules
+
+# The head by hand: logits = head(relu(h) * 0.5), where the plain artifact's are head(h).
+from safetensors.torch import load_file
+head = load_file(folder / "checkpoint" / "model.safetensors")["lm_head.weight"].double()
+hidden = torch.linalg.lstsq(head, logits["plain"].double().T).solution
+wanted = (head @ (hidden.relu() * 0.5)).T
+error = float((logits["cut"] - wanted).abs().max())
+assert error < 1e-3, error
+assert float((logits["cut"] - logits["plain"]).abs().max()) > 0.1
+print("ok")
+"""
+
+
+def test_an_op_of_another_package_from_compile_to_a_new_process(site: Path, tmp_path: Path) -> None:
+    assert python(f"FOLDER = {str(tmp_path)!r}\n{RUN}", site) == "ok\n"
+    assert python(f"FOLDER = {str(tmp_path)!r}\n{SERVE}", site) == "ok\n"
+    # Where the package is not installed, loading says which op is unknown.
+    code = f"""
+from ingot.ir.errors import ArtifactError
+from ingot.runtime.loader import load_artifact
+try:
+    load_artifact({str(tmp_path / "cut.ingot")!r}, num_pages=4)
+except ArtifactError as error:
+    print(error.what, "|", error.where)
+"""
+    told = python(code)
+    assert "the op is unknown" in told and "ingot.scaled_relu" in told
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on this process's path."""
+    folder = tmp_path / "importable"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    load_user_ops.cache_clear()
+    yield folder
+    load_user_ops.cache_clear()
+
+
+BROKEN = {
+    "no module": ("gone_package.passes:Pass", "", "ModuleNotFoundError: No module named 'gone_package.passes'"),
+    "no attribute": ("gone_package.code:Pass", "x = 1", "AttributeError: module 'gone_package.code' has no attribute"),
+    "an error": ("gone_package.code:Pass", "1 / 0", "ZeroDivisionError: division by zero"),
+    "a syntax error": ("gone_package.code:Pass", "def", "SyntaxError: "),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("group", ["ingot.ops", "ingot.passes"])
+def test_a_broken_entry_point_names_its_package(group: str, kind: str, importable: Path) -> None:
+    value, code, message = BROKEN[kind]
+    package = f"gone_{group[-3:]}_{abs(hash(kind))}"  # modules are imported once a process
+    value, message = value.replace("gone_package", package), message.replace("gone_package", package)
+    install(importable, package, {group: {"mine": value}}, code=code)
+    with pytest.raises(OptionError) as caught:
+        load_user_ops() if group == "ingot.ops" else edit_pipeline("default,mine")
+    error = caught.value
+    assert error.what.startswith(f"the entry point 'mine' of '{group}' does not load: {message}")
+    assert error.where == value and package.replace("_", "-") in error.hint.replace("_", "-")
+
+
+def test_a_broken_package_troubles_nobody_who_does_not_ask(importable: Path) -> None:
+    install(importable, "gone_quiet", {"ingot.passes": {"mine": "gone_quiet.nothing:Pass"}})
+    assert edit_pipeline("default") == PIPELINE
+    assert edit_pipeline("default,-normalize") != PIPELINE
+
+
+def test_without_packages_there_is_nothing() -> None:
+    load_user_ops.cache_clear()
+    assert load_user_ops() == () and user_passes() == {}
+    assert all(one.joins is Stage.FUSED for phase in PIPELINE for one in phase.passes)
