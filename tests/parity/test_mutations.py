@@ -329,7 +329,9 @@ def test_mutation_moves_logprobs(
     moved: dict[str, float] = {}
     for name in names:
         mutated = _logprobs(checkpoint(name), name, mutation)
-        moved[name] = max(float((one - other).abs().max()) for one, other in zip(plain(name), mutated, strict=True))
+        changes = [(one - other).abs().max() for one, other in zip(plain(name), mutated, strict=True)]
+        moved[name] = float(torch.stack(changes).max())
+        assert moved[name] < float("inf"), "not a number"
     print(f"{mutation.name}:", ", ".join(f"{name} {value:.3g}" for name, value in moved.items()))
     assert min(moved.values()) >= mutation.moved, moved
 
