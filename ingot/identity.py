@@ -1,7 +1,7 @@
 """The identities that name work before it is done: `exe_key` of an executable, `request_key` of a compile."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from ingot.ir import ops
 from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_files
 from ingot.ir.json_text import dump_json
+from ingot.ir.ops import OPS, Op, op_of
+from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
 from ingot.ir.text import print_program, print_region_body
@@ -28,16 +30,24 @@ def _digest_sources(files: list[Path]) -> str:
     return _digest([[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in sorted(files)])
 
 
+def _user_sources(ops: Iterable[Op]) -> list[Path]:
+    """The files that define those of the ops which other packages bring."""
+    files = {Path(op.reference.__code__.co_filename) for op in ops if not op.reference.__module__.startswith("ingot.")}
+    return sorted(file for file in files if file.is_file())
+
+
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
     """What an executable depends on, and nothing else; free of weights and names, so fine-tunes share it.
 
     None stands for the backend's library of kernels.
     """
+    called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
+    sources = [*backend.sources(), *_user_sources(op for op in called if op is not None)]
     return _digest(
         {
             "body": None if region is None else print_region_body(region.body),
             "backend": backend.name,
-            "sources": _digest_sources(list(backend.sources())),
+            "sources": _digest_sources(sources),
             "toolchain": backend.toolchain(),
             "target": target.identity(),
         }
@@ -56,6 +66,7 @@ def request_key(
 
     The traced programs hold the recipes. Hashing the checkpoint reads every byte of it once.
     """
+    load_user_ops()
     package = Path(ops.__file__).parents[2]
     sources = [file for room in _ROOMS for file in (package / room).rglob("*") if file.suffix in (".py", ".cpp")]
     tokenizer = sorted(checkpoint.tokenizer_files.items())
@@ -71,7 +82,7 @@ def request_key(
                 [phase.stage.name, [[one.name, one.options(), one.source_hash()] for one in phase.passes]]
                 for phase in pipeline
             ],
-            "sources": _digest_sources(sources),
+            "sources": _digest_sources([*sources, *_user_sources(OPS.values())]),
             "toolchain": {backend.name: backend.toolchain() for backend in backends},
             "target": target.identity(),
             "options": dict(options),

@@ -233,6 +233,35 @@ except ArtifactError as error:
     assert "the op is unknown" in told and "ingot.scaled_relu" in told
 
 
+KEYS = """
+from tiny import TINY
+from ingot.backends.reference.emit import Reference
+from ingot.compiler import Request
+from ingot.identity import exe_key
+from ingot.ir.parse import parse_program
+from ingot.ir.program import Region
+from ingot.ir.target import Target
+
+body = "program p stage=NORMAL\\ndim T in [1, 8]\\ninput x: f32[T, 4]\\n" \\
+    "%y = ingot.{op} : f32[T, 4]\\nreturn y=%y\\n"
+request = Request.read(TINY["llama-plain"].write(FOLDER), backend="reference")
+print(request.key(request.trace()))
+for call in ("scaled_relu(%x, scale=3.0)", "soft_cap(%x, cap=3.0)"):
+    region = Region("r", parse_program(body.replace("{op}", call)), "reference")
+    print(exe_key(region, Reference(), Target.detect("cpu")))
+"""
+
+
+def test_the_code_of_an_op_is_part_of_what_it_bears_on(site: Path, tmp_path: Path) -> None:
+    """A compile, and the executables that compute the op; no others."""
+    code = f"from pathlib import Path\nFOLDER = Path({str(tmp_path / 'checkpoint')!r})\n{KEYS}"
+    before = python(code, site).split()
+    file = site / "my_package" / "ops.py"
+    file.write_text(file.read_text().replace("torch.relu(x) * scale", "torch.relu(x) * scale * 2"))
+    after = python(code, site).split()
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
+
+
 @pytest.fixture
 def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on this process's path."""
