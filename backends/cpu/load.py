@@ -120,9 +120,10 @@ def _by_sequence(
 ) -> torch.Tensor:
     """One sequence after the other, through torch's fused attention where it has what the model needs."""
     if sinks is not None or soft_cap is not None:
-        return paged_attention.reference(
+        attended: torch.Tensor = paged_attention.reference(
             q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, window=window, soft_cap=soft_cap
         )
+        return attended
     out = torch.zeros(q.shape, dtype=q.dtype)
     page_size = kv.shape[2]
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
@@ -136,8 +137,8 @@ def _by_sequence(
         behind = torch.arange(length - count, length)[:, None] - places[None, :]
         mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
         query = q[start : start + count].transpose(0, 1)[None]
-        attended = F.scaled_dot_product_attention(
+        mixed = F.scaled_dot_product_attention(
             query, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != kv.shape[3]
         )
-        out[start : start + count] = attended[0].transpose(0, 1)
+        out[start : start + count] = mixed[0].transpose(0, 1)
     return out
