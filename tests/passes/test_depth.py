@@ -17,7 +17,7 @@ from ingot.ir.text import print_region_body
 from ingot.models.architectures import ARCHITECTURES
 
 # What is promised of depth.
-MOST_REGIONS = 4
+MOST_REGIONS = 4  # of layers that are all alike; each further kind of rotation adds one
 MOST_TIMES_LONGER = 1.3
 TRACE_SECONDS, TRACE_BYTES = 60, 2 << 30
 PIPELINE_SECONDS = 15
@@ -42,9 +42,11 @@ def _config(architecture: str, layers: int, **changes: Any) -> dict[str, Any]:
 def test_32_layers_need_no_more_code_than_4(architecture: str) -> None:
     texts = []
     for layers in (4, 32):
-        _, lowered = staged(traced(_config(architecture, layers)))
+        model = traced(_config(architecture, layers))
+        kinds = len({layer.rope for layer in model.spec.dims.layers})
+        _, lowered = staged(model)
         program = lowered.programs[BUCKET.name]
-        assert 1 < len(program.regions) <= MOST_REGIONS
+        assert 1 < len(program.regions) <= MOST_REGIONS + kinds - 1
         texts.append({print_region_body(region.body) for region in program.regions.values()})
         assert program.plan is not None
         calls = [one for one in program.plan.buckets[0].instructions if one.target.startswith("exe.")]
