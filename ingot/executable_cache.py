@@ -30,7 +30,7 @@ def find_executable(key: str) -> Executable | None:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         executable = Executable.model_validate_json(json.dumps(record["executable"]))
         whole = all(_digest(folder / name) == record["digests"][name] for name in executable.files)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return executable if whole else None
 

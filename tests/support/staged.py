@@ -24,7 +24,7 @@ from ingot.passes.pipeline import PIPELINE, Phase
 LIMITS = Limits(max_seq_len=160, max_batch=8, max_tokens=256)
 BUCKET = BucketClass(name="any", tokens=(1, LIMITS.max_tokens))
 BACKENDS: tuple[Backend, ...] = (Inductor(), Reference(), Rowwise())
-CHUNK = 7  # tokens of a sequence in a step: cuts pages and prompts at odd places
+CHUNK = 11  # tokens of a sequence in a step: cuts pages and prompts at odd places
 # How many times worse than the program before a ROUNDING pass may be, against float64 (architecture, section 3).
 ROUNDING_FACTOR = 1.25
 
