@@ -5,13 +5,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from staged import LIMITS as TEST_LIMITS
 from staged import Logits, Step, broken_contract, logits_of, pass_context, staged
-from tiny import TINY
+from tiny import QUICK, TINY, quick_first
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
@@ -53,11 +53,14 @@ CASES = [
     Case("llama-plain", extreme=True),
     Case("qwen3-biased", extreme=True),
     Case("qwen3-plain", torch.bfloat16, extreme=True),
-    pytest.param(
-        Case("pico", torch.bfloat16),
-        marks=pytest.mark.skipif(not (PICO / "model.safetensors").exists(), reason="pico's weights are not here"),
-    ),
+    Case("pico", torch.bfloat16),
 ]
+
+
+def _quick_first() -> list[Any]:
+    """The cases; those of the checkpoints that only slow runs can afford are marked so."""
+    always = {*QUICK, "pico"}
+    return [case if case.checkpoint in always else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,7 @@ def _requests(vocab: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", _quick_first(), ids=str)
 def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tuple[Model, Read]]) -> None:
     model, read = opened(case)
     steps, _ = staged(model)
@@ -123,7 +126,7 @@ def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tupl
     assert len(computed) >= 5, "paging, sampling, merging, fusing and regions each make another program"
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", quick_first(TINY))
 def test_every_stage_reads_back(name: str, opened: Callable[[Case], tuple[Model, Read]]) -> None:
     steps, lowered = staged(opened(Case(name))[0])
     programs = [(step.program, Stage[step.record.stage] if step.record else Stage.TRACED) for step in steps]

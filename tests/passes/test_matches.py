@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from staged import staged, traced
-from tiny import TINY
+from tiny import TINY, quick_first
 
 from ingot.models.architectures import ARCHITECTURES, read_spec
 
@@ -77,7 +77,7 @@ def test_the_formula_gives_the_goldens(case: str) -> None:
     assert expected == {name: golden[name] for name in expected}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*FLAGS, *quick_first(TINY)])
 def test_the_passes_match_as_often(case: str) -> None:
     steps, _ = staged(traced(CASES[case]))
     found = {step.name: step.record.matches for step in steps if step.record is not None}

@@ -6,7 +6,7 @@ norm gains 1 + N(0, 0.3²) and biases N(0, 0.3²), and the constants of norms an
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -572,3 +572,13 @@ _FAMILIES = (
     ),
 )
 TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*_TINIES, *_FAMILIES)}
+
+# One checkpoint for each mechanism, for what every test run can afford; the others are for `--run-slow`.
+QUICK = ("llama-biased", "qwen3-scaled", "gemma2-capped", "cohere-normed", "smollm3-nope", "phi3-long")
+
+
+def quick_first(names: Iterable[str]) -> list[Any]:
+    """Parameters for pytest: `names`, all but the quick ones marked slow."""
+    import pytest
+
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
