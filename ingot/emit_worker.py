@@ -6,16 +6,13 @@ A process of its own, because compilers print, fork, leak and sometimes die; JSO
 import json
 import os
 import sys
-import tempfile
 
-from ingot.cache import cache_root
 from ingot.error_text import described
-from ingot.executable_cache import build_executable
-from ingot.ir.errors import IngotError, OutputError
+from ingot.executable_cache import build_executable, explained
+from ingot.ir.errors import IngotError
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.target import Target
-from ingot.publish import is_disk_full
 
 
 def main() -> None:
@@ -40,25 +37,9 @@ def main() -> None:
                 executable = build_executable(backend, body, request["key"], target)
                 answer = {"executable": executable.model_dump(mode="json")}
         except (IngotError, OSError) as error:
-            answer = {"error": described(_explained(error))}
+            answer = {"error": described(explained(error))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-
-
-def _explained(error: IngotError | OSError) -> IngotError:
-    """A full disk and an unwritable cache are the user's to mend, whoever met them: this names the place."""
-    if is_disk_full(error):
-        return OutputError(
-            "the disk is full",
-            where=f"the cache {cache_root()}, or the temporary folder {tempfile.gettempdir()}",
-            expected="room for what the compiler writes",
-            hint="free some space, or set INGOT_CACHE and TMPDIR to other folders",
-        )
-    if isinstance(error, OSError):
-        return OutputError(
-            f"the cache cannot be written: {error}", where=str(cache_root()), hint="set INGOT_CACHE to another folder"
-        )
-    return error
 
 
 if __name__ == "__main__":

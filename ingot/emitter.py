@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ingot.error_text import raised
-from ingot.executable_cache import build_executable, executable_folder, find_executable
+from ingot.executable_cache import build_executable, executable_folder, explained, find_executable
 from ingot.identity import exe_key
 from ingot.ir.backend import Backend
-from ingot.ir.errors import BackendError
+from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Region
 from ingot.ir.target import Target
@@ -65,7 +65,10 @@ class Emitter:
         executable = find_executable(key)
         if executable is None:
             begin = time.perf_counter()
-            executable = build_executable(backend, None, key, self.target)
+            try:
+                executable = build_executable(backend, None, key, self.target)
+            except (IngotError, OSError) as error:
+                raise explained(error) from error
             self.seconds[key] = time.perf_counter() - begin
         else:
             self.hits.add(key)

@@ -5,15 +5,18 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.cache import cache_folder, locked
+from ingot.cache import cache_folder, cache_root, locked
 from ingot.ir.backend import Backend
+from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Program
 from ingot.ir.target import Target
+from ingot.publish import is_disk_full
 
 _RECORD = "executable.json"
 
@@ -66,6 +69,22 @@ def build_executable(backend: Backend, body: Program | None, key: str, target: T
     with contextlib.suppress(OSError):
         (build / f"{key}.lock").unlink()
     return executable
+
+
+def explained(error: IngotError | OSError) -> IngotError:
+    """A full disk and an unwritable cache are the user's to mend, whoever met them: this names the place."""
+    if is_disk_full(error):
+        return OutputError(
+            "the disk is full",
+            where=f"the cache {cache_root()}, or the temporary folder {tempfile.gettempdir()}",
+            expected="room for what the compiler writes",
+            hint="free some space, or set INGOT_CACHE and TMPDIR to other folders",
+        )
+    if isinstance(error, OSError):
+        return OutputError(
+            f"the cache cannot be written: {error}", where=str(cache_root()), hint="set INGOT_CACHE to another folder"
+        )
+    return error
 
 
 def _digest(path: Path) -> str:

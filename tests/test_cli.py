@@ -424,7 +424,7 @@ def test_inspect_plan_and_weights(world: World, ingot: Command) -> None:
     stored = json.loads((world.artifact / "plan.json").read_text())
     assert json.loads(ingot("inspect", world.artifact, "--plan", "--json").out) == stored
     weights = ingot("inspect", world.artifact, "--weights").out
-    assert "layers.0.gate_up.weight" in weights and "weights/00000.safetensors@" in weights and "concat(" in weights
+    assert "layers.0.mlp.gate_up.weight" in weights and "weights/00000.safetensors@" in weights and "concat(" in weights
     stored = json.loads((world.artifact / "weights.json").read_text())
     assert json.loads(ingot("inspect", world.artifact, "--weights", "--json").out) == stored
 
