@@ -412,7 +412,7 @@ def _report(
             1 for bucket in plan.buckets for instruction in bucket.instructions if instruction.target.startswith("exe.")
         ),
         distinct_regions=len(plan.executables),
-        cached_executables=len(emitter.hits),
+        cached_executables=len(emitter.hits & plan.executables.keys()),
         nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),

@@ -153,6 +153,7 @@ def test_claims() -> None:
         "attention",
         "paged_attention",
         "kv_append",
+        "qk_norm_rope_append",
         "select_rows",
         "sample",
         "feed",
