@@ -230,6 +230,7 @@ class Request:
                 "max_batch": self.limits.max_batch,
                 "max_tokens": self.limits.max_tokens,
                 "deterministic": self.deterministic,
+                "eos_token_ids": list(self.spec.eos_token_ids),  # in the manifest, and in no program
                 "schema_version": SCHEMA_VERSION,
             },
         )

@@ -77,9 +77,9 @@ class Executor:
         for name, value_type in self.inputs.items():
             if name not in inputs:
                 raise InternalError(f"input '{name}' is missing", expected=str(value_type))
-            for axis, size in enumerate(value_type.shape):
+            for size, found in zip(value_type.shape, inputs[name].shape, strict=False):
                 if isinstance(size, str):
-                    sizes.setdefault(size, inputs[name].shape[axis])
+                    sizes.setdefault(size, found)
             if problem := value_type.mismatch(inputs[name], sizes):
                 raise InternalError(f"input '{name}' has {problem}")
         q_max = int(inputs["q_lens"].max()) if "q_lens" in inputs else sizes["T"]
