@@ -59,7 +59,7 @@ def test_what_fits_is_bound(program: Program, params: dict[str, torch.Tensor], e
     assert _run(_bind(program, params, executables), program).shape == (3, TINY[NAME].config["vocab_size"])
 
 
-WEIGHT = "layers.0.o.weight"  # 60 × 60: its transpose has the right shape
+WEIGHT = "layers.0.attention.o.weight"  # 60 × 60: its transpose has the right shape
 
 
 @pytest.mark.parametrize(
