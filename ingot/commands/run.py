@@ -1,6 +1,5 @@
 """`ingot run`: complete one prompt, streaming the text."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -79,10 +78,6 @@ def run_model(
         seed=seed,
     )
     begin = time.perf_counter()
-    # OpenMP's threads spin while they wait for each other, by default for milliseconds. On cores that other programs
-    # use too they spin against the one that they wait for: pico on two cores at load 5 made 3 tokens/s, and 30 to 50
-    # with this. It is read when torch loads; who has set it keeps it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from ingot.llm import LLM
 
     llm = LLM(artifact)
