@@ -1,0 +1,104 @@
+// y = x W^T + b for few rows of x: every weight is read once, in its stored row-major order, and the step's tokens share
+// the read. Sums are in float. An output's sum runs along K in one order, whatever the number of tokens, so the bits of a
+// row do not depend on its batch.
+
+#include "vec.h"
+
+namespace {
+
+// Work below this many multiplications runs in one thread: waking another takes some microseconds, as long as this takes
+// on one core, and on a machine with other work it can take milliseconds. Measured with weights in the L3 cache.
+constexpr int64_t ALONE = int64_t{1} << 20;
+
+// Outputs of ROWS rows of W for COLS tokens.
+template <typename T, int ROWS, int COLS>
+struct Tile {
+  Vec sums[ROWS][COLS] = {};
+
+  void add(const T *w, const T *x, int64_t x_stride, int64_t k) {
+    int64_t i = 0;
+    for (; i + LANES <= k; i += LANES) step([&](const T *place) { return load(place + i); }, w, x, x_stride, k);
+    if (i < k) step([&](const T *place) { return load_some(place + i, k - i); }, w, x, x_stride, k);
+  }
+
+  template <typename Load>
+  void step(Load load_at, const T *w, const T *x, int64_t x_stride, int64_t k) {
+    Vec rows[ROWS];
+    for (int r = 0; r < ROWS; ++r) rows[r] = load_at(w + r * k);
+    for (int c = 0; c < COLS; ++c) {
+      const Vec column = load_at(x + c * x_stride);
+      for (int r = 0; r < ROWS; ++r) sums[r][c] += rows[r] * column;
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+// Two products and their sum in one instruction. It takes denormal numbers as zero.
+template <int ROWS, int COLS>
+struct Tile<BFloat16, ROWS, COLS> {
+  Vec sums[ROWS][COLS] = {};
+
+  void add(const BFloat16 *w, const BFloat16 *x, int64_t x_stride, int64_t k) {
+    int64_t i = 0;
+    for (; i + 32 <= k; i += 32) step(~__mmask32{0}, w + i, x + i, x_stride, k);
+    if (i < k) step((__mmask32{1} << (k - i)) - 1, w + i, x + i, x_stride, k);
+  }
+
+  void step(__mmask32 mask, const BFloat16 *w, const BFloat16 *x, int64_t x_stride, int64_t k) {
+    __m512bh rows[ROWS];
+    for (int r = 0; r < ROWS; ++r) rows[r] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + r * k);
+    for (int c = 0; c < COLS; ++c) {
+      const __m512bh column = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + c * x_stride);
+      for (int r = 0; r < ROWS; ++r) sums[r][c] = (Vec)_mm512_dpbf16_ps((__m512)sums[r][c], rows[r], column);
+    }
+  }
+};
+#endif
+
+template <typename T>
+struct Linear {
+  T *out;
+  const T *x, *w, *bias;
+  int64_t x_stride, tokens, n, k;
+
+  template <int ROWS, int COLS>
+  void tile(int64_t row, int64_t token) const {
+    Tile<T, ROWS, COLS> tile;
+    tile.add(w + row * k, x + token * x_stride, x_stride, k);
+    for (int c = 0; c < COLS; ++c)
+      for (int r = 0; r < ROWS; ++r) {
+        const float total = sum(tile.sums[r][c]);
+        store(bias ? total + to_float(bias[row + r]) : total, out + (token + c) * n + row + r);
+      }
+  }
+
+  // Rows [begin, end) of W for all tokens. Four by four sums, with their operands, fit into the registers.
+  void rows(int64_t begin, int64_t end) const {
+    int64_t row = begin;
+    if (tokens == 1)
+      for (; row + 8 <= end; row += 8) tile<8, 1>(row, 0);
+    for (; row + 4 <= end; row += 4) {
+      int64_t token = 0;
+      for (; token + 4 <= tokens; token += 4) tile<4, 4>(row, token);
+      for (; token < tokens; ++token) tile<4, 1>(row, token);
+    }
+    for (; row < end; ++row)
+      for (int64_t token = 0; token < tokens; ++token) tile<1, 1>(row, token);
+  }
+
+  void run() const {
+    const int64_t block = 64, blocks = (n + block - 1) / block;
+#pragma omp parallel for schedule(static) if (n * k * tokens > ALONE)
+    for (int64_t b = 0; b < blocks; ++b) rows(b * block, b + 1 == blocks ? n : (b + 1) * block);
+  }
+};
+
+}  // namespace
+
+#define LINEAR(T, SUFFIX)                                                                                             \
+  extern "C" void linear_##SUFFIX(T *out, const T *x, int64_t x_stride, const T *w, const T *bias, int64_t tokens,    \
+                                  int64_t n, int64_t k) {                                                             \
+    Linear<T>{out, x, w, bias, x_stride, tokens, n, k}.run();                                                         \
+  }
+
+FOR_EACH_DTYPE(LINEAR)
