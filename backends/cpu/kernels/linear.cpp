@@ -2,6 +2,8 @@
 // the read. Sums are in float. An output's sum runs along K in one order, whatever the number of tokens, so the bits of a
 // row do not depend on its batch.
 
+#include <type_traits>
+
 #include "vec.h"
 
 namespace {
@@ -10,49 +12,46 @@ namespace {
 // on one core, and on a machine with other work it can take milliseconds. Measured with weights in the L3 cache.
 constexpr int64_t ALONE = int64_t{1} << 20;
 
-// Outputs of ROWS rows of W for COLS tokens.
-template <typename T, int ROWS, int COLS>
-struct Tile {
-  Vec sums[ROWS][COLS] = {};
+// Loops over a tile are unrolled before the compiler looks at arrays, which then live in registers.
+#define UNROLL _Pragma("GCC unroll 16")
 
-  void add(const T *w, const T *x, int64_t x_stride, int64_t k) {
-    int64_t i = 0;
-    for (; i + LANES <= k; i += LANES) step([&](const T *place) { return load(place + i); }, w, x, x_stride, k);
-    if (i < k) step([&](const T *place) { return load_some(place + i, k - i); }, w, x, x_stride, k);
-  }
-
-  template <typename Load>
-  void step(Load load_at, const T *w, const T *x, int64_t x_stride, int64_t k) {
+// Sixteen partial sums for each of COLS tokens and ROWS rows of W.
+template <int ROWS, int COLS, typename T>
+void add_products(Vec (&result)[COLS * ROWS], const T *w, const T *x, int64_t x_stride, int64_t k) {
+  Vec sums[COLS * ROWS] = {};
+  const auto step = [&](auto load_at) {
     Vec rows[ROWS];
-    for (int r = 0; r < ROWS; ++r) rows[r] = load_at(w + r * k);
-    for (int c = 0; c < COLS; ++c) {
+    UNROLL for (int r = 0; r < ROWS; ++r) rows[r] = load_at(w + r * k);
+    UNROLL for (int c = 0; c < COLS; ++c) {
       const Vec column = load_at(x + c * x_stride);
-      for (int r = 0; r < ROWS; ++r) sums[r][c] += rows[r] * column;
+      UNROLL for (int r = 0; r < ROWS; ++r) sums[c * ROWS + r] += rows[r] * column;
     }
-  }
-};
+  };
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) step([i](const T *place) { return load(place + i); });
+  if (i < k) step([i, k](const T *place) { return load_some(place + i, k - i); });
+  UNROLL for (int j = 0; j < COLS * ROWS; ++j) result[j] = sums[j];
+}
 
 #if defined(__AVX512BF16__)
 // Two products and their sum in one instruction. It takes denormal numbers as zero.
 template <int ROWS, int COLS>
-struct Tile<BFloat16, ROWS, COLS> {
-  Vec sums[ROWS][COLS] = {};
-
-  void add(const BFloat16 *w, const BFloat16 *x, int64_t x_stride, int64_t k) {
-    int64_t i = 0;
-    for (; i + 32 <= k; i += 32) step(~__mmask32{0}, w + i, x + i, x_stride, k);
-    if (i < k) step((__mmask32{1} << (k - i)) - 1, w + i, x + i, x_stride, k);
-  }
-
-  void step(__mmask32 mask, const BFloat16 *w, const BFloat16 *x, int64_t x_stride, int64_t k) {
+void add_pairs(Vec (&result)[COLS * ROWS], const BFloat16 *w, const BFloat16 *x, int64_t x_stride, int64_t k) {
+  __m512 sums[COLS * ROWS] = {};
+  const auto step = [&](int64_t i, __mmask32 mask) {
     __m512bh rows[ROWS];
-    for (int r = 0; r < ROWS; ++r) rows[r] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + r * k);
-    for (int c = 0; c < COLS; ++c) {
-      const __m512bh column = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + c * x_stride);
-      for (int r = 0; r < ROWS; ++r) sums[r][c] = (Vec)_mm512_dpbf16_ps((__m512)sums[r][c], rows[r], column);
+    UNROLL for (int r = 0; r < ROWS; ++r) rows[r] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + r * k + i);
+    UNROLL for (int c = 0; c < COLS; ++c) {
+      const __m512bh column = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + c * x_stride + i);
+      UNROLL for (int r = 0; r < ROWS; ++r)
+        sums[c * ROWS + r] = _mm512_dpbf16_ps(sums[c * ROWS + r], rows[r], column);
     }
-  }
-};
+  };
+  int64_t i = 0;
+  for (; i + 32 <= k; i += 32) step(i, ~__mmask32{0});
+  if (i < k) step(i, (__mmask32{1} << (k - i)) - 1);
+  UNROLL for (int j = 0; j < COLS * ROWS; ++j) result[j] = (Vec)sums[j];
+}
 #endif
 
 template <typename T>
@@ -63,11 +62,17 @@ struct Linear {
 
   template <int ROWS, int COLS>
   void tile(int64_t row, int64_t token) const {
-    Tile<T, ROWS, COLS> tile;
-    tile.add(w + row * k, x + token * x_stride, x_stride, k);
+    Vec sums[COLS * ROWS];
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, BFloat16>)
+      add_pairs<ROWS, COLS>(sums, w + row * k, x + token * x_stride, x_stride, k);
+    else
+#endif
+      add_products<ROWS, COLS>(sums, w + row * k, x + token * x_stride, x_stride, k);
+    const Vec totals = sums_of<COLS * ROWS>(sums);
     for (int c = 0; c < COLS; ++c)
       for (int r = 0; r < ROWS; ++r) {
-        const float total = sum(tile.sums[r][c]);
+        const float total = totals[c * ROWS + r];
         store(bias ? total + to_float(bias[row + r]) : total, out + (token + c) * n + row + r);
       }
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
@@ -92,18 +93,35 @@ inline Vec load_some(const T *place, int64_t count) {
   return load(padded);
 }
 
-// The sum of the lanes, in one order whatever the compiler thinks of it: results must not depend on how a loop was unrolled.
-inline float sum(Vec value) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)value);
-#else
-  float lanes[LANES];
-  std::memcpy(lanes, &value, sizeof lanes);
-  for (int64_t width = LANES / 2; width > 0; width /= 2)
-    for (int64_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+// Lanes of `a` and `b` taken two by two, D lanes apart, and added: D of a's sums, D of b's, and so on.
+template <int D, size_t... LANE>
+inline Vec add_apart(Vec a, Vec b, std::index_sequence<LANE...>) {
+#define FROM(LANE) (LANE) / (2 * D) * (2 * D) + (LANE) % D + ((LANE) / D % 2 ? LANES : 0)
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, (FROM(LANE))...) + __builtin_shufflevector(a, b, (FROM(LANE) + D)...);
+#else  // GCC before 12
+  typedef int32_t Lanes __attribute__((vector_size(64)));
+  return __builtin_shuffle(a, b, Lanes{(FROM(LANE))...}) + __builtin_shuffle(a, b, Lanes{(FROM(LANE) + D)...});
 #endif
+#undef FROM
 }
+
+// Lane i of the result is the sum of values[i]; N, a power of two up to 16, vectors in. Each sum is a tree over neighbours,
+// so it does not depend on N or on how a loop was unrolled.
+template <int N, int D = 1>
+inline Vec sums_of(const Vec *values) {
+  if constexpr (D == LANES) {
+    return values[0];
+  } else {
+    constexpr int LEFT = N > 1 ? N / 2 : 1;
+    Vec halves[LEFT];
+    for (int i = 0; i < LEFT; ++i)
+      halves[i] = add_apart<D>(values[2 * i % N], values[(2 * i + 1) % N], std::make_index_sequence<LANES>{});
+    return sums_of<LEFT, 2 * D>(halves);
+  }
+}
+
+inline float sum(Vec value) { return sums_of<1>(&value)[0]; }
 
 // exp by the range reduction and the polynomial of Cephes' expf (netlib.org/cephes, single/expf.c): within 2 ulp. Below
 // -87.3 it is the smallest normal number or so instead of a denormal, above 88.7 it is infinite.
