@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-# Steps of up to this many tokens read weights and compute little: kernels that read them once, and whose calls are cheap,
-# beat compiled regions there. On two cores with AVX-512 the two ways meet between 16 and 32 tokens
-# (benchmarks/decode_cpu.py).
+# Steps of up to this many tokens read weights and compute little: kernels that read them once, and whose calls are
+# cheap, beat compiled regions there (benchmarks/decode_cpu.py).
 FEW_TOKENS = 16
 
 

@@ -21,7 +21,7 @@ Function = Callable[..., None]
 
 
 class Kernels:
-    """The functions of a library, by name and element types. Raises OSError, AttributeError for one that has not all."""
+    """The functions of a library. Raises OSError for what is no library, AttributeError where one is missing."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -138,9 +138,7 @@ def _silu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _gelu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    functions = {
-        kind: kernels.by_dtype(f"gelu_mul_{kind}", *[_POINTER] * 3, *[_INT] * 4) for kind in ("tanh", "none")
-    }
+    functions = {kind: kernels.by_dtype(f"gelu_mul_{kind}", *[_POINTER] * 3, *[_INT] * 4) for kind in ("tanh", "none")}
     return lambda gate, up, *, approximate: _gate(functions[approximate][gate.dtype], gate, up)
 
 

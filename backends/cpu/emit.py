@@ -32,7 +32,7 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-# Ranks: attention and cache writes have kernels here alone; of the others, a region compiler beats those for many tokens.
+# Ranks: attention and cache writes have kernels here alone; of the others, regions beat those for many tokens.
 _BEST, _BEHIND_REGIONS = 0.5, 2.0
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -7,13 +7,14 @@ namespace {
 // x * sigmoid(x). exp(-x) overflows to infinity for very negative x, where the quotient is 0 as it should be.
 inline float silu(float x) { return x / (1.0f + fast_exp(-x)); }
 
-// arXiv 1606.08415, section 2; 0.7978845608 is sqrt(2 / pi). tanh(y) = 1 - 2 / (exp(2 y) + 1).
+// arXiv 1606.08415, section 2, where 0.5 (1 + tanh y) is written as sigmoid(2 y): nothing cancels. 0.7978845608 is
+// sqrt(2 / pi).
 inline float gelu_tanh(float x) {
   const float y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  return 0.5f * x * (2.0f - 2.0f / (fast_exp(2.0f * y) + 1.0f));
+  return x / (1.0f + fast_exp(-2.0f * y));
 }
 
-inline float gelu_erf(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.7071067811865476f)); }
+inline float gelu_erf(float x) { return 0.5f * x * std::erfc(x * -0.7071067811865476f); }
 
 template <float (*ACTIVATION)(float), typename T>
 void gate_mul(T *out, const T *gate, const T *up, int64_t tokens, int64_t n, int64_t gate_stride, int64_t up_stride) {
