@@ -1,6 +1,6 @@
 """Decoding on a CPU against `transformers.generate`, for a checkpoint and a few batch sizes.
 
-    python benchmarks/decode_cpu.py [--checkpoint models/pico] [--batches 1,16] [--tokens 128] [--threads 2] [--rounds 5]
+    python benchmarks/decode_cpu.py [--checkpoint models/pico] [--batches 1,16] [--tokens 128] [--threads 2]
 
 Both sides decode greedily, from the same prompts, in the checkpoint's dtype, with the same number of threads, in one
 process and in turns, so that both see the same machine. The peer runs with its cache on, and once more with a static

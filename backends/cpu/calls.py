@@ -44,7 +44,8 @@ class Kernels:
 
 
 def ops_of(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """The ops by their printed names; one with a state updates it in place."""
+    """The ops by their printed names; one with a state updates it in place. They use as many threads as torch does."""
+    kernels.one("set_threads", _INT)(torch.get_num_threads())
     return {
         "ingot.linear": _linear(kernels),
         "ingot.rms_norm": _norm(kernels, "rms_norm"),

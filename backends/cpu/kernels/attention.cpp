@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "pool.h"
 #include "vec.h"
 
 namespace {
@@ -84,20 +85,18 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
   const int64_t group = shape.heads / shape.kv_heads;
   int64_t work = 0;
   for (int64_t b = 0; b < sequences; ++b) work += int64_t{q_lens[b]} * kv_lens[b] * shape.heads * shape.head_dim;
-  // Waking the other threads takes some microseconds: as long as about this many multiplications.
+  // Waking another thread takes some microseconds: as long as about this many multiplications.
   const bool parallel = work > 200000;
-#pragma omp parallel if (parallel)
-  {
+  parallel_for(tasks, 1, parallel, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(2 * group * shape.head_dim + shape.page);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < tasks; ++task) {
+    for (int64_t task = begin; task < end; ++task) {
       const int64_t token = task / shape.kv_heads, kv_head = task % shape.kv_heads;
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
              kv_head, sinks, out + row * shape.heads * shape.head_dim, scratch.data());
     }
-  }
+  });
 }
 
 }  // namespace

@@ -4,13 +4,13 @@
 
 #include <type_traits>
 
+#include "pool.h"
 #include "vec.h"
 
 namespace {
 
-// Work below this many multiplications runs in one thread: waking another takes some microseconds, as long as this takes
-// on one core, and on a machine with other work it can take milliseconds. Measured with weights in the L3 cache.
-constexpr int64_t ALONE = int64_t{1} << 20;
+// Fewer multiplications than this run in one thread: they take some 5 us, what it costs to wake another.
+constexpr int64_t ALONE = int64_t{1} << 18;
 
 // Loops over a tile are unrolled before the compiler looks at arrays, which then live in registers.
 #define UNROLL _Pragma("GCC unroll 16")
@@ -92,9 +92,7 @@ struct Linear {
   }
 
   void run() const {
-    const int64_t block = 64, blocks = (n + block - 1) / block;
-#pragma omp parallel for schedule(static) if (n * k * tokens > ALONE)
-    for (int64_t b = 0; b < blocks; ++b) rows(b * block, b + 1 == blocks ? n : (b + 1) * block);
+    parallel_for(n, 16, n * k * tokens > ALONE, [&](int64_t begin, int64_t end) { rows(begin, end); });
   }
 };
 
