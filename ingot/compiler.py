@@ -23,7 +23,7 @@ from ingot.ir.artifact import SCHEMA_VERSION, Manifest
 from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import BucketClass, Plan
+from ingot.ir.plan import FEW_TOKENS, BucketClass, Plan
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, ModelSpec, Program
 from ingot.ir.record import PassRecord
@@ -236,8 +236,17 @@ class Request:
         )
 
     def buckets(self) -> tuple[BucketClass, ...]:
-        """The bucket classes of the target: on a CPU one lowering serves every step."""
-        return (BucketClass(name="any", tokens=(1, self.limits.max_tokens)),)
+        """The bucket classes: one for decode where there are kernels for few tokens, one for all that is larger.
+
+        In deterministic mode one lowering serves every step, since another could round otherwise.
+        """
+        largest = self.limits.max_tokens
+        if self.deterministic or not any(backend.emits_library for backend in self.backends):
+            return (BucketClass(name="any", tokens=(1, largest)),)
+        decode = BucketClass(name="decode", tokens=(1, min(FEW_TOKENS, largest)))
+        if largest <= FEW_TOKENS:
+            return (decode,)
+        return (decode, BucketClass(name="extend", tokens=(FEW_TOKENS + 1, largest)))
 
 
 def _check_limits(limits: Limits, spec: ModelSpec) -> None:

@@ -10,6 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+# Steps of up to this many tokens read weights and compute little: kernels that read them once, and whose calls are
+# cheap, beat compiled regions there (benchmarks/decode_cpu.py).
+FEW_TOKENS = 16
+
+
 class BucketClass(BaseModel):
     """The steps that one lowering serves.
 
@@ -22,6 +27,10 @@ class BucketClass(BaseModel):
     tokens: tuple[int, int]
     q_max: int | None = None
     features: tuple[str, ...] = ()
+
+    @property
+    def few_tokens(self) -> bool:
+        return self.tokens[1] <= FEW_TOKENS
 
     def holds(self, tokens: int, q_max: int) -> bool:
         return self.tokens[0] <= tokens <= self.tokens[1] and (self.q_max is None or q_max <= self.q_max)

@@ -1,40 +1,45 @@
-"""The cpu provider, compile side: builds the library of C++ kernels once for a target."""
+"""The cpu provider, compile side: claims calls that its C++ kernels compute, and builds these once for a target."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import fx
 
 from ingot.backends.toolchain import compiler_path, compiler_version
+from ingot.ir import ops
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
-from ingot.ir.ops import kv_append, op_of, paged_attention
+from ingot.ir.ops import op_of
 from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import Program, target_name
+from ingot.ir.program import Program, target_name, tensor_type
 from ingot.ir.target import Target
+from ingot.ir.types import DTYPE_NAMES
 
 LIBRARY = "kernels.so"
-KERNELS = Path(__file__).with_name("kernels.cpp")
-# The instruction sets of this machine, and what vector code needs of the freedom that IEEE leaves: sums in any order,
-# no traps, no errno. Not -ffast-math, under which NaN and infinity would mean nothing.
+KERNELS = Path(__file__).with_name("kernels")
+# The instruction sets of this machine, and what vector code needs of the freedom that IEEE leaves: no traps, no errno.
+# Not -ffast-math, under which NaN and infinity would mean nothing and sums would run in any order.
 FLAGS = (
     "-std=c++17",
     "-O3",
     "-march=native",
-    "-fopenmp",
+    "-fopenmp-simd",
+    "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-signed-zeros",
-    "-fassociative-math",
     "-shared",
     "-fPIC",
 )
-_OPS = (kv_append, paged_attention)
+# Ranks: attention and cache writes have kernels here alone; of the others, regions beat those for many tokens.
+_BEST, _BEHIND_REGIONS = 0.5, 2.0
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Cpu:
-    """Attention over the paged cache, and writing to it."""
+    """Attention over the paged cache and writing to it; for steps of few tokens all of a dense decoder layer."""
 
     name = "cpu"
     compiles_regions = False
@@ -43,14 +48,20 @@ class Cpu:
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
             return No(f"not for device '{target.device}'")
+        cost, batch_invariant = 0.0, True
         for node in nodes:
-            if op_of(node.target) not in _OPS:
+            op = op_of(node.target)
+            if op is None or op.name not in _CLAIMS:
                 return No(f"no kernel for {target_name(node.target)}")
-        # A cache write copies; attention takes another way for many tokens of a sequence than for few.
-        return Yes(1.0, batch_invariant=all(op_of(node.target) is kv_append for node in nodes))
+            if reason := _CLAIMS[op.name](node):
+                return No(reason)
+            cost += _BEST if bucket.few_tokens or not op.fusible else _BEHIND_REGIONS
+            # Attention takes another way for many tokens of a sequence than for few.
+            batch_invariant &= op is not ops.paged_attention
+        return Yes(cost, batch_invariant)
 
     def sources(self) -> Sequence[Path]:
-        return (Path(__file__), KERNELS)
+        return (Path(__file__), *sorted(KERNELS.iterdir()))
 
     def toolchain(self) -> dict[str, str]:
         return {"c++": compiler_version()}
@@ -60,8 +71,59 @@ class Cpu:
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         """Build the kernels for this machine into `directory`."""
-        command = [compiler_path(), *FLAGS, "-o", str(directory / LIBRARY), str(KERNELS)]
+        sources = [str(path) for path in sorted(KERNELS.glob("*.cpp"))]
+        command = [compiler_path(), *FLAGS, "-o", str(directory / LIBRARY), *sources]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode:
             raise BackendError("the C++ compiler cannot build the kernels", where=built.stderr.strip()[-2000:])
         return Executable(id=key, backend=self.name, inputs=(), outputs=(), files=(LIBRARY,))
+
+
+def _arguments(node: fx.Node) -> dict[str, fx.Node]:
+    op = op_of(node.target)
+    assert op is not None
+    return {name: item for name, item in op.bind(node.args, node.kwargs).items() if isinstance(item, fx.Node)}
+
+
+def _same_dtype(node: fx.Node, *names: str) -> str | None:
+    """Why a kernel cannot take these arguments, if it cannot: one dtype that it knows, dense along the last axis."""
+    found = {name: tensor_type(item) for name, item in _arguments(node).items() if name in names}
+    dtypes = {value_type.dtype for value_type in found.values()}
+    if len(dtypes) > 1 or not dtypes <= set(_DTYPES):
+        return "no kernel for " + " with ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes))
+    for name, value_type in found.items():
+        if value_type.strides is not None and value_type.strides[-1] != 1:
+            return f"{name} is strided along its last axis"
+    return None
+
+
+def _linear(node: fx.Node) -> str | None:
+    arguments = _arguments(node)
+    if len(tensor_type(arguments["x"]).shape) != 2 or tensor_type(arguments["weight"]).strides is not None:
+        return "x has more than two axes, or the weight is not row-major"
+    return _same_dtype(node, "x", "weight", "bias")
+
+
+def _norm(node: fx.Node) -> str | None:
+    arguments = _arguments(node)
+    x, weight = tensor_type(arguments["x"]), tensor_type(arguments["weight"])
+    if weight.dtype not in (x.dtype, torch.float32) or weight.strides is not None:
+        return f"no kernel for a weight in {DTYPE_NAMES[weight.dtype]}, or one that is not row-major"
+    if len(x.shape) not in (2, 3) or len(weight.shape) >= len(x.shape):
+        return f"no kernel for {x} with a weight {weight}"
+    return _same_dtype(node, "x", "residual")
+
+
+# By op, what tells why a call of it has no kernel.
+_CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
+    "linear": _linear,
+    "rms_norm": _norm,
+    "layer_norm": _norm,
+    "add_rms_norm": _norm,
+    "silu_mul": lambda node: _same_dtype(node, "gate", "up"),
+    "gelu_mul": lambda node: _same_dtype(node, "gate", "up"),
+    "rope": lambda node: _same_dtype(node, "x"),
+    "qk_norm_rope_append": lambda node: _same_dtype(node, "q", "k", "v", "q_weight", "k_weight"),
+    "kv_append": lambda node: _same_dtype(node, "k", "v"),
+    "paged_attention": lambda node: _same_dtype(node, "q"),
+}

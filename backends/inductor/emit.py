@@ -38,6 +38,8 @@ class Inductor:
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
             return No(f"not built for device '{target.device}' yet")
+        if bucket.few_tokens:
+            return No("for few tokens calling a region costs more than what it computes")
         for node in nodes:
             op = op_of(node.target)
             if op is not None and not op.fusible:

@@ -1,41 +1,14 @@
-// Attention over a paged KV cache, and writing to it, on a CPU. Plain C++17 and OpenMP: no torch headers, so it builds in
-// seconds, and loops that the compiler turns into vector code.
+// Attention over a paged KV cache, a token and a kv head at a time.
 //
 // A cache is [pages, 2, page, kv_heads, head_dim], row-major: keys at index 0 of the second axis, values at 1.
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
 #include <vector>
 
+#include "pool.h"
+#include "vec.h"
+
 namespace {
-
-struct BFloat16 {
-  uint16_t bits;
-};
-
-inline float to_float(float value) { return value; }
-inline float to_float(_Float16 value) { return static_cast<float>(value); }
-inline float to_float(BFloat16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
-
-inline void store(float value, float *place) { *place = value; }
-inline void store(float value, _Float16 *place) { *place = static_cast<_Float16>(value); }
-inline void store(float value, BFloat16 *place) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (std::isnan(value)) {
-    place->bits = 0x7FC0;
-  } else {  // to nearest, ties to even
-    place->bits = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  }
-}
 
 template <typename T>
 float dot(const float *a, const T *b, int64_t n) {
@@ -112,46 +85,31 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
   const int64_t group = shape.heads / shape.kv_heads;
   int64_t work = 0;
   for (int64_t b = 0; b < sequences; ++b) work += int64_t{q_lens[b]} * kv_lens[b] * shape.heads * shape.head_dim;
-  // Waking the other threads takes some microseconds: as long as about this many multiplications.
+  // Waking another thread takes some microseconds: as long as about this many multiplications.
   const bool parallel = work > 200000;
-#pragma omp parallel if (parallel)
-  {
+  parallel_for(tasks, 1, parallel, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(2 * group * shape.head_dim + shape.page);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < tasks; ++task) {
+    for (int64_t task = begin; task < end; ++task) {
       const int64_t token = task / shape.kv_heads, kv_head = task % shape.kv_heads;
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
              kv_head, sinks, out + row * shape.heads * shape.head_dim, scratch.data());
     }
-  }
+  });
 }
 
 }  // namespace
 
-#define PAGED_ATTENTION(NAME, T)                                                                                       \
-  extern "C" void NAME(T *out, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table,                \
-                       int64_t table_width, const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens,    \
-                       int64_t sequences, const T *sinks, int64_t heads, int64_t kv_heads, int64_t head_dim,           \
-                       int64_t page, double scale, int64_t window, double soft_cap) {                                  \
+#define PAGED_ATTENTION(T, SUFFIX)                                                                                     \
+  extern "C" void paged_attention_##SUFFIX(                                                                            \
+      T *out, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,            \
+      const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
+      int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t page, double scale, int64_t window,                   \
+      double soft_cap) {                                                                                               \
     const Shape shape{heads, kv_heads, head_dim, page, static_cast<float>(scale), static_cast<float>(soft_cap), window}; \
     paged_attention(out, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences, sinks,     \
                     shape);                                                                                            \
   }
 
-PAGED_ATTENTION(paged_attention_f32, float)
-PAGED_ATTENTION(paged_attention_f16, _Float16)
-PAGED_ATTENTION(paged_attention_bf16, BFloat16)
-
-// Rows of k and v, each `row_bytes` long and `k_stride`, `v_stride` bytes apart, go to their slots; a negative slot is
-// padding.
-extern "C" void kv_append(char *cache, const char *k, const char *v, const int64_t *slots, int64_t tokens, int64_t page,
-                          int64_t row_bytes, int64_t k_stride, int64_t v_stride) {
-  for (int64_t t = 0; t < tokens; ++t) {
-    if (slots[t] < 0) continue;
-    char *place = cache + (slots[t] / page * 2 * page + slots[t] % page) * row_bytes;
-    std::memcpy(place, k + t * k_stride, row_bytes);
-    std::memcpy(place + page * row_bytes, v + t * v_stride, row_bytes);
-  }
-}
+FOR_EACH_DTYPE(PAGED_ATTENTION)

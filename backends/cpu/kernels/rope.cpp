@@ -1,0 +1,106 @@
+// Rotary embedding, alone and between the q/k norm and the cache write, and the cache write alone.
+
+#include <vector>
+
+#include "norm.h"
+
+namespace {
+
+// A table row is `rotary` / 2 cosines, then as many sines. Elements from `rotary` on stay as they are.
+struct Turn {
+  const float *table;
+  int64_t rotary, dim;
+  bool interleaved;
+
+  template <typename T>
+  void row(T *out, const T *x, int64_t position) const {
+    const int64_t half = rotary / 2;
+    const float *cos = table + position * rotary, *sin = cos + half;
+    if (interleaved) {
+      for (int64_t i = 0; i < half; ++i) pair(out, x, cos[i], sin[i], 2 * i, 2 * i + 1);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < half; ++i) pair(out, x, cos[i], sin[i], i, i + half);
+    }
+    for (int64_t i = rotary; i < dim; ++i) out[i] = x[i];
+  }
+
+  template <typename T>
+  static void pair(T *out, const T *x, float cos, float sin, int64_t a, int64_t b) {
+    const float first = to_float(x[a]), second = to_float(x[b]);
+    store(first * cos - second * sin, out + a);
+    store(second * cos + first * sin, out + b);
+  }
+};
+
+// Heads of a [tokens, heads, dim] tensor, dense along dim.
+template <typename T>
+struct Heads {
+  const T *data;
+  int64_t heads, token_stride, head_stride;
+
+  const T *at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+template <typename T>
+void rope(T *out, const Heads<T> &x, const int32_t *positions, int64_t tokens, const Turn &turn) {
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t h = 0; h < x.heads; ++h) turn.row(out + (t * x.heads + h) * turn.dim, x.at(t, h), positions[t]);
+}
+
+// Where a slot's keys are in a cache [pages, 2, page, kv_heads, head_dim]; its values are `page` rows behind.
+inline int64_t row_of(int64_t slot, int64_t page) { return slot / page * 2 * page + slot % page; }
+
+template <typename T>
+void qk_norm_rope_append(T *out, T *cache, const Heads<T> &q, const Heads<T> &k, const Heads<T> &v,
+                         const int32_t *positions, const int64_t *slots, const T *q_weight, const T *k_weight,
+                         int64_t tokens, int64_t page, const Turn &turn, float eps) {
+  const int64_t dim = turn.dim;
+  std::vector<T> scratch(dim);
+  const auto turned = [&](T *place, const T *x, const T *weight, int64_t position) {
+    if (weight) rms_norm_row(scratch.data(), x, weight, dim, eps);
+    turn.row(place, weight ? scratch.data() : x, position);
+  };
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < q.heads; ++h) turned(out + (t * q.heads + h) * dim, q.at(t, h), q_weight, positions[t]);
+    if (slots[t] < 0) continue;  // padding
+    T *keys = cache + row_of(slots[t], page) * k.heads * dim, *values = keys + page * k.heads * dim;
+    for (int64_t h = 0; h < k.heads; ++h) {
+      turned(keys + h * dim, k.at(t, h), k_weight, positions[t]);
+      std::memcpy(values + h * dim, v.at(t, h), dim * sizeof(T));
+    }
+  }
+}
+
+}  // namespace
+
+#define ROPE(T, SUFFIX)                                                                                              \
+  extern "C" void rope_##SUFFIX(T *out, const T *x, const int32_t *positions, const float *table, int64_t tokens,    \
+                                int64_t heads, int64_t dim, int64_t rotary, int64_t token_stride,                    \
+                                int64_t head_stride, int64_t interleaved) {                                          \
+    rope(out, Heads<T>{x, heads, token_stride, head_stride}, positions, tokens,                                      \
+         Turn{table, rotary, dim, interleaved != 0});                                                                \
+  }                                                                                                                  \
+  extern "C" void qk_norm_rope_append_##SUFFIX(                                                                      \
+      T *out, T *cache, const T *q, const T *k, const T *v, const int32_t *positions, const float *table,            \
+      const int64_t *slots, const T *q_weight, const T *k_weight, int64_t tokens, int64_t heads, int64_t kv_heads,   \
+      int64_t dim, int64_t rotary, int64_t page, int64_t q_token, int64_t q_head, int64_t k_token, int64_t k_head,   \
+      int64_t v_token, int64_t v_head, double eps, int64_t interleaved) {                                            \
+    qk_norm_rope_append(out, cache, Heads<T>{q, heads, q_token, q_head}, Heads<T>{k, kv_heads, k_token, k_head},     \
+                        Heads<T>{v, kv_heads, v_token, v_head}, positions, slots, q_weight, k_weight, tokens, page,  \
+                        Turn{table, rotary, dim, interleaved != 0}, static_cast<float>(eps));                        \
+  }
+
+FOR_EACH_DTYPE(ROPE)
+
+// Rows of k and v, each `row_bytes` long and `k_stride`, `v_stride` bytes apart, go to their slots; a negative slot is
+// padding.
+extern "C" void kv_append(char *cache, const char *k, const char *v, const int64_t *slots, int64_t tokens, int64_t page,
+                          int64_t row_bytes, int64_t k_stride, int64_t v_stride) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (slots[t] < 0) continue;
+    char *place = cache + row_of(slots[t], page) * row_bytes;
+    std::memcpy(place, k + t * k_stride, row_bytes);
+    std::memcpy(place + page * row_bytes, v + t * v_stride, row_bytes);
+  }
+}

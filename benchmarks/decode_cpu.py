@@ -1,0 +1,101 @@
+"""Decoding on a CPU against `transformers.generate`, for a checkpoint and a few batch sizes.
+
+    python benchmarks/decode_cpu.py [--checkpoint models/pico] [--batches 1,16] [--tokens 128] [--threads 2]
+
+Both sides decode greedily, from the same prompts, in the checkpoint's dtype, with the same number of threads, in one
+process and in turns, so that both see the same machine. The peer runs with its cache on, and once more with a static
+cache; nothing of it is compiled, which is what its defaults do on a CPU. A round measures `tokens` + 1 tokens and one
+token; a decode step is the difference over `tokens`. Only minima count: other work on a machine only ever adds.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from results import Figure, write_result
+from transformers import AutoModelForCausalLM
+
+from ingot import LLM, SamplingParams, compile_model
+
+_PROMPT_TOKENS = 32
+Generate = Callable[[int], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--checkpoint", default=str(Path(__file__).parents[1] / "models" / "pico"))
+    parser.add_argument("--batches", default="1,16", help="sequences at once, separated by commas")
+    parser.add_argument("--tokens", type=int, default=128, help="decoded in a round")
+    parser.add_argument("--threads", type=int, default=2, help="of both sides")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    figures: dict[str, Figure] = {}
+    with tempfile.TemporaryDirectory(prefix="ingot-decode-") as folder:
+        compile_model(options.checkpoint, Path(folder) / "model.ingot")
+        llm = LLM(Path(folder) / "model.ingot")
+        peer = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype="auto").eval()
+        peer.generation_config.eos_token_id = None  # it goes on to the last token, as Ingot does with ignore_eos
+        for batch in map(int, options.batches.split(",")):
+            figures |= measure(llm, peer, batch, options.tokens, options.rounds)
+    for name, figure in figures.items():
+        print(f"{name:28} {figure.value:10.4g} {figure.unit:10} {figure.what}")
+    settings = {**vars(options), "checkpoint": Path(options.checkpoint).name}
+    print(write_result("decode_cpu", settings, figures, packages=("torch", "transformers")))
+
+
+def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: int) -> dict[str, Figure]:
+    """Seconds of a decode step on each side, and how many times faster than the faster peer Ingot is."""
+    generator = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(10, peer.config.vocab_size, (batch, _PROMPT_TOKENS), generator=generator)
+    ways: dict[str, Generate] = {
+        "ingot": _ingot(llm, prompts),
+        "transformers": _transformers(peer, prompts),
+        "transformers_static": _transformers(peer, prompts, cache_implementation="static"),
+    }
+    least = {(name, count): math.inf for name in ways for count in (1, tokens + 1)}
+    for _ in range(rounds + 1):  # the first round warms up, and loses
+        for name, way in ways.items():
+            for count in (1, tokens + 1):
+                begin = time.perf_counter()
+                way(count)
+                least[name, count] = min(least[name, count], time.perf_counter() - begin)
+    step = {name: (least[name, tokens + 1] - least[name, 1]) / tokens for name in ways}
+    best = min(step["transformers"], step["transformers_static"])
+    return {
+        **{
+            f"batch_{batch}_{name}": Figure(value=value, unit="s", what=f"a decode step of {batch}, {name}, the least")
+            for name, value in step.items()
+        },
+        f"batch_{batch}_ratio": Figure(
+            value=best / step["ingot"], unit="", what=f"speed at batch {batch} over the faster of the peer's two"
+        ),
+    }
+
+
+def _ingot(llm: LLM, prompts: torch.Tensor) -> Generate:
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts.tolist()]
+    return lambda count: llm.generate(requests, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True))
+
+
+def _transformers(peer: torch.nn.Module, prompts: torch.Tensor, **options: str) -> Generate:
+    def generate(count: int) -> object:
+        with torch.inference_mode():
+            return peer.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                **options,
+            )
+
+    return generate
+
+
+if __name__ == "__main__":
+    main()
