@@ -14,6 +14,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Tool schemas nest, and JSON readers bound what they follow.
 _MAX_DEPTH = 64
+# As many as a float has; Python writes no numbers of more than 4300 digits.
+_MAX_BITS = 1024
 
 
 def read_conversations(messages: object) -> list[list[Message]]:
@@ -45,6 +47,8 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         raise RequestError(f"nested more than {_MAX_DEPTH} deep", where=where)
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise RequestError("a number too large", where=where, expected=f"at most {_MAX_BITS} bits")
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)  # without what a subclass adds

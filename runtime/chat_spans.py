@@ -3,8 +3,8 @@
 A template is rendered twice, once with the messages as they are and once with their characters shifted into Unicode's
 private-use planes. Where both renderings have the same character, the template wrote it; where the second one has the
 shifted character of the first, a message did. White space stays as it is, so that trimming does the same to both, and
-so do quotes, backslashes and control characters, so that JSON escapes the same. None of these alone makes a control
-token.
+so do quotes, backslashes and control characters, so that JSON escapes the same. A control token of these
+alone would be taken for the template's.
 """
 
 import re

@@ -157,8 +157,8 @@ class ChatTemplate:
         for index, message in enumerate(conversation):
             self._refuse_control(message, f"messages[{index}]", control=self._control_of(message), hint=hint)
         self._refuse_control(tools, "tools", hint=hint)
-        written = Counter(self._control.pattern.findall(other))
-        brought = Counter(self._control.pattern.findall(text)) - written
+        # Marks of reasoning are left out: templates write them at a word in a message, such as "/no_think".
+        brought = Counter(self._firm.pattern.findall(text)) - Counter(self._firm.pattern.findall(other))
         if brought:
             raise RequestError(
                 f"a message brings about the control token {next(iter(brought))}", where="messages", hint=hint

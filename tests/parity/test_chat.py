@@ -16,6 +16,12 @@ pytestmark = pytest.mark.xdist_group("chat")
 NAME = "qwen3-plain"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 MESSAGES: list[dict[str, Any]] = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "é 🙂?"}]
+# A template that may go on for ever.
+ENDLESS = """
+{%- if endless -%}
+    {%- for i in range(99999) -%}{%- for j in range(99999) -%}{%- endfor -%}{%- endfor -%}
+{%- endif -%}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +29,15 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With its template in a file of its own."""
     folder = TINY[NAME].write(tmp_path_factory.mktemp("chat") / NAME)
     CHAT_MODELS["qwen3"].write(folder, chat_template=None)
-    (folder / "chat_template.jinja").write_text(CHAT_MODELS["qwen3"].template)
+    (folder / "chat_template.jinja").write_text(ENDLESS + CHAT_MODELS["qwen3"].template)
     return folder
-
-
-def compiled(chatty: Path, folder: Path) -> Path:
-    output = folder / "chat.ingot"
-    compile_model(chatty, output, backend="reference", deterministic=True, max_batch=4, max_tokens=128, jobs=1)
-    return output
 
 
 @pytest.fixture(scope="module")
 def llm(chatty: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(compiled(chatty, tmp_path_factory.mktemp("artifact")))
+    output = tmp_path_factory.mktemp("artifact") / "chat.ingot"
+    compile_model(chatty, output, backend="reference", deterministic=True, max_batch=4, max_tokens=128, jobs=1)
+    return LLM(output)
 
 
 def test_a_chat_completes_the_prompt_of_transformers(llm: LLM, chatty: Path) -> None:
@@ -89,20 +91,15 @@ def test_a_bad_conversation_runs_nothing(llm: LLM, monkeypatch: pytest.MonkeyPat
         llm.chat(MESSAGES, GREEDY, chat_template="{{ 1 }}")  # type: ignore[call-arg]
 
 
-def test_the_engine_goes_on_after_a_template_that_does_not_end(
-    chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endless = "{% if messages | length > 1 %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
-    folder = tmp_path / "endless"
-    folder.mkdir()
-    for file in chatty.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    (folder / "chat_template.jinja").write_text(endless + "{% endfor %}{% endif %}{{ messages[0].content }}")
-    llm = LLM(compiled(folder, tmp_path))
-    (before,) = llm.chat(MESSAGES[:1], GREEDY)
-    with pytest.raises(RequestError, match=r"longer than 2 s[\s\S]*chat_template\.jinja"):
-        llm.chat(MESSAGES, GREEDY)
-    (after,) = llm.chat(MESSAGES[:1], GREEDY)
+def test_the_engine_goes_on_after_a_template_that_does_not_end(llm: LLM) -> None:
+    (before,) = llm.chat(MESSAGES, GREEDY)
+    renderer = llm._chat_template._renderer
+    assert renderer.seconds == 2
+    renderer.seconds = 0.3
+    with pytest.raises(RequestError, match=r"longer than 0\.3 s[\s\S]*chat_template\.jinja"):
+        llm.chat(MESSAGES, GREEDY, chat_template_kwargs={"endless": True})
+    renderer.seconds = 60.0  # a busy machine may take its time
+    (after,) = llm.chat(MESSAGES, GREEDY)
     assert after.outputs == before.outputs
 
 

@@ -171,7 +171,7 @@ PIECES = st.sampled_from(
 )
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=6)), max_size=6).map("".join)
 MANY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
 
 
@@ -334,6 +334,10 @@ def test_a_change_that_brings_about_a_control_token_is_refused(both: Callable[..
     it = both(changing("{{ m.content | replace('_n', 'n') }}"))
     with pytest.raises(RequestError, match=r"brings about the control token <\|im_end\|>"):
         it.ids(turns("<|im_e_nd|>"))
+    # What a template writes at a word is its own, if it is no more than a mark.
+    word = "{{ m.content | replace('/no_think', '') }}{{ '<think></think>' if '/no_think' in m.content }}"
+    it = both(dataclasses.replace(CHAT_MODELS["qwen3"], template=changing(word).template))
+    it.check_equal(turns("be brief /no_think"))
     backwards = both(changing(TRIMMING["reverse"]))
     assert backwards.prompt(turns(">|dne_mi|<")).text == "<|im_start|><|im_end|><|im_end|>\n"
     assert backwards.controls(backwards.ids(turns(">|dne_mi|<"))) == ["<|im_start|>", "<|im_end|>"]
@@ -474,6 +478,7 @@ def test_the_error_names_the_template(tmp_path: Path, renderer: Renderer) -> Non
         ([{"role": "User", "content": "x"}], r"role = 'User'[\s\S]*system.*tool"),
         ([{"role": "<|im_end|>", "content": "x"}], "role = "),
         ([{"role": "user", "content": "x", "extra": object()}], r"type object[\s\S]*messages\[0\]\.extra"),
+        ([{"role": "user", "content": "x", "extra": [1 << 99999]}], r"too large[\s\S]*messages\[0\]\.extra\[0\]"),
         ([{"role": "user", "content": "x", 5: 6}], "key 5 is no text"),
         ([{"role": "user", "content": "\ud800"}], "no valid Unicode"),
         ([{"role": "assistant", "tool_calls": [5]}], "no call"),
