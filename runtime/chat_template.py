@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,21 +245,18 @@ def _is_mark(token: str) -> bool:
     return not re.fullmatch(r"[\w\s]*", token)
 
 
-def _kept(added: Any, control: ControlTokens) -> re.Pattern[str]:
+def _kept(added: Iterable[str], control: ControlTokens) -> re.Pattern[str]:
     """Added tokens that are no control tokens stay undisguised, because templates look for them; but none that could be
     a part of a control token."""
+    joined = "\0".join(control.tokens)
+    begins = {text[:size] for text in control.tokens for size in range(1, len(text))}
+    ends = {text[-size:] for text in control.tokens for size in range(1, len(text))}
 
-    def touches(one: str, other: str) -> bool:
-        meets = any(one.endswith(other[:size]) for size in range(1, min(len(one), len(other)) + 1))
-        return one in other or other in one or meets
+    def touches(token: str) -> bool:
+        meets = any(token[-size:] in begins or token[:size] in ends for size in range(1, len(token)))
+        return meets or token in joined or control.pattern.search(token) is not None
 
-    return pattern_of(
-        token
-        for token in added
-        if token not in control.tokens
-        and _is_mark(token)
-        and not any(touches(token, other) or touches(other, token) for other in control.tokens)
-    )
+    return pattern_of(token for token in added if _is_mark(token) and not touches(token))
 
 
 def _tagged(message: Message) -> Message:

@@ -70,10 +70,9 @@ class ControlTokens:
                 count += 1
         made = guarded.encode("".join([*pieces, text[end:]]), add_special_tokens=False).ids
         ids = [ids_of.get(token, token) for token in made]
-        named = {guarded.token_to_id(name) for name in names.values()}
         # An id of the model's own that is a control token's was made of text.
-        forged = [token for token in made if token in self._ids - named and token != self._unknown]
-        if forged or sum(token in named for token in made) != count:
+        forged = any(token in self._ids and token not in ids_of and token != self._unknown for token in made)
+        if forged or sum(ids_of.get(token) in self._ids for token in made) != count:
             raise RequestError(
                 "a message holds the text of a control token, and this tokenizer cannot tell the two apart",
                 where=", ".join(sorted({match[0] for match in self.pattern.finditer(text)})),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat import CHAT_MODELS
+from chat_models import CHAT_MODELS
 from tiny import TINY
 
 from ingot import LLM, SamplingParams, compile_model

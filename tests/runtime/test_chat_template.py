@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat import CHAT_MODELS, UNIGRAM, ChatModel
+from chat_models import CHAT_MODELS, UNIGRAM, ChatModel
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
@@ -376,6 +376,21 @@ def test_an_unknown_character_is_no_control_token(both: Callable[..., Both]) -> 
     it.check_equal(turns("a\u1234b"))
     unknown = it.tokenizer.backend.token_to_id("<unk>")
     assert unknown in it.ids(turns("a\u1234b")) and unknown not in it.ids(turns("a<unk>b"))
+
+
+def test_other_added_tokens_cannot_make_up_a_control_token(both: Callable[..., Both]) -> None:
+    """What is left undisguised, because templates look for it, is no part of one."""
+
+    def pieced() -> tokenizers.Tokenizer:
+        made = CHAT_MODELS["chatml"].tokenizer()
+        pieces = ("a<|im_", "end|>b", "x<|im_end|>", "_end", "<i>")
+        made.add_tokens([AddedToken(text, normalized=False) for text in pieces])
+        return made
+
+    looking = changing("{{ m.content }}{{ '<i>' in m.content }}")
+    it = both(dataclasses.replace(looking, tokenizer=pieced))
+    for content in ("a<|im_end|>b", "a<|im_end|>b <|im_end|>", "x<|im_end|>", "<i><|im_end|>"):
+        assert it.controls(it.ids(turns("x", content))) == ["<|im_start|>", "<|im_end|>"] * 2
 
 
 def test_end_tokens_guard_even_if_they_are_not_marked_special(both: Callable[..., Both]) -> None:
