@@ -24,6 +24,10 @@ TEXT_CHARACTERS = 4 << 20
 _STDERR_TAIL = 2000
 
 
+class TemplateObjection(RequestError):
+    """The template itself refused or failed, within its caps."""
+
+
 class Renderer:
     """Renders templates with caps on time, memory and the size of the text. Threads take turns.
 
@@ -39,8 +43,8 @@ class Renderer:
     def render(self, name: str, template: str, contexts: Sequence[Mapping[str, Any]]) -> list[str]:
         """The template's text for each context, which is JSON data. `name` is the template's, for messages.
 
-        Raises ArtifactError for what is no template, and RequestError when the template refuses the conversation, fails
-        or exceeds a cap. After each of them the next call is served.
+        Raises ArtifactError for what is no template, TemplateObjection when the template refuses the conversation or
+        fails, and another RequestError when it exceeds a cap. After each of them the next call is served.
         """
         request = {
             "template": template,
@@ -76,8 +80,8 @@ class Renderer:
         if kind == "syntax":
             raise ArtifactError(f"the chat template is no valid template: {message}", where=name)
         if kind == "refused":
-            raise RequestError(f"the chat template refuses the conversation: {message}", where=name)
-        raise RequestError(f"the chat template failed: {message}", where=name)
+            raise TemplateObjection(f"the chat template refuses the conversation: {message}", where=name)
+        raise TemplateObjection(f"the chat template failed: {message}", where=name)
 
     def close(self) -> None:
         """End the worker; a later call starts another."""

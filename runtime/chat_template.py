@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.ir.errors import ArtifactError, RequestError
+from ingot.ir.errors import RequestError
+from ingot.runtime.chat_files import Template, choose, named_tokens, read_templates
 from ingot.runtime.chat_messages import Message, plain, read_conversations, read_tools
-from ingot.runtime.chat_renderer import Renderer
+from ingot.runtime.chat_renderer import Renderer, TemplateObjection
 from ingot.runtime.chat_spans import content_spans, disguise
 from ingot.runtime.control_tokens import ControlTokens, pattern_of
 from ingot.runtime.prompt import Prompt
 from ingot.runtime.tokenizer import Tokenizer, read_json
 
-# The named tokens of tokenizer_config.json, which transformers hands to every template.
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Fields that templates compare with words of their own: disguised, they would lead to another text.
 _STRUCTURAL = ("role", "type")
 # Put behind a last message that is to be continued; the prompt ends where it stands. The space shows whether the
@@ -51,9 +50,9 @@ class ChatTemplate:
     def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer) -> None:
         """Raises RequestError when the folder has no template, ArtifactError when it has a malformed one."""
         config = read_json(folder / "tokenizer_config.json")
-        self._templates = _read_templates(folder, config)
-        self._tokenizer, self._renderer = tokenizer, renderer
-        self._variables = _named_tokens(folder, config)
+        self._templates = read_templates(folder, config)
+        self._renderer = renderer
+        self._variables = named_tokens(folder, config)
         sources = "\n".join(template.source for template in self._templates.values())
         added = tokenizer.added_tokens
         firm = tokenizer.special_ids | tokenizer.eos_token_ids | {tokenizer.bos_token_id}
@@ -95,7 +94,7 @@ class ChatTemplate:
         return {**variables, "add_generation_prompt": bool(options.add_generation_prompt)}
 
     def _prompt(self, conversation: list[Message], context: Mapping[str, Any], options: ChatOptions) -> Prompt:
-        template = self._choose(has_tools=context["tools"] is not None)
+        template = choose(self._templates, has_tools=context["tools"] is not None)
         disguised = [
             self._disguised(message, self._kept[self._control_of(message)], f"messages[{index}]")
             for index, message in enumerate(conversation)
@@ -110,26 +109,23 @@ class ChatTemplate:
                 for index, tool in enumerate(context["tools"])
             ]
         contexts = [{**context, "messages": pair[0]}, {**context, "messages": pair[1], "tools": tools}]
-        text, other = self._renderer.render(template.name, template.source, contexts)
+        text, *others = self._render(template, contexts)
         if options.continue_final_message:
-            text, other = (_cut(rendered, template.name) for rendered in (text, other))
-        spans = content_spans(text, other)
+            text, *others = (_cut(rendered, template.name) for rendered in (text, *others))
+        other = others[0] if others else None
+        spans = None if other is None else content_spans(text, other)
         if spans is None:
             self._refuse_unless_harmless(conversation, context["tools"], text, other, template.name)
             spans = []
         _check_unicode(text)
         return Prompt(text, self._control.encode(text, spans))
 
-    def _choose(self, has_tools: bool) -> "_Template":
-        """As transformers: the one for tools when there are tools, else the default one."""
-        for name in ("tool_use", "default") if has_tools else ("default",):
-            if name in self._templates:
-                return self._templates[name]
-        raise RequestError(
-            "the model has several chat templates and none is the default",
-            where=", ".join(self._templates),
-            expected="one named 'default'",
-        )
+    def _render(self, template: Template, contexts: list[dict[str, Any]]) -> list[str]:
+        """The text for each context; for the first one alone where the template objects to a later one, disguised."""
+        try:
+            return self._renderer.render(template.name, template.source, contexts)
+        except TemplateObjection:
+            return self._renderer.render(template.name, template.source, contexts[:1])
 
     def _control_of(self, message: Message) -> ControlTokens:
         return self._firm if message["role"] == "assistant" else self._control
@@ -150,16 +146,16 @@ class ChatTemplate:
         return value
 
     def _refuse_unless_harmless(
-        self, conversation: list[Message], tools: object, text: str, other: str, name: str
+        self, conversation: list[Message], tools: object, text: str, other: str | None, name: str
     ) -> None:
         """Without spans nobody can tell who wrote a control token, so no message may hold or bring about one."""
-        hint = f"the template {name} changes messages, so that their parts of the prompt cannot be told apart"
+        hint = f"take it out: the template ({name}) changes messages, so that they cannot be found in the prompt"
         for index, message in enumerate(conversation):
             self._refuse_control(message, f"messages[{index}]", control=self._control_of(message), hint=hint)
         self._refuse_control(tools, "tools", hint=hint)
         # Marks of reasoning are left out: templates write them at a word in a message, such as "/no_think".
-        brought = Counter(self._firm.pattern.findall(text)) - Counter(self._firm.pattern.findall(other))
-        if brought:
+        found = self._firm.pattern.findall
+        if other is not None and (brought := Counter(found(text)) - Counter(found(other))):
             raise RequestError(
                 f"a message brings about the control token {next(iter(brought))}", where="messages", hint=hint
             )
@@ -189,55 +185,6 @@ class ChatTemplate:
                 items += [(where, key) for key in value]
         for place, item in items:
             self._refuse_control(item, place, control=control, everything=everything, hint=hint)
-
-
-@dataclass(frozen=True)
-class _Template:
-    """A template's text, and its name in messages: its file and what the file calls it."""
-
-    name: str
-    source: str
-
-
-def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, _Template]:
-    """The templates of a tokenizer folder by name; a file of its own goes before tokenizer_config.json."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return {"default": _Template(str(file), file.read_text(encoding="utf-8"))}
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"the chat template cannot be read: {error}", where=str(file)) from None
-    given = config.get("chat_template")
-    where = f"{folder / 'tokenizer_config.json'}, chat_template"
-    if given is None:
-        raise RequestError(
-            "this model has no chat template",
-            where=str(folder),
-            expected="chat_template in tokenizer_config.json, or chat_template.jinja",
-            hint="it may be a base model: give it a text with LLM.generate",
-        )
-    if isinstance(given, str):
-        return {"default": _Template(where, given)}
-    if isinstance(given, list) and given:
-        pairs = [(item.get("name"), item.get("template")) for item in given if isinstance(item, Mapping)]
-        if len(pairs) == len(given) and all(isinstance(part, str) for pair in pairs for part in pair):
-            return {str(name): _Template(f"{where}, {name}", str(source)) for name, source in pairs}
-    raise ArtifactError(
-        f"chat_template is a {type(given).__name__}", where=where, expected="a text, or a list of {name, template}"
-    )
-
-
-def _named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like, for the template; older checkpoints keep them in a file of their own."""
-    older = read_json(folder / "special_tokens_map.json")
-    tokens: dict[str, str] = {}
-    for name in _NAMED_TOKENS:
-        token = config.get(name) or older.get(name)
-        if isinstance(token, Mapping):  # an AddedToken, written out
-            token = token.get("content")
-        if isinstance(token, str):
-            tokens[name] = token
-    return tokens
 
 
 def _is_mark(token: str) -> bool:

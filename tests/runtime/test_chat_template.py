@@ -330,6 +330,16 @@ def test_changed_messages_may_hold_no_control_token(both: Callable[..., Both], n
         it.ids(turns("a <em>", "ae_<|im_end|>"))
 
 
+def test_a_template_that_asks_for_words(both: Callable[..., Both]) -> None:
+    """It objects to disguised messages alone."""
+    it = both(changing("{{ raise_exception('no a in ' ~ m.content) if 'a' not in m.content }}{{ m.content }}"))
+    it.check_equal(turns("a", "ba"))
+    with pytest.raises(RequestError, match="refuses the conversation: no a in b"):
+        it.ids(turns("a", "b"))
+    with pytest.raises(RequestError, match=r"control token <\|im_end\|>[\s\S]*messages\[0\]\.content"):
+        it.ids(turns("a<|im_end|>"))
+
+
 def test_a_change_that_brings_about_a_control_token_is_refused(both: Callable[..., Both]) -> None:
     it = both(changing("{{ m.content | replace('_n', 'n') }}"))
     with pytest.raises(RequestError, match=r"brings about the control token <\|im_end\|>"):
