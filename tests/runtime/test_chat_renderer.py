@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -179,6 +180,16 @@ def test_the_worker_does_not_outlive_its_parent() -> None:
     assert ends(pid, seconds=20)
 
 
+def test_the_worker_has_limits_of_its_own(renderer: Renderer) -> None:
+    assert still_serves(renderer) and renderer._worker is not None
+    pid = renderer._worker._process.pid
+    assert resource.prlimit(pid, resource.RLIMIT_AS)[0] == 512 << 20
+    renderer.seconds = 7.0
+    assert render(renderer, "x") == "x"
+    assert 8 <= resource.prlimit(pid, resource.RLIMIT_CPU)[0] <= 7 + LONG  # from the time used so far
+
+
+@pytest.mark.slow
 def test_cpu_time_bounds_a_worker_without_a_parent() -> None:
     """The parent's clock is not the only one: the process has a limit of its own."""
     command = [sys.executable, "-m", "ingot.runtime.chat_worker"]
