@@ -5,20 +5,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from ingot.error_text import raised
 from ingot.ir.artifact import MANIFEST
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
+from ingot.runtime.chat_renderer import Renderer
+from ingot.runtime.chat_template import ChatOptions, ChatTemplate
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.pages import PagePool
-from ingot.runtime.prompt import PromptLike
+from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler, SchedulerConfig
 from ingot.runtime.tokenizer import Tokenizer, read_json
+
+Conversation = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -106,6 +111,56 @@ class LLM:
         """Like `generate`, yielding a request's output so far whenever it has grown. Leaving early aborts the rest."""
         return self._run(prompts, sampling_params, stream=True)
 
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The assistant's next message in a conversation, or in each of a list of them; arguments as `preprocess_chat`.
+
+        Raises RequestError before anything runs when one of them cannot be served.
+        """
+        prompts = self.preprocess_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self.generate(prompts, sampling_params)
+
+    def preprocess_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Prompt]:
+        """The prompts that the model's chat template makes of conversations, for `generate` and `stream`.
+
+        A conversation is a list of {"role": …, "content": …}. The prompt ends with the header of the assistant's turn,
+        or, with `continue_final_message` and without `add_generation_prompt`, inside the last message. `tools` (JSON
+        schemas of functions) and `chat_template_kwargs` go to the template, which comes from the artifact alone.
+        Messages are text: what spells a control token in them does not become one.
+
+        Raises RequestError, or ArtifactError for a template that is none.
+        """
+        options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self._chat_template.prompts(messages, options)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        if self._loaded.tokenizer is None:
+            raise RequestError("a chat with a model without a tokenizer", expected="an artifact with a tokenizer")
+        return ChatTemplate(self._loaded.artifact.folder / "tokenizer", self._loaded.tokenizer, Renderer())
+
     def _run(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -113,7 +168,7 @@ class LLM:
         *,
         stream: bool,
     ) -> Iterator[RequestOutput]:
-        listed = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
+        listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):

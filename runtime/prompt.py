@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from ingot.ir.errors import RequestError
 from ingot.runtime.tokenizer import Tokenizer
 
-PromptLike = str | Sequence[int] | Mapping[str, object]
-
-FORMS = "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
-
 
 @dataclass(frozen=True)
 class Prompt:
-    """A checked prompt: its text, or None when token ids were given, and its token ids, at least one."""
+    """A prompt: its text, or None when token ids were given, and its token ids, at least one."""
 
     text: str | None
     token_ids: list[int]
 
 
+PromptLike = str | Sequence[int] | Mapping[str, object] | Prompt
+
+FORMS = "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+
+
 def read_prompt(prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
     """Check a prompt; `vocab_size` is that of the model. Raises RequestError."""
+    if isinstance(prompt, Prompt):  # a chat's
+        return Prompt(prompt.text, _checked(prompt.token_ids, vocab_size))
     content: object = prompt
     if isinstance(prompt, Mapping):
         if len(prompt) != 1 or not (prompt.keys() <= {"prompt", "prompt_token_ids"}):

@@ -14,6 +14,7 @@ from ingot.ir.errors import ArtifactError, RequestError
 class Tokenizer:
     """A tokenizer and what its model's files say about its end and begin tokens.
 
+    backend          the library's tokenizer, to be read only
     vocab_size       tokens it knows, added ones included; the model's embedding may have more rows
     eos_token_ids    tokens that end a sequence; empty when nothing names one
     bos_token_id     None when there is none
@@ -26,7 +27,7 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()  # some checkpoints save the setting of their training run
         backend.no_padding()
-        self._backend = backend
+        self.backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
@@ -77,19 +78,19 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+        ids: list[int] = self.backend.encode(text, add_special_tokens=True).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know have none."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
         """False for a token that `decode` leaves out: a special one when they are skipped, or one that is not known."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
-        return self._backend.id_to_token(token_id) is not None
+        return self.backend.id_to_token(token_id) is not None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.xdist_group("cli")
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, POSITIONS = 260, 32, 2, 4, 2, 16, 48, 128
 END = "<end>"
+# One turn a line, each closed by the end token.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>\n{% endfor %}{% if add_generation_prompt %}> {% endif %}"
+)
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -80,7 +84,7 @@ def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: object)
         backend.decoder = decoders.ByteLevel()
         backend.add_special_tokens([AddedToken(END, special=True)])
         backend.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": TEMPLATE}))
     return folder
 
 
@@ -334,6 +338,29 @@ def test_run_as_json(world: World, ingot: Command) -> None:
         ingot("run", world.artifact, "--prompt-ids", ",".join(map(str, answer["prompt_token_ids"])), *asked[3:]).out
     )
     assert by_ids["token_ids"] == answer["token_ids"] and by_ids["prompt"] is None
+
+
+def test_run_a_chat(world: World, ingot: Command) -> None:
+    asked = ("run", world.artifact, "hé<end>", "--chat", "--system", "be brief", "--max-tokens", 6, "--ignore-eos")
+    answer = json.loads(ingot(*asked, "--json").out)
+    assert answer["prompt"] == "system: be brief<end>\nuser: hé<end><end>\n> "
+    assert answer["prompt_token_ids"].count(256) == 2  # the template's, not the user's
+    assert len(answer["prompt_token_ids"]) == len(answer["prompt"].encode()) - 2 * (len(END) - 1)
+    done = ingot(*asked)
+    assert (done.code, done.out) == (0, answer["text"] + "\n")
+    assert json.loads(ingot("run", world.artifact, "a", "--chat", "--json").out)["prompt"] == "user: a<end>\n> "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "--system", "b"], "--system without --chat"),
+        (["--prompt-ids", "1", "--chat"], "--chat with --prompt-ids"),
+    ],
+)
+def test_run_refuses_half_a_chat(world: World, ingot: Command, arguments: list[str], said: str) -> None:
+    done = ingot("run", world.artifact, *arguments)
+    assert (done.code, done.out) == (cli.BAD_INPUT, "") and said in done.err
 
 
 def test_run_draws_by_seed(world: World, ingot: Command) -> None:

@@ -25,6 +25,8 @@ def run_model(
     /,
     *,
     prompt_ids: str | None = None,
+    chat: Flag = False,
+    system: str | None = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -45,6 +47,10 @@ def run_model(
         The text to complete.
     prompt_ids
         Token ids in place of a text, "1,2,3": for an artifact without a tokenizer.
+    chat
+        The prompt is a user's message, and the model answers it; only the answer is printed.
+    system
+        With --chat: a system message before it.
     max_tokens
         Tokens to generate at most.
     temperature
@@ -65,6 +71,9 @@ def run_model(
         Print one JSON object at the end instead of the text as it comes.
     """
     asked = _prompt(prompt, prompt_ids)
+    conversation = _conversation(prompt, system) if chat else None
+    if system is not None and not chat:
+        raise RequestError("--system without --chat", expected="both: a system message is part of a chat")
     from ingot.runtime.sampling_params import SamplingParams  # needs no torch: bad values are told at once
 
     params = SamplingParams(
@@ -82,10 +91,12 @@ def run_model(
 
     llm = LLM(artifact)
     load_s = time.perf_counter() - begin
+    if conversation is not None:
+        (asked,) = llm.preprocess_chat(conversation)
     if json:
         print_json(_as_json(llm, _generate(llm, asked, params, lambda output: None), load_s))
     else:
-        _stream(llm, asked, params, load_s)
+        _stream(llm, asked, params, load_s, echo=not chat)
 
 
 def _prompt(prompt: str | None, prompt_ids: str | None) -> "PromptLike":
@@ -103,6 +114,13 @@ def _prompt(prompt: str | None, prompt_ids: str | None) -> "PromptLike":
             raise RequestError(f"{part[:40]!r} is no token id", where="--prompt-ids", expected="ids as in 1,2,3")
         ids.append(int(part))
     return {"prompt_token_ids": ids}
+
+
+def _conversation(prompt: str | None, system: str | None) -> list[dict[str, str]]:
+    if prompt is None:
+        raise RequestError("--chat with --prompt-ids", expected="a text: what the user says")
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": prompt}]
 
 
 @dataclass
@@ -134,9 +152,10 @@ def _generate(
     return answer
 
 
-def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: float) -> None:
+def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: float, *, echo: bool) -> None:
     tokenizer = llm.get_tokenizer()
-    shown: int | None = None  # characters of the text so far; None before the prompt, which waits until it is accepted
+    # Characters of the text so far; None before the prompt, which waits until it is accepted.
+    shown: int | None = None if echo else 0
 
     def show(output: "RequestOutput") -> None:
         nonlocal shown

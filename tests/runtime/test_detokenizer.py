@@ -40,7 +40,7 @@ def byte_ids(tokenizer, data: bytes) -> list[int]:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in visible]
     character = {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return [tokenizer._backend.token_to_id(character[byte]) for byte in data]
+    return [tokenizer.backend.token_to_id(character[byte]) for byte in data]
 
 
 @settings(max_examples=300, deadline=None)
@@ -82,7 +82,7 @@ def test_an_incomplete_character_is_held_back_and_flushed(tokenizer):
 
 
 def test_special_and_added_tokens(tokenizer):
-    sep, added, a = (tokenizer._backend.token_to_id(token) for token in ("<sep>", "[x]", "a"))
+    sep, added, a = (tokenizer.backend.token_to_id(token) for token in ("<sep>", "[x]", "a"))
     assert increments(tokenizer, [a, sep, added, sep, a]) == ["a", "", "[x]", "", "a", ""]
     assert increments(tokenizer, [a, sep, sep, a], skip_special_tokens=False) == ["a", "<sep>", "<sep>", "a", ""]
 
@@ -129,7 +129,7 @@ def test_time_is_linear(tokenizer, data):
 
 
 def test_invisible_tokens_cost_nothing(tokenizer):
-    sep = tokenizer._backend.token_to_id("<sep>")
+    sep = tokenizer.backend.token_to_id("<sep>")
     decoder = TokenDecoder(tokenizer)
     assert [decoder.push(token) for token in [sep, 10_000] * 500] == [""] * 1000 and not decoder._pending
 

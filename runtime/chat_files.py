@@ -1,0 +1,76 @@
+"""The chat templates in a tokenizer folder, and the tokens that it names for them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.ir.errors import ArtifactError, RequestError
+from ingot.runtime.tokenizer import read_json
+
+# The named tokens of tokenizer_config.json, which transformers hands to every template.
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template's text, and its name in messages: its file and what the file calls it."""
+
+    name: str
+    source: str
+
+
+def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Template]:
+    """The templates of a tokenizer folder by name; a file of its own goes before tokenizer_config.json, `config`.
+
+    Raises RequestError when there is none, ArtifactError when it is malformed.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return {"default": Template(str(file), file.read_text(encoding="utf-8"))}
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"the chat template cannot be read: {error}", where=str(file)) from None
+    given = config.get("chat_template")
+    where = f"{folder / 'tokenizer_config.json'}, chat_template"
+    if given is None:
+        raise RequestError(
+            "this model has no chat template",
+            where=str(folder),
+            expected="chat_template in tokenizer_config.json, or chat_template.jinja",
+            hint="it may be a base model: give it a text with LLM.generate",
+        )
+    if isinstance(given, str):
+        return {"default": Template(where, given)}
+    if isinstance(given, list) and given:
+        pairs = [(item.get("name"), item.get("template")) for item in given if isinstance(item, Mapping)]
+        if len(pairs) == len(given) and all(isinstance(part, str) for pair in pairs for part in pair):
+            return {str(name): Template(f"{where}, {name}", str(source)) for name, source in pairs}
+    raise ArtifactError(
+        f"chat_template is a {type(given).__name__}", where=where, expected="a text, or a list of {name, template}"
+    )
+
+
+def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
+    """As transformers: the one for tools when there are tools, else the default one. Raises RequestError."""
+    for name in ("tool_use", "default") if has_tools else ("default",):
+        if name in templates:
+            return templates[name]
+    raise RequestError(
+        "the model has several chat templates and none is the default",
+        where=", ".join(templates),
+        expected="one named 'default'",
+    )
+
+
+def named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like, for the template; older checkpoints keep them in a file of their own."""
+    older = read_json(folder / "special_tokens_map.json")
+    tokens: dict[str, str] = {}
+    for name in _NAMED_TOKENS:
+        token = config.get(name) or older.get(name)
+        if isinstance(token, Mapping):  # an AddedToken, written out
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens

@@ -1,0 +1,119 @@
+"""Text encoded so that control tokens come from a chat template only, and never from what a message says."""
+
+import json
+import re
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import tokenizers
+
+from ingot.ir.errors import InternalError, RequestError
+
+Spans = Sequence[tuple[int, int]]
+
+
+def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the tokens, the longest first, as the library finds them; nothing when there are none."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+class ControlTokens:
+    """A tokenizer whose `tokens` (text -> id, added tokens all) are recognised in some parts of a text only."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[str, int]) -> None:
+        self._backend = backend
+        self.tokens = dict(tokens)
+        self.pattern = pattern_of(tokens)
+        self._ids = frozenset(tokens.values())
+        self._unknown = _unknown_id(backend)
+        added = backend.get_added_tokens_decoder()
+        # A token that is matched behind the normalizer can be spelled in other ways than its own.
+        self._respelled = backend.normalizer is not None and any(added[token].normalized for token in self._ids)
+
+    def encode(self, text: str, content: Spans) -> list[int]:
+        """Token ids of `text` without begin and end tokens; inside `content` no control token is recognised.
+
+        Where `content` has none, these are the library's own ids. Raises RequestError when the tokenizer's model makes
+        a control token of plain text.
+        """
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        inside = _mask(len(text), content)
+        for token, (begin, end) in zip(ids, encoding.offsets, strict=True):
+            if token in self._ids and any(inside[begin:end]):
+                if token == self._unknown and not self.pattern.search(text, begin, end):
+                    continue  # a character that the vocabulary lacks
+                return self._encode_guarded(text, inside)
+        return ids
+
+    def holds(self, text: str) -> str | None:
+        """A control token that text would become part of, or None."""
+        if match := self.pattern.search(text):
+            return match[0]
+        if not self._respelled:
+            return None
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        made = next((token for token in ids if token in self._ids and token != self._unknown), None)
+        return None if made is None else self._backend.id_to_token(made)
+
+    def _encode_guarded(self, text: str, inside: bytearray) -> list[int]:
+        """As `encode`, through a tokenizer in which control tokens have other names: those in the template's parts are
+        called by them, and those in messages are text like any other. Everything between is joined by the library."""
+        guarded, names, ids_of = self._guarded
+        pieces: list[str] = []
+        end = count = 0
+        for begin, last in _outside(inside):
+            for match in self.pattern.finditer(text, begin, last):
+                pieces += text[end : match.start()], names[match[0]]
+                end = match.end()
+                count += 1
+        made = guarded.encode("".join([*pieces, text[end:]]), add_special_tokens=False).ids
+        ids = [ids_of.get(token, token) for token in made]
+        # An id of the model's own that is a control token's was made of text.
+        forged = any(token in self._ids and token not in ids_of and token != self._unknown for token in made)
+        if forged or sum(ids_of.get(token) in self._ids for token in made) != count:
+            raise RequestError(
+                "a message holds the text of a control token, and this tokenizer cannot tell the two apart",
+                where=", ".join(sorted({match[0] for match in self.pattern.finditer(text)})),
+                expected="messages without control tokens",
+            )
+        return ids
+
+    @cached_property
+    def _guarded(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
+        """The tokenizer with renamed control tokens, their names, and its ids -> ours."""
+        description = json.loads(self._backend.to_str())
+        secret = secrets.token_hex(16)  # names that no message can guess
+        names = {token: f"<{secret}:{index}>" for index, token in enumerate(self.tokens)}
+        ids_of: dict[str, int] = {}
+        for added in description["added_tokens"]:
+            name = names.get(added["content"], added["content"])
+            ids_of[name] = added["id"]
+            added["content"] = name
+        # It names control tokens, and adds what is not wanted here.
+        description["post_processor"] = None
+        guarded = tokenizers.Tokenizer.from_str(json.dumps(description))
+        renumbered = {made: ids_of[name] for name in ids_of if (made := guarded.token_to_id(name)) is not None}
+        if len(renumbered) != len(ids_of):
+            raise InternalError("the tokenizer lost an added token when its control tokens were renamed")
+        return guarded, names, renumbered
+
+
+def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
+    """What the model says for characters that its vocabulary lacks."""
+    unknown: int | None = getattr(backend.model, "unk_id", None)  # of Unigram
+    name = getattr(backend.model, "unk_token", None)  # of the others
+    return unknown if name is None else backend.token_to_id(name)
+
+
+def _mask(length: int, spans: Spans) -> bytearray:
+    mask = bytearray(length)
+    for begin, end in spans:
+        mask[begin:end] = b"\x01" * (end - begin)
+    return mask
+
+
+def _outside(inside: bytearray) -> Collection[tuple[int, int]]:
+    """Spans of zeros."""
+    return [match.span() for match in re.finditer(rb"\x00+", inside)]
