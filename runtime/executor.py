@@ -1,8 +1,9 @@
 """The executor: runs a plan's instructions over resident weights and states."""
 
+import contextlib
 import math
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,11 +86,30 @@ class Executor:
         q_max = int(inputs["q_lens"].max()) if "q_lens" in inputs else sizes["T"]
         for bucket in self._buckets:
             if bucket.plan.bucket.holds(sizes["T"], q_max):
-                return StepHandle(bucket.run(inputs, sizes))
+                with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
+                    return StepHandle(bucket.run(inputs, sizes))
         raise InternalError(
             f"no bucket class holds a step of {sizes['T']} tokens, at most {q_max} of one sequence",
             expected=", ".join(f"{b.bucket.name}: {b.bucket.tokens}" for b in self.plan.buckets),
         )
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch's own ops on `count` threads.
+
+    A step of few tokens gives them little to share out, while OpenMP's barriers wait for every thread: on a machine
+    with other work that is a scheduler's time slice for each op. Kernels of a library have threads of their own.
+    """
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Bucket:
