@@ -17,6 +17,7 @@ from ingot.ir.ops.dense import (
 from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
+from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed
 
 __all__ = [
@@ -44,4 +45,7 @@ __all__ = [
     "select_rows",
     "silu_mul",
     "soft_cap",
+    "state_copy",
+    "state_move",
+    "state_zero",
 ]

@@ -796,7 +796,8 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 
 # Ops whose rows belong to sequences or to a state.
-WHOLE = ("attention", "paged_attention", "kv_append", "qk_norm_rope_append", "feed", "advance")
+MOVERS = ("state_copy", "state_move", "state_zero")
+WHOLE = ("attention", "paged_attention", "kv_append", "qk_norm_rope_append", "feed", "advance", *MOVERS)
 
 
 def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
@@ -885,6 +886,15 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 )
             )
         ],
+        **{
+            name: [
+                Sample(
+                    (kv, *[torch.tensor([6, 0, 2]), torch.tensor([0, 5, 6])][: len(OPS[name].parameters()) - 2]),
+                    {"axis": 0},
+                )
+            ]
+            for name in MOVERS
+        },
         "advance": [Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1)))],
     }[name]
 
@@ -1073,8 +1083,25 @@ STATEFUL = sorted(name for name, op in OPS.items() if op.states)
 FUSED = sorted(name for name, op in OPS.items() if op.decompose)
 
 
+@pytest.mark.parametrize("axis", [0, 2])
+def test_state_movers_against_lists(axis: int) -> None:
+    """A page or slot at a time, all read before any is written: a rotation of three, and one that is copied away."""
+    state = torch.randn(7, 3, 7, generator=generator())
+    sources, targets = [1, 4, 2, 6], [4, 2, 1, 0]
+    for name, cleared in (("state_copy", []), ("state_move", [6])):
+        parts = list(state.unbind(axis))
+        for source, target in zip(sources, targets, strict=True):
+            parts[target] = state.select(axis, source)
+        for place in cleared:
+            parts[place] = torch.zeros_like(parts[place])
+        found = OPS[name].reference(state, torch.tensor(sources), torch.tensor(targets), axis=axis)
+        assert torch.equal(found, torch.stack(parts, axis)), name
+    zeroed = [part * (place not in (0, 5)) for place, part in enumerate(state.unbind(axis))]
+    assert torch.equal(OPS["state_zero"].reference(state, torch.tensor([5, 0]), axis=axis), torch.stack(zeroed, axis))
+
+
 def test_ops_that_write_states_say_how_in_place() -> None:
-    assert STATEFUL == ["advance", "kv_append", "qk_norm_rope_append"]
+    assert sorted({"advance", "kv_append", "qk_norm_rope_append", *MOVERS}) == STATEFUL
     assert FUSED == ["add_rms_norm", "qk_norm_rope_append"]
     assert all((OPS[name].in_place is not None) == bool(OPS[name].states) for name in OPS)
 
