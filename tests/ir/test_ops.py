@@ -777,6 +777,17 @@ def test_feed_and_advance_against_a_plain_model(seed: int) -> None:
     assert [tensor.tolist() for tensor in moved] == [last, position]
 
 
+def test_advance_takes_back_what_is_rejected() -> None:
+    """Rows 2, 0, 3 feed 3, 1 and 2 tokens, each with its row of logits; row 3 commits nothing, row 1 is not fed."""
+    last, position = ints(90, 91, 92, 93), ints(10, 11, 12, 13)
+    sampled = ints(70, 71, 72, 80, 60, 61)
+    args = (ints(2, 0, -1, 3), ints(15, 11, 0, 15), sampled, ints(2, 3, -1, -1))
+    found = OPS["advance"].reference(last, position, *args, ints(2, 0, 0, 2))
+    assert [tensor.tolist() for tensor in found] == [[80, 91, 70, 93], [11, 11, 13, 13]]
+    none = OPS["advance"].reference(last, position, *args, ints(0, 0, 0, 0))
+    assert all(map(torch.equal, none, OPS["advance"].reference(last, position, *args)))
+
+
 # --- what is promised of all ops -------------------------------------------------------------------------------------
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -895,7 +906,10 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             ]
             for name in MOVERS
         },
-        "advance": [Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1)))],
+        "advance": [
+            Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1), *taken))
+            for taken in ((), (ints(1, 0, 2),))
+        ],
     }[name]
 
 
@@ -1071,10 +1085,11 @@ def test_state_writes_do_not_depend_on_their_order(dtype: torch.dtype) -> None:
             one_by_one = OPS["kv_append"].rowwise(one_by_one, k[one], v[one], slots[one])
         assert torch.equal(one_by_one, OPS["kv_append"].rowwise(*sample.args))
     for sample in cases("advance", dtype):
-        states, (rows, kv_lens, sampled, index) = sample.args[:2], sample.args[2:]
+        states, (rows, kv_lens, sampled, index, *taken) = sample.args[:2], sample.args[2:]
         for b in reversed(range(rows.shape[0])):
             one = slice(b, b + 1)
-            states = OPS["advance"].rowwise(*states, rows[one], kv_lens[one], sampled, index[one])
+            back = [rejected[one] for rejected in taken]
+            states = OPS["advance"].rowwise(*states, rows[one], kv_lens[one], sampled, index[one], *back)
         expected = OPS["advance"].rowwise(*sample.args)
         assert all(torch.equal(left, right) for left, right in zip(states, expected, strict=True))
 
