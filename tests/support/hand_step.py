@@ -16,11 +16,14 @@ def hand_step(
     tables: Sequence[Sequence[int]],
     *,
     every_row: bool = False,
+    read: Sequence[int] | None = None,
+    write: Sequence[int] | None = None,
 ) -> StepInputs:
     """Sequence b feeds the tokens `fed[b]`, the first at position `starts[b]`; it has device row `rows[b]` and the
     pages `tables[b]`. With `every_row` each token gets a row of logits, else the last one of each sequence.
 
-    State of the sequence group is read and written in the slot of the row; a sequence that starts at 0 has none yet.
+    Per-sequence state is read from the slots `read` and written to `write`: by default the slot of the row, and for a
+    sequence that starts at 0 none to read.
     """
     lengths = [len(tokens) for tokens in fed]
     ends = torch.tensor(lengths).cumsum(0)
@@ -36,6 +39,10 @@ def hand_step(
         "rows": list(rows),
         "starts": list(starts),
         "sample_index": [logit_rows.index(int(end) - 1) for end in ends],
+        "state_read": [-1 if start == 0 else row for start, row in zip(starts, rows, strict=True)]
+        if read is None
+        else read,
+        "state_write": list(rows) if write is None else write,
         "page_table": [[*table, *[0] * (sizes.P - len(table))] for table in tables],
         "logit_rows": logit_rows,
     }
