@@ -14,6 +14,7 @@ from ingot.ir.ops.dense import (
     silu_mul,
     soft_cap,
 )
+from ingot.ir.ops.moe import moe
 from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
@@ -36,6 +37,7 @@ __all__ = [
     "kv_append",
     "layer_norm",
     "linear",
+    "moe",
     "op_of",
     "paged_attention",
     "qk_norm_rope_append",

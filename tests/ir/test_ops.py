@@ -802,6 +802,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "soft_cap": ("x",),
     "select_rows": ("rows",),
     "cast": ("x",),
+    "moe": ("x", "router_logits"),
     "sample": ("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
 }
 
@@ -847,6 +848,17 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],
+        "moe": [
+            Sample(
+                (
+                    merged[:, 37:74],
+                    torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32)),
+                    rand(7, 6, 37),
+                    rand(7, 37, 3),
+                ),
+                {"top_k": 7},
+            )
+        ],
         "cast": [Sample((merged[:, 3:8],), {"dtype": F16}), Sample((rand(3, 5),), {"dtype": dtype})],
         "attention": [
             Sample((heads[:, :4], heads[:, 4:], rand(11, 1, 18), *order), {"scale": 0.5, "layer": 3})
