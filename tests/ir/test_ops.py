@@ -1044,6 +1044,22 @@ def test_rowwise_gives_a_row_the_same_bits_alone(name: str, dtype: torch.dtype) 
                 assert torch.equal(found, expected[row : row + 1])
 
 
+def test_rowwise_does_not_see_where_a_row_lies() -> None:
+    """Sizes at which a math library takes other kernels for rows at odd addresses."""
+    g = generator(4)
+    for inputs, outputs in ((75, 210), (141, 93)):
+        x, weight = randn(g, F32, 8, inputs), randn(g, F32, outputs, inputs)
+        alone = [OPS["linear"].rowwise(x[row : row + 1].clone(), weight) for row in range(8)]
+        assert torch.equal(OPS["linear"].rowwise(x, weight), torch.cat(alone))
+    q, kv = randn(g, F32, 9, 3, 5), randn(g, F32, 4, 2, 8, 3, 5)
+    places = (ints(0, 1, 2, 3).view(1, 4), ints(0), ints(9), ints(30))
+    whole = OPS["paged_attention"].rowwise(q, kv, *places, scale=0.3)
+    for row in range(9):
+        seen = ints(22 + row)
+        one = OPS["paged_attention"].rowwise(q[row : row + 1].clone(), kv, places[0], ints(0), ints(1), seen, scale=0.3)
+        assert torch.equal(one, whole[row : row + 1])
+
+
 @every_dtype
 def test_rowwise_attention_does_not_see_the_rest_of_the_step(dtype: torch.dtype) -> None:
     op = OPS["attention"]
