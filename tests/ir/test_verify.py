@@ -469,3 +469,11 @@ def test_state_as_an_argument_of_a_region() -> None:
 def test_types_refuse(make: Callable[[], object], message: str) -> None:
     with pytest.raises(VerifyError, match=message):
         make()
+
+
+def test_on_the_way_to_a_stage_another_pass_may_have_yet_to_do_its_part() -> None:
+    """A pure op among cached ones: legal until the program is of the stage."""
+    verify(program("NORMAL", ATTENTION), under=Stage.CACHED)
+    assert refusal(program("CACHED", ATTENTION)).what == "op ingot.attention is not legal here"
+    # Only what was legal before: a stage that lies further on is none on the way.
+    assert refusal(program("FUSED", FUSED), under=Stage.CACHED).what == "op ingot.add_rms_norm is not legal here"

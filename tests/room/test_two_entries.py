@@ -21,12 +21,13 @@ from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.cli import INGOT, run
-from ingot.ir import ops
-from ingot.ir.errors import ArtifactError
+from ingot.ir import ops, recipe
+from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.parse import parse_program
-from ingot.ir.program import Stage
+from ingot.ir.program import ParamSpec, Program, Stage, merged_params
 from ingot.ir.record import Numerics
+from ingot.ir.types import TensorType
 from ingot.models.architectures import ARCHITECTURES, Entry
 from ingot.models.dense import DenseDecoder, DenseSpec
 from ingot.passes import pipeline
@@ -281,3 +282,17 @@ def test_entries_that_do_not_share_are_refused(folder: Path, tmp_path: Path, cas
     edit_json(copy, "plan.json", lambda value: edit(value["plans"]))
     with pytest.raises(ArtifactError, match=message):
         load_artifact(copy, num_pages=4)
+
+
+def test_one_name_is_one_weight() -> None:
+    """What two entries call alike has one recipe, or the compile ends before anything is packed."""
+    row = ParamSpec(TensorType(torch.float32, (4,)), recipe.source("a"))
+    programs = [Program(name, Stage.NORMAL, {}) for name in ("main", "draft")]
+    for one in programs:
+        one.add_param("norm.weight", row)
+    assert merged_params(programs) == {"norm.weight": row}
+    other = Program("verify", Stage.NORMAL, {})
+    other.add_param("norm.weight", replace(row, recipe=recipe.source("b")))
+    with pytest.raises(VerifyError, match=r"the param 'norm\.weight'") as caught:
+        merged_params([*programs, other])
+    assert caught.value.where == "program verify" and 'source(name="a")' in caught.value.expected
