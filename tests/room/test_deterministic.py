@@ -14,8 +14,8 @@ import torch
 
 from ingot import LLM, SamplingParams
 
-# One worker, for the artifact that the tests share.
-pytestmark = pytest.mark.xdist_group("deterministic")
+# One worker with tests/stress, for the artifact that they share.
+pytestmark = pytest.mark.xdist_group("stress")
 
 NAME = "qwen3-biased"
 NEW_TOKENS = 20
