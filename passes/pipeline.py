@@ -11,6 +11,7 @@ from ingot.ir.plugins import user_passes
 from ingot.ir.program import Stage
 from ingot.passes.base import Pass
 from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
@@ -24,22 +25,25 @@ from ingot.passes.normalize import Normalize
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. From LOWERED on they run once per bucket class."""
+    """Passes that together bring a program to a stage. From LOWERED on they run once per bucket class.
+
+    A pass may stand in several phases; `--passes` then means it in all of them.
+    """
 
     stage: Stage
     passes: tuple[Pass, ...]
 
 
 PIPELINE = (
-    Phase(Stage.NORMAL, (Normalize(),)),
+    Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
-    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope())),
+    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
 # Rewrites that a correct artifact can do without; the others make a later stage possible at all.
-OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
+OPTIONAL = frozenset({"normalize", "cse", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:

@@ -145,7 +145,8 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
-    """The program after the pass `name`: by bucket class, "" when it ran once for all. Raises OptionError."""
+    """The program after the pass `name`: by bucket class, "" when it ran once for all, and by the stage that it led to
+    when it ran on the way to several. Raises OptionError."""
     records = _passes(artifact)
     names = list(dict.fromkeys(record["name"] for record in records))
     if name not in names:
@@ -156,10 +157,11 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
             expected=", ".join(names),
             hint=f"the nearest is '{nearest[0]}'" if nearest else "",
         )
+    runs = [(number, record) for number, record in enumerate(records, 1) if record["name"] == name]
+    names = [_name(record) for _, record in runs]
     return {
-        _name(record): artifact.read_text(_file(number, record))
-        for number, record in enumerate(records, 1)
-        if record["name"] == name
+        one if names.count(one) == 1 else f"{one} {record['stage']}".strip(): artifact.read_text(_file(number, record))
+        for one, (number, record) in zip(names, runs, strict=True)
     }
 
 
