@@ -4,7 +4,6 @@ A scheme's name stands in recipes and in calls of `quant_linear`, so it never ch
 another name.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -91,12 +90,7 @@ SCHEMES: Mapping[str, Scheme] = {
 def find_scheme(name: str) -> Scheme:
     """The scheme `name`. Raises OptionError for an unknown one."""
     if name not in SCHEMES:
-        nearest = difflib.get_close_matches(name, SCHEMES, n=1)
-        raise OptionError(
-            f"unknown quantization scheme '{name}'",
-            expected=", ".join(SCHEMES),
-            hint=f"the nearest is '{nearest[0]}'" if nearest else "",
-        )
+        raise OptionError(f"unknown quantization scheme '{name}'", expected=", ".join(SCHEMES))
     return SCHEMES[name]
 
 

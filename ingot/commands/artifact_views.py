@@ -1,6 +1,7 @@
 """What `ingot inspect` shows of an open artifact: a summary, program texts, the plan, the weights."""
 
 import difflib
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -234,6 +235,7 @@ def print_weights(artifact: Artifact) -> None:
     index: Any = artifact.read_json("weights.json")
     bytes_per_element = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2}  # the others have one
     rows, total = [], 0
+    shown: dict[str, str] = {}
     try:
         for name, entry in index.items():
             size = bytes_per_element.get(entry["dtype"], 1)
@@ -243,12 +245,26 @@ def print_weights(artifact: Artifact) -> None:
                 place = f"same as {entry['same_as']}"
             else:
                 place, total = f"{entry['file']}@{entry['offset']}", total + size
-            rows.append((name, entry["dtype"], entry["shape"], size_text(size), place, entry["recipe"]))
+            recipe = _recipe_text(name, entry["recipe"], shown)
+            rows.append((name, entry["dtype"], entry["shape"], size_text(size), place, recipe))
     except (KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"weights.json is malformed: {error!r}", where=str(artifact.folder)) from error
     out = console()
     print_table(out, table(("param", "dtype", "shape", "size>", "file@offset", "recipe"), rows))
     out.print(f"\n{len(rows)} params, {size_text(total)} resident", markup=False)
+
+
+_OUTPUT = re.compile(r"(?<=\))\.(\w+)")
+
+
+def _recipe_text(name: str, recipe: str, shown: dict[str, str]) -> str:
+    """A recipe, or, where it takes other results of the same steps than one that was shown, which of them it takes.
+
+    `shown` holds the first param of each recipe without the names of results.
+    """
+    steps, results = _OUTPUT.sub("", recipe), dict.fromkeys(_OUTPUT.findall(recipe))
+    first = shown.setdefault(steps, name)
+    return recipe if first == name or not results else f"{', '.join(results)} of the recipe of {first}"
 
 
 def _buckets(plans: Plans) -> list[tuple[str, BucketPlan]]:

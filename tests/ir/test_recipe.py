@@ -251,7 +251,11 @@ BAD: list[tuple[Recipe, str]] = [
     (r.shard(a, 0, 0, 0), "rank 0 is none of 0"),
     (r.shard(a, 5, 0, 2), "'shard' cannot be applied"),
     (r.split(a, 0, (3, 2))[0], "'split' cannot be applied to shapes ([4, 6])"),
-    (r.dequantize(a, a, r.permute(a, (1, 0))), "'dequantize' cannot be applied to shapes ([4, 6], [4, 6], [6, 4])"),
+    (
+        r.dequantize({"weight": a, "scales": r.permute(a, (1, 0))}, "int8"),
+        "'dequantize' cannot be applied to shapes ([4, 6], [6, 4])",
+    ),
+    (r.quantize(a, "int4_g32")["weight"], "rows of 6 elements are no multiple of the group of 32"),
     (parse_recipe('slice(source(name="a"))'), "'slice' cannot be applied"),
     (parse_recipe('slice(source(name="a"), dim="x", begin=0, end=1)'), "'slice' cannot be applied"),
     (parse_recipe('cast(source(name="a"), dtype="f33")'), "'cast' cannot be applied"),
