@@ -17,7 +17,6 @@ from ingot.ir.types import Placement, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, trimmed
 
-
 # What stands behind x in a call, by the plural: each is concatenated along axis 0, the linear's outputs.
 _PARTS: Mapping[Any, Mapping[str, str]] = {
     ops.linear.overload: {"weight": "weights", "bias": "biases"},
@@ -62,14 +61,13 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 
     What is quantized row by row may be put one above the other: each row keeps its elements, scales and zeros.
     """
-    schemes = {_bound(node).get("scheme") for node in linears}
-    if None in schemes and len(schemes) > 1:
+    schemes = [str(_bound(node)["scheme"]) for node in linears if node.target == ops.quant_linear.overload]
+    if len(schemes) not in (0, len(linears)):
         return "some are quantized and some are not"
-    if len(schemes) > 1:
-        return f"the quantization schemes differ: {', '.join(sorted(schemes))}"
-    for name in schemes - {None}:
-        if not find_scheme(name).row_by_row:
-            return f"scheme '{name}' has one scale for a whole weight"
+    if len(set(schemes)) > 1:
+        return f"the quantization schemes differ: {', '.join(sorted(set(schemes)))}"
+    if schemes and not find_scheme(schemes[0]).row_by_row:
+        return f"scheme '{schemes[0]}' has one scale for a whole weight"
     return None
 
 
@@ -113,7 +111,8 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     for part in _PARTS[first.target]:
         absent = bound[0][part] is None
         merged_args.append(None if absent else _merged_param(rewriter, [item[part] for item in bound]))
-    product = rewriter.call(first.target, *trimmed(merged_args), before=first, **first.kwargs)
+    attributes: dict[str, Any] = {"scheme": bound[0]["scheme"]} if "scheme" in bound[0] else {}
+    product = rewriter.call(first.target, *trimmed(merged_args), before=first, **attributes)
     users = [user for node in linears for user in node.users]
     parts: list[fx.Node] = []
     begin = 0

@@ -55,7 +55,8 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
     """The pipeline that a `--passes` text describes.
 
     `default` comes first; then `-name` leaves a pass out, `name{option=value, …}` sets its options, and the name of a
-    pass that is not among them, `quantize` or one from another package, puts that in. Unknown names and options and values of the wrong type are OptionErrors.
+    pass that is not among them, `quantize` or one from another package, puts that in. Unknown names and options and
+    values of the wrong type are OptionErrors.
     """
     items = _split(text)
     if not items or items[0] != "default":

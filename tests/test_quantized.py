@@ -1,4 +1,4 @@
-"""Quantized weights from a checkpoint to tokens: an artifact of packed integers, served, against oracles in plain torch."""
+"""Quantized weights from a checkpoint to tokens: an artifact of packed integers, served, against plain torch."""
 
 import json
 import math

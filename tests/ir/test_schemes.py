@@ -211,6 +211,7 @@ def test_quant_linear_is_a_float64_product(scheme: Scheme, biased: bool, dtype: 
 
 
 X, WEIGHT = TensorType(torch.float32, ("T", 64)), TensorType(torch.uint8, (24, 32))
+PER_CHANNEL = TensorType(torch.int8, (24, 64)), TensorType(torch.float32, (24, 1))
 SCALES, ZEROS = TensorType(torch.float32, (24, 2)), TensorType(torch.uint8, (24, 2))
 
 
@@ -225,15 +226,14 @@ def call(*types: TensorType | None, scheme: str = "int4_g32") -> TensorType:
 def test_its_type() -> None:
     assert call(X, WEIGHT, SCALES, ZEROS) == TensorType(torch.float32, ("T", 24))
     assert call(replace(X, dtype=torch.bfloat16), WEIGHT, SCALES, ZEROS) == TensorType(torch.bfloat16, ("T", 24))
-    per_channel = TensorType(torch.int8, (24, 64)), TensorType(torch.float32, (24, 1))
-    assert call(X, *per_channel, scheme="int8") == TensorType(torch.float32, ("T", 24))
+    assert call(X, *PER_CHANNEL, scheme="int8") == TensorType(torch.float32, ("T", 24))
 
 
 @pytest.mark.parametrize(
     ("types", "scheme", "message"),
     [
         ((X, WEIGHT, SCALES), "int4_g32", "has weight, scales, zeros, and weight, scales are given"),
-        ((X, TensorType(torch.int8, (24, 64)), replace(SCALES, shape=(24, 1)), replace(ZEROS, shape=(24, 1))), "int8", "has weight, scales, and"),
+        ((X, *PER_CHANNEL, ZEROS), "int8", "has weight, scales, and weight, scales, zeros are given"),
         ((X, WEIGHT, SCALES, replace(ZEROS, shape=(24, 1))), "int4_g32", r"has zeros u8\[24, 2\]"),
         ((X, WEIGHT, replace(SCALES, shape=(24, 1)), ZEROS), "int4_g32", r"has scales f32\[24, 2\]"),
         ((X, WEIGHT, replace(SCALES, dtype=torch.float16), ZEROS), "int4_g32", r"has scales f32\[24, 2\]"),
