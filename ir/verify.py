@@ -118,7 +118,8 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: froze
     elif target_name(node.target) not in legal:
         raise VerifyError(f"op {target_name(node.target)} is not legal here", expected=", ".join(sorted(legal)))
     if rules.pruned and not node.users:
-        raise VerifyError("nothing uses the result", hint="a state write that nobody returns is lost work")
+        hint = "remove the call, or return the new version of the state that it writes"
+        raise VerifyError("nothing uses the result", hint=hint)
     if rules.providers and node.target is not operator.getitem and "provider" not in node.meta:
         raise VerifyError("no provider was chosen")
     if node.target in VIEWS and any(isinstance(source.meta["type"], StateType) for source in node.all_input_nodes):
