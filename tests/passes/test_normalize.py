@@ -20,9 +20,9 @@ def test_nothing_to_do(apply: Apply) -> None:
     text = """program main stage=TRACED
 dim T in [1, 8]
 input x: f32[T, 8]
-%slice = aten.slice.Tensor(%x, 1, 4, 8) : f32[T, 4; 8, 1]
+%slice_1 = aten.slice.Tensor(%x, 1, 4, 8) : f32[T, 4; 8, 1]
 %view = aten.view.default(%x, [-1, 2, 4]) : f32[T, 2, 4]
-%mul = aten.mul.Tensor(%slice, 1) : f32[T, 4]
+%mul = aten.mul.Tensor(%slice_1, 1) : f32[T, 4]
 return a=%mul, b=%view
 """
     _, record = apply(Normalize(), text)
