@@ -17,7 +17,6 @@ from ingot.ir.ops.dense import (
 from ingot.ir.ops.moe import moe
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
-from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.state import state_copy, state_move, state_zero
