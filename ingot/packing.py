@@ -1,5 +1,6 @@
 """Executing weight recipes into the artifact's safetensors files, each distinct tensor once."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 from ingot.frontend.safetensors_header import read_header
 from ingot.ir.errors import CheckpointError
 from ingot.ir.program import ParamSpec
-from ingot.ir.recipe import Recipe
+from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import DTYPE_NAMES
 from ingot.publish import ArtifactWriter
 
@@ -34,11 +35,16 @@ def pack_weights(
 ) -> Packed:
     """Write weights/NNNNN.safetensors and weights.json. Params with equal recipe, placement and type share a tensor.
 
+    A step of several results (a quantized weight, its scales and zeros) is executed once, and its results are kept
+    until the last param that needs one is written.
+
     Raises CheckpointError when a recipe's result does not fit its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, object]] = {}
     shard: dict[str, torch.Tensor] = {}
+    memo: dict[Recipe, Results] = {}
+    waiting = Counter(step for spec in params.values() for step in spec.recipe.shared_steps())
     total = done = files = 0
 
     def flush() -> None:
@@ -62,11 +68,13 @@ def pack_weights(
             "shard": [str(place) for place in spec.placement],
         }
         done += 1
+        waiting.subtract(spec.recipe.shared_steps())
         if key in owner:
             index[name] = {**entry, "same_as": owner[key]}
             continue
         owner[key] = name
-        tensor = spec.recipe.execute(read, {}).contiguous()
+        tensor = spec.recipe.execute(read, memo).contiguous()
+        memo = {step: results for step, results in memo.items() if waiting[step] > 0}
         if problem := spec.type.mismatch(tensor):
             raise CheckpointError(f"the weight '{name}' has {problem}", where=str(spec.recipe))
         index[name] = entry
