@@ -14,7 +14,9 @@ from ingot.ir.ops.dense import (
     silu_mul,
     soft_cap,
 )
+from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
+from ingot.ir.ops.penalties import count_tokens, penalize
 from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
@@ -30,6 +32,7 @@ __all__ = [
     "advance",
     "attention",
     "cast",
+    "count_tokens",
     "define",
     "embedding",
     "feed",
@@ -40,6 +43,7 @@ __all__ = [
     "moe",
     "op_of",
     "paged_attention",
+    "penalize",
     "qk_norm_rope_append",
     "rms_norm",
     "rope",
@@ -50,4 +54,5 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "top_logprobs",
 ]

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.runtime.batch import Chunk, RowTables, build_step
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request, Status
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler, SchedulerConfig
-from ingot.runtime.step import Chunk, RowTables, StepBuffer, StepSizes, build_step, step_views, step_words
+from ingot.runtime.step import StepBuffer, StepSizes, step_views, step_words
 
 
 def scheduler_of(num_pages=64, page_size=4, **config):

@@ -1,0 +1,70 @@
+"""Log-probabilities of chosen and of the most likely tokens, as the model gives them: before any temperature or
+penalty."""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define
+
+MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on top_logprobs, vLLM's on max_logprobs
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    logits = torch.randn(5, 37, generator=g) * 3
+    logits[3, 5:9] = 12.0  # equals
+    sampled, targets, wanted = ([4, 36, -1, 7, 0], [-1, 2, -1, -1, 9], [0, 20, 3, 2, -1])
+    vectors = tuple(torch.tensor(values, dtype=torch.int32) for values in (sampled, targets, wanted))
+    return [Sample((logits, *vectors)), Sample((logits[:, :7].clone(), *vectors[:1], vectors[2], vectors[2]))]
+
+
+def _fake(logits: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _none(logits.shape[0], logits.device)
+
+
+def _none(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    width = 1 + MAX_LOGPROBS
+    return (
+        torch.full((rows, width), -1, dtype=torch.int32, device=device),
+        torch.full((rows, width), float("-inf"), dtype=torch.float32, device=device),
+        torch.zeros(rows, dtype=torch.int32, device=device),
+    )
+
+
+def _order(logits: torch.Tensor) -> torch.Tensor:
+    """i64 keys in the order of float32 logits [V], the lower id first among equals; all different."""
+    bits = (logits + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, negative floats would be in the opposite order
+    return (ascending.long() << 32) - torch.arange(logits.shape[0], device=logits.device)
+
+
+@define(
+    "top_logprobs(Tensor logits, Tensor sampled, Tensor targets, Tensor num_logprobs) -> (Tensor, Tensor, Tensor)",
+    samples=_samples,
+    fake=_fake,
+    # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of keys stays in the cache.
+    fusible=False,
+    legal="cached",
+)
+def top_logprobs(
+    logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits f32[L, V] and i32[L] each.
+
+    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` where that is -1. Behind it stand the
+    `num_logprobs[i]` most likely tokens, in order, the lower id first among equals. `ranks[i]` is one more than the
+    number of tokens that are more likely than the chosen one. What is not asked for (`num_logprobs[i]` -1: the whole
+    row) or not there (a row without a token) is id -1, logprob -inf, rank 0.
+    """
+    ids, logprobs, ranks = _none(logits.shape[0], logits.device)
+    if not bool((num_logprobs >= 0).any()):
+        return ids, logprobs, ranks
+    chosen = torch.where(targets >= 0, targets, sampled)
+    for row, (count, token) in enumerate(zip(num_logprobs.tolist(), chosen.tolist(), strict=True)):
+        if count < 0 or token < 0:
+            continue
+        scores = logits[row].float()
+        top = _order(scores).topk(min(count, scores.shape[0])).indices
+        listed = torch.cat([torch.tensor([token], device=top.device), top])
+        ids[row, : listed.shape[0]] = listed.int()
+        logprobs[row, : listed.shape[0]] = scores.log_softmax(-1)[listed]
+        ranks[row] = (scores > scores[token]).sum() + 1
+    return ids, logprobs, ranks
