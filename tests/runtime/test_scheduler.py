@@ -1,6 +1,7 @@
 """The scheduler against a simulated device that notices wrong positions, pages, rows and parameters."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -259,6 +260,10 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
             min_p=rng.choice([0.0, 0.25]),
             seed=rng.randrange(2**40),
             max_tokens=rng.randint(1, max_seq_len - len(prompt)),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+            presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+            logprobs=rng.choice([None, None, 0, 3]),
+            prompt_logprobs=rng.choice([None, None, 0, 2]),
         )
         work.append((prompt, params))
     return work
@@ -296,11 +301,7 @@ def test_random_work_in_small_pools(serve, seed, chunked):
                 at = rng.randrange(len(expected))
                 at = expected.index(expected[at])
                 stopped[name] = expected[: at + 1]
-                params = SamplingParams(
-                    **{field: getattr(params, field) for field in ("temperature", "top_k", "top_p", "min_p", "seed")},
-                    max_tokens=params.max_tokens,
-                    stop_token_ids=[expected[at]],
-                )
+                params = replace(params, stop_token_ids=(expected[at],))
             served.engine.add_request(name, prompt, params)
         for output in served.step():
             last[output.request_id] = output
@@ -316,6 +317,7 @@ def test_random_work_in_small_pools(serve, seed, chunked):
     served.check_empty()
     assert set(last) == {str(index) for index in range(len(work))}
     for index, (prompt, params) in enumerate(work):
+        served.check_logprobs(last[str(index)], params)
         output = last[str(index)].outputs[0]
         expected = served.expected(prompt, params, params.seed)
         if str(index) in aborted:
