@@ -11,9 +11,9 @@ MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     logits = torch.randn(5, 37, generator=g) * 3
     logits[3, 5:9] = 12.0  # equals
-    sampled, targets, wanted = ([4, 36, -1, 7, 0], [-1, 2, -1, -1, 9], [0, 20, 3, 2, -1])
-    vectors = tuple(torch.tensor(values, dtype=torch.int32) for values in (sampled, targets, wanted))
-    return [Sample((logits, *vectors)), Sample((logits[:, :7].clone(), *vectors[:1], vectors[2], vectors[2]))]
+    columns = ([4, 6, -1, 5, 0], [-1, 2, -1, -1, 3], [0, 20, 3, 2, -1])  # sampled, targets, num_logprobs
+    vectors = tuple(torch.tensor(values, dtype=torch.int32) for values in columns)
+    return [Sample((logits, *vectors)), Sample((logits[:, :7].clone(), *vectors))]
 
 
 def _fake(logits: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
