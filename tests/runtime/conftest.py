@@ -102,7 +102,7 @@ class FakeDevice:
         self.invalid: Callable[[list[int]], bool] = lambda context: False
         self.launched: list[FakeHandle] = []
         self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = 0
-        self.most_rated = 0
+        self.num_rated = self.most_rated = 0
         self.fail_at = -1
 
     def script(self, prompt: Sequence[int], outputs: Sequence[int]) -> None:
@@ -164,7 +164,7 @@ class FakeDevice:
             end = len(contexts[seq]) - (value["q_starts"][seq] + value["q_lens"][seq] - 1 - value["logit_rows"][index])
             assert value["targets"][index] >= 0 and count >= 0
             handle.rows[index] = hashed_logprobs(self._read(contexts[seq][:end]), value["targets"][index], count)
-        self.most_rated = max(self.most_rated, len(rated))
+        self.most_rated, self.num_rated = max(self.most_rated, len(rated)), self.num_rated + len(rated)
         return [sampled.get(index, 123) for index in range(sizes["L"])]
 
     def _write(self, seq: int, value: dict[str, list], used: set[int]) -> list[tuple[int, int]]:
