@@ -144,7 +144,13 @@ def test_what_are_no_sampling_params(llm: LLM, params: Any) -> None:
         {"stop_token_ids": [-1]},
         {"stop_token_ids": ["a"]},
         {"ignore_eos": 1},
-        {"logprobs": 5},
+        {"logprobs": 21},
+        {"prompt_logprobs": -1},
+        {"repetition_penalty": 0},
+        {"frequency_penalty": 2.5},
+        {"presence_penalty": math.nan},
+        {"min_tokens": 17},
+        {"logit_bias": {5: 1.0}},
         {"temprature": 1.0},
     ],
     ids=str,
@@ -157,7 +163,7 @@ def test_sampling_parameters_out_of_range(fields: dict[str, Any]) -> None:
 
 
 def test_parameters_that_only_the_model_can_refuse(llm: LLM, alone: list[list[int]]) -> None:
-    for fields in ({"stop_token_ids": [VOCAB]}, {"stop": ["a"]}):
+    for fields in ({"stop_token_ids": [VOCAB]}, {"stop": ["a"]}, {"stop_token_ids": [*range(3, 19)], "min_tokens": 1}):
         with pytest.raises(RequestError):
             llm.generate(PROMPTS, [GREEDY, SamplingParams(**fields), GREEDY])
         assert_idle(llm)
