@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,11 @@ import torch
 from ingot.runtime.request import Request
 from ingot.runtime.step import STEP_FIELDS, StepBuffer, StepInputs, StepSizes
 
-_NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
+_NUMPY: Mapping[torch.dtype, np.dtype[Any]] = {
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float32: np.dtype(np.float32),
+}
 # How a row of logits is sampled and rated when nobody asks for anything.
 _NOTHING_ASKED: Mapping[str, float] = {
     "seeds": 0,
@@ -73,7 +78,7 @@ class RowTables:
         self.prompt_ends = np.full(max_batch, -1, np.int32)
         self.unbanned_at = np.zeros(max_batch, np.int32)  # with so many tokens, prompt included, all may be sampled
         self.asked = {
-            name: np.zeros((max_batch, *dims[1:]), _NUMPY[dtype])
+            name: np.zeros([max_batch, *map(int, dims[1:])], _NUMPY[dtype])
             for name, dtype, dims in STEP_FIELDS
             if name in _NOTHING_ASKED
         }

@@ -29,18 +29,20 @@ def _none(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
     )
 
 
-def _order(logits: torch.Tensor) -> torch.Tensor:
-    """i64 keys in the order of float32 logits [V], the lower id first among equals; all different."""
-    bits = (logits + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, negative floats would be in the opposite order
-    return (ascending.long() << 32) - torch.arange(logits.shape[0], device=logits.device)
+def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` greatest of scores [V], in order, the lower id first among equals (topk promises no order)."""
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=scores.device)
+    least = scores.topk(min(count, scores.shape[0])).values[-1]
+    candidates = (scores >= least).nonzero().flatten()
+    return candidates[scores[candidates].sort(stable=True, descending=True).indices][:count]
 
 
 @define(
     "top_logprobs(Tensor logits, Tensor sampled, Tensor targets, Tensor num_logprobs) -> (Tensor, Tensor, Tensor)",
     samples=_samples,
     fake=_fake,
-    # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of keys stays in the cache.
+    # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of scores stays in the cache.
     fusible=False,
     legal="cached",
 )
@@ -62,8 +64,7 @@ def top_logprobs(
         if count < 0 or token < 0:
             continue
         scores = logits[row].float()
-        top = _order(scores).topk(min(count, scores.shape[0])).indices
-        listed = torch.cat([torch.tensor([token], device=top.device), top])
+        listed = torch.cat([chosen[row : row + 1].long(), _most_likely(scores, count)])
         ids[row, : listed.shape[0]] = listed.int()
         logprobs[row, : listed.shape[0]] = scores.log_softmax(-1)[listed]
         ranks[row] = (scores > scores[token]).sum() + 1

@@ -122,14 +122,14 @@ def penalize(
     if not bool(asks.any()) and not bool(bans.any()):
         return logits
     result = logits.clone()
-    row = asks.nonzero().flatten()
-    if row.numel():
-        counts = token_counts[count_rows[row].long()]
-        times = counts // _GENERATED
-        chosen, factor = logits[row], repetition[row, None]
+    asking = asks.nonzero().flatten()
+    if asking.numel():
+        held = token_counts[count_rows[asking].long()]
+        place, token = held.nonzero(as_tuple=True)  # a sequence holds few of the vocabulary's tokens
+        row, times = asking[place], held[place, token] // _GENERATED
+        chosen, factor = logits[row, token], repetition[row]
         repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
-        chosen = torch.where(counts > 0, repeated, chosen)
-        result[row] = chosen - times * frequency[row, None] - (times > 0) * presence[row, None]
+        result[row, token] = repeated - times * frequency[row] - (times > 0) * presence[row]
     row, column = bans.nonzero(as_tuple=True)
     result[row, banned[row, column].long()] = float("-inf")
     return result
