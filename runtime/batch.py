@@ -87,7 +87,7 @@ class RowTables:
         params, asked = request.params, self.asked
         prompt_len = len(request.prompt_ids)
         self.prompt_ends[row] = prompt_len if params.penalizes else -1
-        self.unbanned_at[row] = prompt_len + params.min_tokens
+        self.unbanned_at[row] = min(prompt_len + params.min_tokens, request.max_total)
         for name, value in _NOTHING_ASKED.items():
             asked[name][row] = value
         asked["seeds"][row] = request.seed

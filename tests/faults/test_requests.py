@@ -180,6 +180,9 @@ def test_what_is_unusual_and_right(llm: LLM, alone: list[list[int]]) -> None:
     extreme = SamplingParams(temperature=3.4e38, top_p=5e-324, top_k=2**31 - 1, min_p=1.0, max_tokens=10**30, seed=0)
     (output,) = llm.generate([[1] * 150], extreme)
     assert len(output.outputs[0].token_ids) <= 10
+    endless = SamplingParams(min_tokens=10**30, max_tokens=None, repetition_penalty=1e30, presence_penalty=-2, seed=0)
+    (output,) = llm.generate([[1] * 150], endless)
+    assert len(output.outputs[0].token_ids) == MAX_SEQ_LEN - 150 and output.outputs[0].finish_reason == "length"
     assert_idle(llm)
 
 
