@@ -3,7 +3,7 @@ penalty."""
 
 import torch
 
-from ingot.ir.ops.registry import Sample, define
+from ingot.ir.ops.registry import Sample, define, own_row
 
 MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on top_logprobs, vLLM's on max_logprobs
 
@@ -63,7 +63,7 @@ def top_logprobs(
     for row, (count, token) in enumerate(zip(num_logprobs.tolist(), chosen.tolist(), strict=True)):
         if count < 0 or token < 0:
             continue
-        scores = logits[row].float()
+        scores = own_row(logits, row)[0].float()
         listed = torch.cat([chosen[row : row + 1].long(), _most_likely(scores, count)])
         ids[row, : listed.shape[0]] = listed.int()
         logprobs[row, : listed.shape[0]] = scores.log_softmax(-1)[listed]
