@@ -16,7 +16,7 @@ _NUMPY: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
 }
 # How a row of logits is sampled and rated when nobody asks for anything.
-_NOTHING_ASKED: Mapping[str, float] = {
+NOTHING_ASKED: Mapping[str, float] = {
     "seeds": 0,
     "temperature": 0.0,
     "top_k": 0,
@@ -27,6 +27,7 @@ _NOTHING_ASKED: Mapping[str, float] = {
     "frequency": 0.0,
     "presence": 0.0,
     "banned": -1,
+    "targets": -1,
     "num_logprobs": -1,
 }
 
@@ -80,7 +81,7 @@ class RowTables:
         self.asked = {
             name: np.zeros([max_batch, *map(int, dims[1:])], _NUMPY[dtype])
             for name, dtype, dims in STEP_FIELDS
-            if name in _NOTHING_ASKED
+            if name in NOTHING_ASKED
         }
 
     def set_request(self, row: int, request: Request) -> None:
@@ -88,7 +89,7 @@ class RowTables:
         prompt_len = len(request.prompt_ids)
         self.prompt_ends[row] = prompt_len if params.penalizes else -1
         self.unbanned_at[row] = min(prompt_len + params.min_tokens, request.max_total)
-        for name, value in _NOTHING_ASKED.items():
+        for name, value in NOTHING_ASKED.items():
             asked[name][row] = value
         asked["seeds"][row] = request.seed
         if not params.greedy:
@@ -148,19 +149,19 @@ def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: St
 
     arrays["sample_index"][:] = np.where(samples, np.cumsum(samples) - 1, -1)
     arrays["logit_rows"][: len(sampled)] = ends[samples] - 1
-    arrays["targets"][: len(sampled)] = -1
     sampled_rows = rows[samples]
     for name, table in tables.asked.items():
         arrays[name][: len(sampled)] = table[sampled_rows]
     lens = np.array([chunk.start + chunk.length for chunk in chunks if chunk.samples], np.int32)
     arrays["banned"][: len(sampled)][lens >= tables.unbanned_at[sampled_rows]] = -1
-    _fill_scored(arrays, len(sampled), chunks, ends)
+    if sizes.L > len(sampled):
+        _fill_scored(arrays, len(sampled), chunks, ends)
     return StepBatch(step, tuple(chunks), sampled, inputs, scored)
 
 
 def _fill_scored(arrays: Mapping[str, np.ndarray], first: int, chunks: Sequence[Chunk], ends: np.ndarray) -> None:
     """The rows of logits from `first` on: those that rate prompts, or the dummy."""
-    for name, value in (("logit_rows", 0), ("targets", -1), *_NOTHING_ASKED.items()):
+    for name, value in (("logit_rows", 0), *NOTHING_ASKED.items()):
         arrays[name][first:] = value
     for chunk, end in zip(chunks, ends, strict=True):
         if not chunk.scored:
