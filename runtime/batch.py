@@ -154,7 +154,7 @@ def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: St
         arrays[name][: len(sampled)] = table[sampled_rows]
     lens = np.array([chunk.start + chunk.length for chunk in chunks if chunk.samples], np.int32)
     arrays["banned"][: len(sampled)][lens >= tables.unbanned_at[sampled_rows]] = -1
-    if sizes.L > len(sampled):
+    if len(sampled) < sizes.L:
         _fill_scored(arrays, len(sampled), chunks, ends)
     return StepBatch(step, tuple(chunks), sampled, inputs, scored)
 
