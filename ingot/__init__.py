@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from ingot.ir.errors import IngotError
     from ingot.ir.target import Target
     from ingot.llm import LLM
-    from ingot.runtime.outputs import CompletionOutput, RequestOutput
+    from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
     from ingot.runtime.sampling_params import SamplingParams
 
 # Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
@@ -18,6 +18,7 @@ _HOMES = {
     "Target": "ingot.ir.target",
     "LLM": "ingot.llm",
     "CompletionOutput": "ingot.runtime.outputs",
+    "Logprob": "ingot.runtime.outputs",
     "RequestOutput": "ingot.runtime.outputs",
     "SamplingParams": "ingot.runtime.sampling_params",
 }
@@ -27,6 +28,7 @@ __all__ = [
     "CompileReport",
     "CompletionOutput",
     "IngotError",
+    "Logprob",
     "RequestOutput",
     "SamplingParams",
     "Target",

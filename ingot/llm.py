@@ -85,7 +85,7 @@ class LLM:
         """What generation_config.json says of sampling, over the defaults of SamplingParams. Raises ArtifactError."""
         file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
         config = read_json(file)
-        known = ("temperature", "top_k", "top_p", "min_p")
+        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         try:
             return SamplingParams(**{name: config[name] for name in known if config.get(name) is not None})
         except RequestError as error:

@@ -9,6 +9,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.interpret import interpret
+from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.program import ParamSpec, Program
 from ingot.ir.types import TensorType
 
@@ -135,6 +136,7 @@ def _step(
     table = torch.zeros(len(batch), width, dtype=torch.int32)
     for row, index in enumerate(batch):
         table[row, : len(tables[index])] = _ints(tables[index])
+    nothing = torch.full((total,), -1, dtype=torch.int32)
     known = {
         "tokens": _ints([requests[index][place] for index, place in places]),
         "positions": _ints([place for _, place in places]),
@@ -156,5 +158,13 @@ def _step(
         "top_p": torch.ones(total),
         "min_p": torch.zeros(total),
         "seeds": torch.zeros(total, dtype=torch.int64),
+        "prompt_ends": torch.full((len(batch),), -1, dtype=torch.int32),
+        "count_rows": nothing,
+        "repetition": torch.ones(total),
+        "frequency": torch.zeros(total),
+        "presence": torch.zeros(total),
+        "banned": nothing[:, None].expand(total, MAX_BANNED).contiguous(),
+        "targets": nothing,
+        "num_logprobs": nothing,
     }
     return _only(known, inputs)

@@ -91,7 +91,7 @@ class Instruction(BaseModel):
 
 class Value(BaseModel):
     """A value between instructions. `buffer` is "pool": allocated at its instruction, given back after its last use,
-    or "view": part of another value's memory."""
+    or "view": part of another value's memory, or perhaps that value itself."""
 
     model_config = _FROZEN
     type: str

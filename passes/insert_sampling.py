@@ -2,36 +2,48 @@
 
 import operator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.errors import PassError
+from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, Size, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
-_HOST_INPUTS: dict[str, tuple[torch.dtype, Size]] = {
-    "rows": (torch.int32, "B"),
-    "starts": (torch.int32, "B"),
-    "sample_index": (torch.int32, "B"),
-    "temperature": (torch.float32, "L"),
-    "top_k": (torch.int32, "L"),
-    "top_p": (torch.float32, "L"),
-    "min_p": (torch.float32, "L"),
-    "seeds": (torch.int64, "L"),
+_HOST_INPUTS: dict[str, tuple[torch.dtype, tuple[Size, ...]]] = {
+    "rows": (torch.int32, ("B",)),
+    "starts": (torch.int32, ("B",)),
+    "sample_index": (torch.int32, ("B",)),
+    "prompt_ends": (torch.int32, ("B",)),
+    "count_rows": (torch.int32, ("L",)),
+    "repetition": (torch.float32, ("L",)),
+    "frequency": (torch.float32, ("L",)),
+    "presence": (torch.float32, ("L",)),
+    "banned": (torch.int32, ("L", MAX_BANNED)),
+    "temperature": (torch.float32, ("L",)),
+    "top_k": (torch.int32, ("L",)),
+    "top_p": (torch.float32, ("L",)),
+    "min_p": (torch.float32, ("L",)),
+    "seeds": (torch.int64, ("L",)),
+    "targets": (torch.int32, ("L",)),
+    "num_logprobs": (torch.int32, ("L",)),
 }
 # What `feed` computes on the device in place of the host.
 _FED = ("tokens", "positions", "slots", "kv_lens")
+# What `top_logprobs` gives.
+_SCORES = ("logprob_ids", "logprobs", "ranks")
 
 
 @dataclass(frozen=True)
 class InsertSampling(Pass):
-    """`feed` in front, `sample` and `advance` at the end, over the row states `last_token` and `position`."""
+    """`feed` and `count_tokens` in front; `penalize`, `sample`, `top_logprobs` and `advance` at the end; over the row
+    states `last_token`, `position` and `token_counts`."""
 
     name: ClassVar[str] = "insert-sampling"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -45,17 +57,21 @@ class InsertSampling(Pass):
             )
         page_size = caches[0].type.shape[2]
         program.dims["S"] = Dim("S", 1, context.max_batch)
-        row = StateSpec("row", "rows", "sequence", TensorType(torch.int32, ("S",)))
-        last_token, position = program.add_state("last_token", row), program.add_state("position", row)
+        vocab = tensor_type(program.output_nodes()["logits"]).shape[-1]
+        last_token, position, token_counts = (
+            program.add_state(name, StateSpec("row", "rows", "sequence", TensorType(torch.int32, shape)))
+            for name, shape in (("last_token", ("S",)), ("position", ("S",)), ("token_counts", ("S", vocab)))
+        )
         host = {
-            name: program.add_input(name, TensorType(dtype, (size,))) for name, (dtype, size) in _HOST_INPUTS.items()
+            name: program.add_input(name, TensorType(dtype, shape)) for name, (dtype, shape) in _HOST_INPUTS.items()
         }
         fed = {name: program.find(name) for name in _FED}
+        token_seqs = program.find("token_seqs")
         first = next(program.calls())
         results = rewriter.call(
             ops.feed,
             fed["tokens"],
-            program.find("token_seqs"),
+            token_seqs,
             program.find("q_starts"),
             program.find("q_lens"),
             host["rows"],
@@ -73,13 +89,27 @@ class InsertSampling(Pass):
             fed[name].replace_all_uses_with(computed[name], delete_user_cb=lambda user: user is not results)
             if name != "tokens":  # the host still gives the tokens that it knows
                 program.graph.erase_node(fed[name])
+        ids, positions = computed["tokens"], computed["positions"]
+        counting = (token_counts, ids, positions, token_seqs, host["rows"], host["prompt_ends"])
+        counted = rewriter.call(ops.count_tokens, *counting, before=first, origin=self.name)
+
         end = program.graph.output_node()
         outputs = program.output_nodes()
-        rows_of_logits = program.find("logit_rows")
-        at = rewriter.call(ops.select_rows, computed["positions"], rows_of_logits, before=end, origin=self.name)
-        parameters = [host[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds")]
-        sampled = rewriter.call(ops.sample, outputs["logits"], *parameters, at, before=end, origin=self.name)
-        moved = rewriter.call(
+        logits = outputs["logits"]
+
+        def at_end(target: Any, *args: Any) -> fx.Node:
+            return rewriter.call(target, *args, before=end, origin=self.name)
+
+        def given(*names: str) -> list[fx.Node]:
+            return [host[name] for name in names]
+
+        at = at_end(ops.select_rows, positions, program.find("logit_rows"))
+        asked = given("count_rows", "repetition", "frequency", "presence", "banned")
+        penalized = at_end(ops.penalize, logits, counted, *asked)
+        sampled = at_end(ops.sample, penalized, *given("temperature", "top_k", "top_p", "min_p", "seeds"), at)
+        scored = at_end(ops.top_logprobs, logits, sampled, *given("targets", "num_logprobs"))
+        scores = {name: at_end(operator.getitem, scored, index) for index, name in enumerate(_SCORES)}
+        moved = at_end(
             ops.advance,
             last_token,
             position,
@@ -87,14 +117,10 @@ class InsertSampling(Pass):
             computed["kv_lens"],
             sampled,
             host["sample_index"],
-            before=end,
-            origin=self.name,
         )
-        states = {
-            name: rewriter.call(operator.getitem, moved, index, before=end, origin=self.name)
-            for index, name in enumerate(("last_token", "position"))
-        }
+        states = {name: at_end(operator.getitem, moved, index) for index, name in enumerate(("last_token", "position"))}
+        states["token_counts"] = counted
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())
         assert tensor_type(sampled).dtype == torch.int32
-        program.set_outputs({"tokens": sampled, **outputs, **states})
+        program.set_outputs({"tokens": sampled, **scores, **outputs, **states})
         rewriter.matched()

@@ -67,8 +67,9 @@ def _instructions(program: Program) -> tuple[tuple[Instruction, ...], dict[str, 
         results, updates = _results(node, named)
         for result in _result_nodes(node):
             if isinstance(result.meta["type"], TensorType):
-                buffer = "view" if result.target in VIEWS and result.target is not operator.getitem else "pool"
-                values[named[result]] = Value(type=str(result.meta["type"]), buffer=buffer)
+                values[named[result]] = Value(
+                    type=str(result.meta["type"]), buffer="view" if _is_view(result) else "pool"
+                )
         if isinstance(node.target, RegionCall):
             target = f"exe.{_executable(program, node.target.name).id}"
         else:
@@ -85,6 +86,14 @@ def _instructions(program: Program) -> tuple[tuple[Instruction, ...], dict[str, 
             )
         )
     return tuple(instructions), values
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a value is, or may be, part of another one's memory."""
+    op = op_of(node.target)
+    if op is not None:
+        return op.may_return is not None
+    return node.target in VIEWS and node.target is not operator.getitem
 
 
 def _names(program: Program) -> dict[fx.Node, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ingot.ir.errors import ArtifactError, IngotError
 from ingot.ir.ops import OPS
+from ingot.ir.ops.logprobs import MAX_LOGPROBS
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Plans, Ref
 from ingot.ir.plugins import load_user_ops
@@ -19,8 +20,16 @@ OP_PROVIDERS = ("reference", "rowwise")
 # Sizes that are known when an artifact is loaded; the other dims come with each step.
 LOAD_DIMS = frozenset({"pages", "S"})
 # What the plan may take from a step, and what it must give.
-_STEP_INPUTS = {name: f"{DTYPE_NAMES[dtype]}[{', '.join(dims)}]" for name, dtype, dims in STEP_FIELDS}
+_STEP_INPUTS = {name: f"{DTYPE_NAMES[dtype]}[{', '.join(map(str, dims))}]" for name, dtype, dims in STEP_FIELDS}
+_STATE_INPUTS = frozenset({"state_read", "state_write"})  # of use to a model with states per sequence alone
+_WIDTH = 1 + MAX_LOGPROBS  # the chosen token, then the most likely ones
 _TOKENS = "tokens"
+_STEP_OUTPUTS = {
+    _TOKENS: "i32[L]",
+    "logprob_ids": f"i32[L, {_WIDTH}]",
+    "logprobs": f"f32[L, {_WIDTH}]",
+    "ranks": "i32[L]",
+}
 _MAIN = "main"
 # The aten calls of the dialect: how many arguments they take.
 _ATEN_ARITY = {"aten.add.Tensor": 2, "aten.mul.Tensor": 2, "aten.view.default": 2, "aten.slice.Tensor": 4}
@@ -49,6 +58,10 @@ def check_plan(plan: Plan) -> None:
     for name, text in plan.inputs.items():
         if text != _STEP_INPUTS.get(name):
             raise _error(f"the input '{name}' is {text}", "inputs", _STEP_INPUTS.get(name) or ", ".join(_STEP_INPUTS))
+    # What a request asks for by an input that the plan does not take would be ignored in silence.
+    needed = [name for name in _STEP_INPUTS if name not in _STATE_INPUTS] if plan.entry == _MAIN else []
+    if absent := [name for name in needed if name not in plan.inputs]:
+        raise _error(f"the input '{absent[0]}' is missing", "inputs", _STEP_INPUTS[absent[0]])
     step_dims = _dims(plan.inputs.values())
     for name, text in plan.params.items():
         _check_type(text, f"params, {name}", frozenset())
@@ -56,8 +69,9 @@ def check_plan(plan: Plan) -> None:
         _check_type(state.type, f"states, {name}", LOAD_DIMS)
     for name, text in plan.outputs.items():
         _check_type(text, f"outputs, {name}", step_dims)
-    if plan.outputs.get(_TOKENS) != "i32[L]":
-        raise _error(f"the output '{_TOKENS}' is {plan.outputs.get(_TOKENS, 'missing')}", "outputs", "i32[L]")
+    for name, text in _STEP_OUTPUTS.items() if plan.entry == _MAIN else [(_TOKENS, _STEP_OUTPUTS[_TOKENS])]:
+        if plan.outputs.get(name) != text:
+            raise _error(f"the output '{name}' is {plan.outputs.get(name, 'missing')}", "outputs", text)
     for key, executable in plan.executables.items():
         if executable.id != key:
             raise _error(f"an executable's id is '{executable.id}'", f"executables, {key}", "the key itself")

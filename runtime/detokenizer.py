@@ -125,6 +125,7 @@ class Detokenizer:
         if stops is None and params.stop:
             stops = StopStrings(params.stop)
         self._matcher = None if stops is None else StopMatcher(stops, params.include_stop_str_in_output)
+        self._unstoppable = params.min_tokens  # tokens to come that no stop string may end at
         self.text = ""
 
     @property
@@ -134,6 +135,7 @@ class Detokenizer:
     def push(self, token_id: int) -> None:
         """Take one more token; look at `text` and `matched` afterwards."""
         self._add(self._decoder.push(token_id))
+        self._unstoppable = max(0, self._unstoppable - 1)
 
     def finish(self) -> None:
         """No more tokens come: `text` gets what was held back."""
@@ -142,4 +144,4 @@ class Detokenizer:
             self.text += self._matcher.finish()
 
     def _add(self, text: str) -> None:
-        self.text += text if self._matcher is None else self._matcher.push(text)
+        self.text += text if self._matcher is None else self._matcher.push(text, stop=not self._unstoppable)

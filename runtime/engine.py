@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ingot.ir.errors import InternalError, RequestError
+from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
+from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
 from ingot.runtime.request import INVALID_TOKEN, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.step import StepBatch, StepInputs
+from ingot.runtime.step import StepInputs
 from ingot.runtime.stop_strings import StopStrings
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -22,6 +25,10 @@ class StepHandle(Protocol):
 
     def tokens(self) -> list[int]:
         """The sampled tokens, one per logit row; waits for the step. -1 where the logits were not finite."""
+        ...
+
+    def logprobs(self) -> StepLogprobs:
+        """The log-probabilities that were asked for, by logit row; asked only of steps that give some."""
         ...
 
 
@@ -55,6 +62,18 @@ class _Sequence:
 
     request: Request
     detokenizer: Detokenizer | None
+    logprobs: SequenceLogprobs | None
+
+    def output(self, index: int) -> CompletionOutput:
+        return CompletionOutput(
+            index=index,
+            text="" if self.detokenizer is None else self.detokenizer.text,
+            token_ids=list(self.request.output_ids),
+            cumulative_logprob=None if self.logprobs is None else self.logprobs.cumulative,
+            logprobs=None if self.logprobs is None else list(self.logprobs.entries),
+            finish_reason=self.request.finish_reason,
+            stop_reason=self.request.stop_reason,
+        )
 
 
 @dataclass(frozen=True)
@@ -66,23 +85,21 @@ class _Group:
     params: SamplingParams
     stream: bool
     sequences: list[_Sequence]
+    prompt_logprobs: SequenceLogprobs | None
 
     @property
     def finished(self) -> bool:
         return all(sequence.request.finished for sequence in self.sequences)
 
     def output(self) -> RequestOutput:
-        outputs = [
-            CompletionOutput(
-                index=index,
-                text="" if sequence.detokenizer is None else sequence.detokenizer.text,
-                token_ids=list(sequence.request.output_ids),
-                finish_reason=sequence.request.finish_reason,
-                stop_reason=sequence.request.stop_reason,
-            )
-            for index, sequence in enumerate(self.sequences)
-        ]
-        return RequestOutput(self.request_id, self.prompt.text, self.prompt.token_ids, outputs, self.finished)
+        return RequestOutput(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            [sequence.output(index) for index, sequence in enumerate(self.sequences)],
+            self.finished,
+            None if self.prompt_logprobs is None else [None, *self.prompt_logprobs.entries],
+        )
 
 
 class Engine:
@@ -157,7 +174,7 @@ class Engine:
                 if launched is None and self._groups:
                     raise InternalError("requests wait, and no step can be scheduled", where="Engine.step")
                 return []
-            return self._retire(before[0], before[1].tokens())
+            return self._retire(*before)
         except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
             self._reset()
             raise
@@ -200,19 +217,47 @@ class Engine:
         for index in range(params.n):
             # The serial number keeps ids apart whatever callers choose; the rest is for people who read messages.
             self._serial += 1
-            request = Request(f"{given.request_id}[{index}]#{self._serial}", prompt_ids, params, eos_ids=self._eos_ids)
-            if index == 0:
-                self._scheduler.check(request)
-            sequences.append(
-                _Sequence(request, None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids, stops))
+            request = Request(
+                f"{given.request_id}[{index}]#{self._serial}",
+                prompt_ids,
+                params,
+                eos_ids=self._eos_ids,
+                scores_prompt=index == 0 and params.prompt_logprobs is not None,  # the others have the same prompt
             )
-        return _Group(given.request_id, prompt, params, given.stream, sequences)
+            if index == 0:
+                self._check(request)
+            sequences.append(
+                _Sequence(
+                    request,
+                    None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids, stops),
+                    None if params.logprobs is None else SequenceLogprobs(tokenizer),
+                )
+            )
+        prompt_logprobs = None if params.prompt_logprobs is None else SequenceLogprobs(tokenizer)
+        return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
 
-    def _retire(self, batch: StepBatch, tokens: list[int]) -> list[RequestOutput]:
+    def _check(self, request: Request) -> None:
+        """Raise RequestError for a request that could never be served."""
+        self._scheduler.check(request)
+        if request.params.min_tokens and len(ends := request.end_tokens()) > MAX_BANNED:
+            raise RequestError(
+                f"{len(ends)} end tokens are to be held back until min_tokens",
+                where="SamplingParams.min_tokens",
+                expected=f"at most {MAX_BANNED}, the model's own and stop_token_ids together",
+            )
+
+    def _retire(self, batch: StepBatch, handle: StepHandle) -> list[RequestOutput]:
+        tokens = handle.tokens()
+        logprobs = handle.logprobs() if batch.gives_logprobs else None
+        if logprobs is not None:
+            self._rate_prompts(batch, logprobs)
         changed: dict[str, _Group] = {}
-        for request, token in self._scheduler.retire(batch, tokens):
+        for accepted in self._scheduler.retire(batch, tokens):
+            request, token = accepted.request, accepted.token
             group, sequence = self._by_sequence[request.request_id]
             changed[group.request_id] = group
+            if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
+                sequence.logprobs.add(logprobs, accepted.row)
             if sequence.detokenizer is not None:
                 self._detokenize(request, token, sequence.detokenizer)
         outputs = [group.output() for group in changed.values() if group.stream or group.finished]
@@ -220,6 +265,16 @@ class Engine:
             if group.finished:
                 self._forget(group)
         return outputs
+
+    def _rate_prompts(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
+        """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""
+        row = len(batch.sampled)
+        for request, count in batch.scored:
+            group, _ = self._by_sequence.get(request.request_id, (None, None))
+            if group is not None and group.prompt_logprobs is not None:
+                for index in range(row, row + count):
+                    group.prompt_logprobs.add(logprobs, index)
+            row += count
 
     def _detokenize(self, request: Request, token: int, detokenizer: Detokenizer) -> None:
         ended_by_token = request.finish_reason == "stop"

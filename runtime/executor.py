@@ -39,6 +39,24 @@ class StepHandle:
         """The sampled token of each row of logits; -1 where the logits were not finite."""
         return [int(token) for token in self.outputs["tokens"].tolist()]
 
+    def logprobs(self) -> "OutputLogprobs":
+        """The log-probabilities that were asked for, by row of logits."""
+        return OutputLogprobs(self.outputs["logprob_ids"], self.outputs["logprobs"], self.outputs["ranks"])
+
+
+@dataclass(frozen=True)
+class OutputLogprobs:
+    """What `top_logprobs` gives."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    ranks: torch.Tensor
+
+    def row(self, index: int) -> tuple[list[int], list[float], int]:
+        """Ids and log-probabilities of a row as far as they were asked for, the chosen token in front, and its rank."""
+        ids = [token for token in self.ids[index].tolist() if token >= 0]
+        return ids, self.values[index, : len(ids)].tolist(), int(self.ranks[index])
+
 
 class Executor:
     """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.

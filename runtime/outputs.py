@@ -7,22 +7,39 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """A token at some position, as the model itself rates it: before temperature, penalties and bans.
+
+    logprob         natural logarithm of its probability
+    rank            1 for the most likely token of the vocabulary
+    decoded_token   its text alone; None without a tokenizer, or with detokenize=False
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One generated sequence so far.
 
-    index           0..n-1 within the request
-    text            the text so far, without characters that are incomplete or may still become a stop string
-    token_ids       the tokens so far, a stop or end token included
-    cumulative_logprob, logprobs   None: not supported yet
-    finish_reason   None while it runs; "stop", "length", "abort", or "error": the model gave logits that are not finite
-    stop_reason     the stop string or stop token id that ended it; None for the model's own end tokens
+    index                0..n-1 within the request
+    text                 the text so far, without characters that are incomplete or may still become a stop string
+    token_ids            the tokens so far, a stop or end token included
+    cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is given
+    logprobs             a dict by token id for each of `token_ids`: that token, then as many of the most likely ones as
+                         SamplingParams.logprobs says (it may be one of them); None unless that is given
+    finish_reason        None while it runs; "stop", "length", "abort", or "error": the model gave logits that are not
+                         finite
+    stop_reason          the stop string or stop token id that ended it; None for the model's own end tokens
     """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -38,6 +55,8 @@ class RequestOutput:
     prompt             the prompt's text; None when token ids were given
     prompt_token_ids   what was fed to the model, with what the tokenizer added
     finished           True when every sequence has a finish_reason
+    prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first,
+                       which nothing comes before; None unless SamplingParams.prompt_logprobs is given
     """
 
     request_id: str
@@ -45,4 +64,4 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

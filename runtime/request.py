@@ -24,6 +24,8 @@ class Request:
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
     pages          its KV pages, in the order of positions
+    scores_prompt  its prompt's log-probabilities are asked for, and no other sequence of the same prompt gives them
+    num_scored     positions of the prompt that have them, from a step that ran or is in flight
     num_computed   tokens whose KV is written or being written by a step in flight
     in_flight      sampled tokens that the host does not know yet
     preemptions    how often its pages were taken away
@@ -34,11 +36,13 @@ class Request:
     params: SamplingParams
     seed: int = 0
     eos_ids: frozenset[int] = frozenset()
+    scores_prompt: bool = False
     max_total: int = 0
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     row: int = -1
     pages: list[int] = field(default_factory=list)
+    num_scored: int = 0
     num_computed: int = 0
     in_flight: int = 0
     preemptions: int = 0
@@ -65,6 +69,18 @@ class Request:
         if stop <= prompt_len:
             return self.prompt_ids[start:stop]
         return self.prompt_ids[start:prompt_len] + self.output_ids[max(0, start - prompt_len) : stop - prompt_len]
+
+    def scored_in(self, start: int, stop: int) -> range:
+        """The positions in start..stop-1 whose logits rate the prompt's next token, and which no step has rated."""
+        if not self.scores_prompt:
+            return range(0)
+        first = max(start, self.num_scored)
+        return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
+
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end the sequence: the model's own, unless they are ignored, and the request's."""
+        own = frozenset() if self.params.ignore_eos else self.eos_ids
+        return own | frozenset(self.params.stop_token_ids)
 
     def end_after(self, token: int) -> tuple[FinishReason, int | None] | None:
         """Whether the sequence ends with `token`, its last output: (finish_reason, stop_reason), or None.

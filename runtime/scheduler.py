@@ -15,10 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import INVALID_TOKEN, Request, Status
-from ingot.runtime.step import Chunk, RowTables, StepBatch, StepBuffer, StepSizes, build_step
+from ingot.runtime.step import StepBuffer, StepSizes
+
+# Rows of logits that rate prompts, in a step. Ours: with a vocabulary of 150,000 they take 150 MB in float32.
+MAX_SCORED = 256
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,34 @@ class SchedulerConfig:
             )
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """A token that counts: whose it is, and the row of logits that it was chosen from."""
+
+    request: Request
+    token: int
+    row: int
+
+
+@dataclass
+class _Room:
+    """What a step can still take: tokens, and rows of logits that rate prompts."""
+
+    tokens: int
+    scored: int = MAX_SCORED
+
+    def fit(self, request: Request) -> int:
+        """How many tokens of a prompt go into the step."""
+        start = request.num_computed
+        length = min(request.num_tokens - start, self.tokens)
+        scored = request.scored_in(start, start + length)
+        return length if len(scored) <= self.scored else scored.start + self.scored - start
+
+    def take(self, chunk: Chunk) -> None:
+        self.tokens -= chunk.length
+        self.scored -= len(chunk.scored)
+
+
 class Scheduler:
     """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
     meanwhile."""
@@ -66,7 +98,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission, which is that of arrival
         max_pages = pool.pages_for(config.max_seq_len)
-        largest = StepSizes(config.max_tokens, config.max_batch, config.max_batch, max_pages)
+        # A token fed gives at most one row of logits.
+        max_rows = min(config.max_tokens, config.max_batch + MAX_SCORED)
+        largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages)
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(largest, config.pin_memory) for _ in range(2)]
         self._tables = RowTables(config.max_batch, max_pages)
@@ -105,6 +139,13 @@ class Scheduler:
                 expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
                 hint="turn chunked prefill on, or compile with larger max_tokens",
             )
+        if request.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens, and their log-probabilities are asked for",
+                where=where,
+                expected=f"at most {MAX_SCORED + 1}, because chunked prefill is off",
+                hint="turn chunked prefill on",
+            )
         # The last token is never fed, so it needs no place in the cache.
         if (pages := pool.pages_for(self._max_total(request) - 1)) > pool.num_pages:
             raise RequestError(
@@ -129,11 +170,12 @@ class Scheduler:
             )
         chunks: list[Chunk] = []
         short_of_pages = self._schedule_decodes(chunks)
-        self._schedule_prefills(chunks)
+        room = _Room(self.config.max_tokens - len(chunks))
+        self._schedule_prefills(chunks, room)
         # Else new requests would take the pages that running ones wait for; and one that was preempted just now, with a
         # token in flight, has to wait for that token.
         if not short_of_pages:
-            self._admit(chunks)
+            self._admit(chunks, room)
         if not chunks:
             return None
         batch = build_step(self._next_step, chunks, self._tables, self._buffers[self._next_step % 2])
@@ -142,14 +184,14 @@ class Scheduler:
         for chunk in chunks:
             chunk.request.num_computed += chunk.length
             chunk.request.in_flight += chunk.samples
+            chunk.request.num_scored += len(chunk.scored)
         return batch
 
-    def retire(self, batch: StepBatch, tokens: Sequence[int]) -> list[tuple[Request, int]]:
+    def retire(self, batch: StepBatch, tokens: Sequence[int]) -> list[Accepted]:
         """Take the tokens of the oldest step in flight, one per logit row.
 
-        Returns (request, token) for those that count, in order: a request that has ended meanwhile drops its token. The
-        requests that end here by token or by length are finished when this returns; `INVALID_TOKEN` ends one as
-        "error".
+        Returns those that count, in order: a request that has ended meanwhile drops its token. The requests that end
+        here by token or by length are finished when this returns; `INVALID_TOKEN` ends one as "error".
         """
         if not self._in_flight or self._in_flight[0] is not batch:
             raise InternalError(
@@ -159,14 +201,15 @@ class Scheduler:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
         self._in_flight.popleft()
         self.pool.retire(batch.step)
-        accepted: list[tuple[Request, int]] = []
-        for request, token in zip(batch.sampled, tokens, strict=False):  # a dummy row has no request
+        accepted: list[Accepted] = []
+        # Behind the sampled rows stand scored ones, or a dummy.
+        for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
             request.in_flight -= 1
             if request.finished:
                 continue
             if token != INVALID_TOKEN:
                 request.output_ids.append(token)
-            accepted.append((request, token))
+            accepted.append(Accepted(request, token, row))
             if (end := request.end_after(token)) is not None:
                 self.finish(request, *end)
         return accepted
@@ -218,23 +261,18 @@ class Scheduler:
                 short = True
         return short
 
-    def _schedule_prefills(self, chunks: list[Chunk]) -> None:
+    def _schedule_prefills(self, chunks: list[Chunk], room: _Room) -> None:
         """Go on with the prompts that are partly fed."""
-        budget = self._budget(chunks)
         for request in self.running:
-            if budget == 0:
-                break
             if request.num_computed < request.num_tokens - 1:
-                chunks.append(self._chunk(request, min(request.num_tokens - request.num_computed, budget)))
-                budget -= chunks[-1].length
+                self._feed(request, chunks, room)
 
-    def _admit(self, chunks: list[Chunk]) -> None:
+    def _admit(self, chunks: list[Chunk], room: _Room) -> None:
         """Give waiting requests rows and pages, in order."""
-        budget = self._budget(chunks)
-        while self.waiting and budget > 0 and self._free_rows:
+        while self.waiting and self._free_rows:
             request = self.waiting[0]
-            length = request.num_tokens
-            if not self.config.chunked_prefill and budget < length <= self.config.max_tokens:
+            length, fits = request.num_tokens, room.fit(request)
+            if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
             # One more than its pages now, or it would be preempted at its first decode.
             if self.pool.pages_for(min(length + 1, request.max_total - 1)) > self.pool.num_free:
@@ -244,11 +282,13 @@ class Scheduler:
             request.status, request.row = Status.RUNNING, self._free_rows.pop()
             self._tables.set_request(request.row, request)
             self._take_pages(request, self.pool.pages_for(length))
-            chunks.append(self._chunk(request, min(length, budget)))
-            budget -= chunks[-1].length
+            self._feed(request, chunks, room)
 
-    def _budget(self, chunks: list[Chunk]) -> int:
-        return self.config.max_tokens - sum(chunk.length for chunk in chunks)
+    def _feed(self, request: Request, chunks: list[Chunk], room: _Room) -> None:
+        """As much of a prompt as there is room for."""
+        if length := room.fit(request):
+            chunks.append(self._chunk(request, length))
+            room.take(chunks[-1])
 
     def _chunk(self, request: Request, length: int) -> Chunk:
         start = request.num_computed
@@ -259,6 +299,7 @@ class Scheduler:
             length,
             on_device=start >= request.num_known,
             samples=start + length == request.num_tokens,
+            scored=request.scored_in(start, start + length),
         )
 
     def _grow(self, request: Request) -> bool:

@@ -1,13 +1,12 @@
 """One step's inputs on the host: views of one flat buffer, so that a device needs one copy."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ingot.runtime.request import Request
+from ingot.ir.ops.penalties import MAX_BANNED
 
 
 @dataclass(frozen=True)
@@ -20,26 +19,40 @@ class StepSizes:
     P: int
 
 
+Dims = tuple[str | int, ...]
+
 # name, dtype, shape: what the program takes. The 8-byte field stands first, so that it is aligned wherever the buffer
 # is.
-STEP_FIELDS: tuple[tuple[str, torch.dtype, str], ...] = (
-    ("seeds", torch.int64, "L"),  # random numbers are keyed by (seed, position)
-    ("tokens", torch.int32, "T"),  # -1: the row's last sampled token, which the host does not know yet
-    ("token_seqs", torch.int32, "T"),  # which sequence, 0..B-1
-    ("q_starts", torch.int32, "B"),  # where in T the sequence begins
-    ("q_lens", torch.int32, "B"),  # tokens fed of it
-    ("rows", torch.int32, "B"),  # its device row, 0..max_batch-1
-    ("starts", torch.int32, "B"),  # position of its first token fed; -1: the device's position[row]
-    ("state_read", torch.int32, "B"),  # the slot that its per-sequence state is read from; -1: it has none yet
-    ("state_write", torch.int32, "B"),  # the slot that the state after the step is written to
-    ("sample_index", torch.int32, "B"),  # its logit row, 0..L-1; -1: no token sampled
-    ("page_table", torch.int32, "BP"),  # unused entries 0
-    ("logit_rows", torch.int32, "L"),  # which of T
-    ("temperature", torch.float32, "L"),  # 0: greedy
-    ("top_k", torch.int32, "L"),  # 0: off
-    ("top_p", torch.float32, "L"),
-    ("min_p", torch.float32, "L"),
+STEP_FIELDS: tuple[tuple[str, torch.dtype, Dims], ...] = (
+    ("seeds", torch.int64, ("L",)),  # random numbers are keyed by (seed, position)
+    ("tokens", torch.int32, ("T",)),  # -1: the row's last sampled token, which the host does not know yet
+    ("token_seqs", torch.int32, ("T",)),  # which sequence, 0..B-1
+    ("q_starts", torch.int32, ("B",)),  # where in T the sequence begins
+    ("q_lens", torch.int32, ("B",)),  # tokens fed of it
+    ("rows", torch.int32, ("B",)),  # its device row, 0..max_batch-1
+    ("starts", torch.int32, ("B",)),  # position of its first token fed; -1: the device's position[row]
+    ("state_read", torch.int32, ("B",)),  # the slot that its per-sequence state is read from; -1: it has none yet
+    ("state_write", torch.int32, ("B",)),  # the slot that the state after the step is written to
+    ("sample_index", torch.int32, ("B",)),  # its logit row, 0..L-1; -1: no token sampled
+    ("prompt_ends", torch.int32, ("B",)),  # its prompt's length, for penalties; -1: its tokens are not counted
+    ("page_table", torch.int32, ("B", "P")),  # unused entries 0
+    ("logit_rows", torch.int32, ("L",)),  # which of T
+    ("temperature", torch.float32, ("L",)),  # 0: greedy
+    ("top_k", torch.int32, ("L",)),  # 0: off
+    ("top_p", torch.float32, ("L",)),
+    ("min_p", torch.float32, ("L",)),
+    ("count_rows", torch.int32, ("L",)),  # the device row whose counts penalize it; -1: no penalty
+    ("repetition", torch.float32, ("L",)),
+    ("frequency", torch.float32, ("L",)),
+    ("presence", torch.float32, ("L",)),
+    ("banned", torch.int32, ("L", MAX_BANNED)),  # tokens that may not be sampled; -1: none
+    ("targets", torch.int32, ("L",)),  # the token whose log-probability is asked for; -1: the sampled one
+    ("num_logprobs", torch.int32, ("L",)),  # most likely tokens to list beside it; -1: no log-probabilities
 )
+
+
+def _shape(dims: Dims, sizes: StepSizes) -> list[int]:
+    return [getattr(sizes, dim) if isinstance(dim, str) else dim for dim in dims]
 
 
 def step_views(flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
@@ -50,7 +63,7 @@ def step_views(flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
     views: dict[str, torch.Tensor] = {}
     offset = 0
     for name, dtype, dims in STEP_FIELDS:
-        shape = [getattr(sizes, dim) for dim in dims]
+        shape = _shape(dims, sizes)
         words = math.prod(shape) * dtype.itemsize // 4
         views[name] = flat[offset : offset + words].view(dtype).view(shape)
         offset += words
@@ -59,7 +72,7 @@ def step_views(flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
 
 def step_words(sizes: StepSizes) -> int:
     """4-byte words that `step_views` needs."""
-    return sum(math.prod(getattr(sizes, dim) for dim in dims) * dtype.itemsize // 4 for _, dtype, dims in STEP_FIELDS)
+    return sum(math.prod(_shape(dims, sizes)) * dtype.itemsize // 4 for _, dtype, dims in STEP_FIELDS)
 
 
 class StepInputs(dict[str, torch.Tensor]):
@@ -88,106 +101,3 @@ class StepBuffer:
             inputs = StepInputs(self._flat[: step_words(sizes)], sizes)
             self._last = inputs, {name: view.numpy() for name, view in inputs.items()}
         return self._last
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one sequence does in a step: feed `length` tokens, the first at position `start`.
-
-    on_device   its one token is not known on the host yet: the device takes it, and its position, from its row
-    samples     the last token fed is the last one there is, so the step gives the next one
-    """
-
-    request: Request
-    row: int
-    start: int
-    length: int
-    on_device: bool
-    samples: bool
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """One scheduled step. `sampled` are the requests that get a token, in the order of the logit rows.
-
-    Without any, one dummy logit row is computed, and its token is to be ignored.
-    """
-
-    step: int
-    chunks: tuple[Chunk, ...]
-    sampled: tuple[Request, ...]
-    inputs: StepInputs
-
-
-class RowTables:
-    """What the steps need per device row, kept as arrays so that a step gathers it instead of rebuilding it."""
-
-    def __init__(self, max_batch: int, max_pages: int) -> None:
-        self.pages = np.zeros((max_batch, max_pages), np.int32)
-        self.num_pages = np.zeros(max_batch, np.int32)
-        self.seeds = np.zeros(max_batch, np.int64)
-        self.temperature = np.zeros(max_batch, np.float32)
-        self.top_k = np.zeros(max_batch, np.int32)
-        self.top_p = np.ones(max_batch, np.float32)
-        self.min_p = np.zeros(max_batch, np.float32)
-
-    def set_request(self, row: int, request: Request) -> None:
-        params = request.params
-        self.seeds[row] = request.seed
-        self.temperature[row] = 0.0 if params.greedy else params.temperature
-        self.top_k[row] = 0 if params.greedy else params.top_k
-        self.top_p[row] = 1.0 if params.greedy else params.top_p
-        self.min_p[row] = 0.0 if params.greedy else params.min_p
-
-    def add_pages(self, row: int, pages: Sequence[int]) -> None:
-        held = self.num_pages[row]
-        self.pages[row, held : held + len(pages)] = pages
-        self.num_pages[row] = held + len(pages)
-
-    def clear(self, row: int) -> None:
-        self.pages[row, : self.num_pages[row]] = 0
-        self.num_pages[row] = 0
-
-
-def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: StepBuffer) -> StepBatch:
-    """Fill `buffer` with the inputs of these chunks (at least one)."""
-    sampled = tuple(chunk.request for chunk in chunks if chunk.samples)
-    rows = np.array([chunk.row for chunk in chunks], np.int32)
-    lengths = np.array([chunk.length for chunk in chunks], np.int32)
-    samples = np.array([chunk.samples for chunk in chunks])
-    max_pages = int(tables.num_pages[rows].max())
-    inputs, arrays = buffer.views(StepSizes(int(lengths.sum()), len(chunks), max(1, len(sampled)), max_pages))
-
-    ends = np.cumsum(lengths)
-    arrays["token_seqs"][:] = np.repeat(np.arange(len(chunks)), lengths)
-    arrays["q_starts"][:] = ends - lengths
-    arrays["q_lens"][:] = lengths
-    arrays["rows"][:] = rows
-    arrays["starts"][:] = [-1 if chunk.on_device else chunk.start for chunk in chunks]
-    # A sequence keeps its state in the slot of its row; one that begins, or begins again, reads none.
-    arrays["state_read"][:] = [-1 if chunk.start == 0 else chunk.row for chunk in chunks]
-    arrays["state_write"][:] = rows
-    arrays["page_table"][:] = tables.pages[rows, :max_pages]
-    tokens = arrays["tokens"]
-    for chunk, end in zip(chunks, ends, strict=True):
-        tokens[end - chunk.length : end] = (
-            -1 if chunk.on_device else chunk.request.known_tokens(chunk.start, chunk.start + chunk.length)
-        )
-
-    arrays["sample_index"][:] = np.where(samples, np.cumsum(samples) - 1, -1)
-    if sampled:
-        arrays["logit_rows"][:] = ends[samples] - 1
-        sampled_rows = rows[samples]
-        for name in ("seeds", "temperature", "top_k", "top_p", "min_p"):
-            arrays[name][:] = getattr(tables, name)[sampled_rows]
-    else:
-        for name, value in (
-            ("logit_rows", 0),
-            ("seeds", 0),
-            ("temperature", 0.0),
-            ("top_k", 0),
-            ("top_p", 1.0),
-            ("min_p", 0.0),
-        ):
-            arrays[name][:] = value
-    return StepBatch(step, tuple(chunks), sampled, inputs)

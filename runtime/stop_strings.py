@@ -64,14 +64,17 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """The text that may be given out now. After a match (`matched`) everything further is dropped."""
+    def push(self, text: str, *, stop: bool = True) -> str:
+        """The text that may be given out now. After a match (`matched`) everything further is dropped.
+
+        With `stop` False a stop string that is complete within `text` is text like any other.
+        """
         if self.matched is not None:
             return ""
         strings, state = self._strings, self._state
         for index, character in enumerate(text):
             state = strings.step(state, character)
-            self.matched = strings.match[state]
+            self.matched = strings.match[state] if stop else None
             if self.matched is not None:
                 if self._include:
                     return text[: index + 1]

@@ -14,7 +14,9 @@ from ingot.ir.ops.dense import (
     silu_mul,
     soft_cap,
 )
+from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
+from ingot.ir.ops.penalties import count_tokens, penalize
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
@@ -32,6 +34,7 @@ __all__ = [
     "advance",
     "attention",
     "cast",
+    "count_tokens",
     "define",
     "embedding",
     "feed",
@@ -42,6 +45,7 @@ __all__ = [
     "moe",
     "op_of",
     "paged_attention",
+    "penalize",
     "qk_norm_rope_append",
     "quant_linear",
     "rms_norm",
@@ -53,4 +57,5 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "top_logprobs",
 ]

@@ -65,7 +65,8 @@ class Op:
     `reference` is its meaning. `fake` gives results of the right shape for meta tensors. `rowwise` computes the same
     with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant). `states` names
     the parameters that are state values; `in_place` is the lowered form that updates them instead of returning them,
-    and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `fusible` says that a region
+    and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `may_return` names the
+    parameter that the result may be, untouched; every other result has memory of its own. `fusible` says that a region
     compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, or
     "cached" ones with them. `effect` says when two calls may become one, and when one may go.
     """
@@ -80,6 +81,7 @@ class Op:
     states: tuple[str, ...]
     in_place: Function | None
     decompose: Function | None
+    may_return: str | None
     fusible: bool
     legal: str
     effect: Effect
@@ -147,6 +149,7 @@ def define(
     states: tuple[str, ...] = (),
     in_place: Function | None = None,
     decompose: Function | None = None,
+    may_return: str | None = None,
     fusible: bool = True,
     legal: str = "any",
     effect: Effect = Effect.PURE,
@@ -179,6 +182,7 @@ def define(
             states=states,
             in_place=in_place,
             decompose=decompose,
+            may_return=may_return,
             fusible=fusible,
             legal="cached" if states else legal,
             effect=Effect.WRITES_STATE if states else effect,

@@ -97,13 +97,13 @@ def sample(
     `softmax(logits / temperature)` cut down by `keep_mask`, by the Gumbel-max method with noise keyed by
     (seeds i64, positions i32). A row with NaN, +inf or nothing finite gives -1.
     """
-    greedy = logits.argmax(-1)
-    drawn = greedy
-    if bool((temperature > 0).any()):
+    tokens = logits.argmax(-1)
+    row = (temperature > 0).nonzero().flatten()
+    if row.numel():  # rows of greedy requests need no random numbers
+        drawn = logits[row]
         # Below its maximum a row cannot overflow, whatever the temperature.
-        below = logits - logits.amax(-1, keepdim=True)
-        scaled = below / torch.where(temperature > 0, temperature, 1.0)[:, None]
-        noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
-        kept = scaled.masked_fill(~keep_mask(scaled, top_k, top_p, min_p), float("-inf"))
-        drawn = torch.where(temperature > 0, (kept + noise).argmax(-1), greedy)
-    return torch.where(logits.amax(-1).isfinite(), drawn, -1).int()
+        scaled = (drawn - drawn.amax(-1, keepdim=True)) / temperature[row, None]
+        noise = -torch.log(-torch.log(uniform(seeds[row], positions[row], logits.shape[-1])))
+        kept = scaled.masked_fill(~keep_mask(scaled, top_k[row], top_p[row], min_p[row]), float("-inf"))
+        tokens[row] = (kept + noise).argmax(-1)
+    return torch.where(logits.amax(-1).isfinite(), tokens, -1).int()

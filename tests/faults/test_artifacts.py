@@ -288,6 +288,12 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     "an unknown free": (lambda p: first(p, "ingot.linear").update(frees=["nothing"]), "'nothing' is freed"),
     "an output never made": (cut_output, "the output '.*' is"),
     "no output tokens": (lambda p: p["outputs"].pop("tokens"), "the output 'tokens' is missing"),
+    "no log-probabilities": (lambda p: p["outputs"].pop("ranks"), "the output 'ranks' is missing"),
+    "too few log-probabilities": (
+        lambda p: p["outputs"].update(logprobs="f32[L, 20]"),
+        r"the output 'logprobs' is f32\[L, 20\]",
+    ),
+    "no bans": (lambda p: p["inputs"].pop("banned"), "the input 'banned' is missing"),
     "an unknown update": (lambda p: first(p, "ingot.kv_append").update(updates=["kv.99"]), "'kv.99' is updated"),
     "another update": (lambda p: first(p, "ingot.kv_append").update(updates=["position"]), "it updates"),
     "an argument missing": (lambda p: first(p, "ingot.linear")["args"].pop(), "arguments do not fit"),

@@ -144,7 +144,13 @@ def test_what_are_no_sampling_params(llm: LLM, params: Any) -> None:
         {"stop_token_ids": [-1]},
         {"stop_token_ids": ["a"]},
         {"ignore_eos": 1},
-        {"logprobs": 5},
+        {"logprobs": 21},
+        {"prompt_logprobs": -1},
+        {"repetition_penalty": 0},
+        {"frequency_penalty": 2.5},
+        {"presence_penalty": math.nan},
+        {"min_tokens": 17},
+        {"logit_bias": {5: 1.0}},
         {"temprature": 1.0},
     ],
     ids=str,
@@ -157,7 +163,7 @@ def test_sampling_parameters_out_of_range(fields: dict[str, Any]) -> None:
 
 
 def test_parameters_that_only_the_model_can_refuse(llm: LLM, alone: list[list[int]]) -> None:
-    for fields in ({"stop_token_ids": [VOCAB]}, {"stop": ["a"]}):
+    for fields in ({"stop_token_ids": [VOCAB]}, {"stop": ["a"]}, {"stop_token_ids": [*range(3, 19)], "min_tokens": 1}):
         with pytest.raises(RequestError):
             llm.generate(PROMPTS, [GREEDY, SamplingParams(**fields), GREEDY])
         assert_idle(llm)
@@ -174,6 +180,9 @@ def test_what_is_unusual_and_right(llm: LLM, alone: list[list[int]]) -> None:
     extreme = SamplingParams(temperature=3.4e38, top_p=5e-324, top_k=2**31 - 1, min_p=1.0, max_tokens=10**30, seed=0)
     (output,) = llm.generate([[1] * 150], extreme)
     assert len(output.outputs[0].token_ids) <= 10
+    endless = SamplingParams(min_tokens=10**30, max_tokens=None, repetition_penalty=1e30, presence_penalty=-2, seed=0)
+    (output,) = llm.generate([[1] * 150], endless)
+    assert len(output.outputs[0].token_ids) == MAX_SEQ_LEN - 150 and output.outputs[0].finish_reason == "length"
     assert_idle(llm)
 
 

@@ -806,12 +806,23 @@ ROWS: dict[str, tuple[str, ...]] = {
     "cast": ("x",),
     "moe": ("x", "router_logits"),
     "sample": ("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
+    "penalize": ("logits", "count_rows", "repetition", "frequency", "presence", "banned"),
+    "top_logprobs": ("logits", "sampled", "targets", "num_logprobs"),
 }
 
 
 # Ops whose rows belong to sequences or to a state.
 MOVERS = ("state_copy", "state_move", "state_zero")
-WHOLE = ("attention", "paged_attention", "kv_append", "qk_norm_rope_append", "feed", "advance", *MOVERS)
+WHOLE = (
+    "attention",
+    "paged_attention",
+    "kv_append",
+    "qk_norm_rope_append",
+    "feed",
+    "advance",
+    "count_tokens",
+    *MOVERS,
+)
 
 
 def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
@@ -916,6 +927,22 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 )
             )
         ],
+        "count_tokens": [
+            Sample((whole(9, 7, 5), whole(5, 6), whole(4, 6), ints(0, 0, 1, -1, 2, 2), ints(6, 0, 3), ends))
+            for ends in (ints(2, -1, 0), ints(-1, -1, -1))
+        ],
+        "penalize": [
+            Sample((rand(3, 17).float(), whole(9, 4, 17), rows, *torch.rand(3, 3, generator=g), banned))
+            for rows, banned in [
+                (ints(3, -1, 0), ints(16, 0, -1).view(3, 1)),
+                (ints(-1, -1, -1), ints(-1, -1, -1).view(3, 1)),  # nothing is asked for
+            ]
+        ],
+        "top_logprobs": [
+            Sample((rand(5, vocab).float().round(), whole(3, 5) - 1, ints(-1, 1, -1, 0, -1), wanted))
+            for vocab in (3, 53)
+            for wanted in (ints(20, 0, 2, -1, 7), ints(-1, -1, -1, -1, -1))
+        ],
         **{
             name: [
                 Sample(
@@ -1007,12 +1034,13 @@ def test_fake_has_the_shape_dtype_and_strides_of_the_reference(name: str, dtype:
 @every_op
 @every_dtype
 def test_op_is_pure(name: str, dtype: torch.dtype) -> None:
-    """No argument changes, and no result shares memory with an argument."""
+    """No argument changes, and no result shares memory with an argument, unless it may be that argument."""
     op = OPS[name]
     for sample in cases(name, dtype):
         before = over_tensors(sample, torch.clone)
         for function in (op.reference, op.rowwise):
-            memory = {arg.untyped_storage().data_ptr() for arg in sample.args if isinstance(arg, torch.Tensor)}
+            given = {key: arg for key, arg in op.bind(sample.args, sample.kwargs).items() if key != op.may_return}
+            memory = {arg.untyped_storage().data_ptr() for arg in given.values() if isinstance(arg, torch.Tensor)}
             for result in results(function(*sample.args, **sample.kwargs)):
                 assert result.untyped_storage().data_ptr() not in memory
             for left, right in zip(sample.args, before.args, strict=True):
@@ -1151,7 +1179,7 @@ def test_state_movers_against_lists(axis: int) -> None:
 
 
 def test_ops_that_write_states_say_how_in_place() -> None:
-    assert sorted({"advance", "kv_append", "qk_norm_rope_append", *MOVERS}) == STATEFUL
+    assert sorted({"advance", "count_tokens", "kv_append", "qk_norm_rope_append", *MOVERS}) == STATEFUL
     assert FUSED == ["add_rms_norm", "qk_norm_rope_append"]
     assert all((OPS[name].in_place is not None) == bool(OPS[name].states) for name in OPS)
 

@@ -137,8 +137,8 @@ def test_every_op_says_where_it_may_stand() -> None:
     named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached")}
     assert named["pure"] == {"attention"}
     movers = {"state_copy", "state_move", "state_zero"}
-    step = {"advance", "feed", "kv_append", "paged_attention", "qk_norm_rope_append", "sample"}
-    assert named["cached"] == step | movers
+    over_states = {"advance", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}
+    assert named["cached"] == {*over_states, *movers, "feed", "penalize", "sample", "top_logprobs"}
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])

@@ -72,7 +72,8 @@ def test_states_move_in_place_and_in_order() -> None:
     assert plan is not None
     (bucket,) = plan.buckets
     updates = [name for instruction in bucket.instructions for name in instruction.updates]
-    assert updates == ["kv.0", "kv.1", "kv.2", "last_token", "position"] and plan.states.keys() == set(updates)
+    assert updates == ["token_counts", "kv.0", "kv.1", "kv.2", "last_token", "position"]
+    assert plan.states.keys() == set(updates)
     for number, instruction in enumerate(bucket.instructions):
         if not instruction.updates:
             continue
@@ -83,9 +84,15 @@ def test_states_move_in_place_and_in_order() -> None:
                 for index, other in enumerate(bucket.instructions)
                 if any(getattr(argument, "ref", None) == name for argument in other.args) and index != number
             ]
-            # A cache is read after it is written; the rows are read by `feed`, at the start, and moved at the end.
-            assert all(index > number for index in readers) if name.startswith("kv.") else readers == [0]
-    assert plan.outputs.keys() == {"tokens", "logits"}
+            # A cache and the counts are read after they are written; the other rows are read by `feed`, at the start,
+            # and moved at the end.
+            if name in ("last_token", "position"):
+                assert readers == [0]
+            else:
+                assert readers and all(index > number for index in readers)
+    assert plan.outputs.keys() == {"tokens", "logits", "logprob_ids", "logprobs", "ranks"}
+    # What `penalize` gives may be the logits themselves.
+    assert bucket.values["penalize"].buffer == "view" and bucket.values["logits"].buffer == "pool"
 
 
 VALUES = """program main stage=LOWERED bucket=any tokens=[1, 8] q_max=any

@@ -1,16 +1,17 @@
 """A simulated device for the scheduler and the engine, and a small byte-level tokenizer.
 
-The device keeps what a real one keeps: last token and position per row, and a paged cache. Every slot of the cache
-holds the token and position that were written there, or poison. A sampled token is a hash of the whole context as
-read back through the page table, of the position and of the sampling parameters, so any wrong position, page, row or
-parameter changes tokens or trips an assertion. A step runs only when its tokens are asked for, the latest moment a
-real device may choose.
+The device keeps what a real one keeps: last token, position and token counts per row, and a paged cache. Every slot of
+the cache holds the token and position that were written there, or poison. A sampled token is a hash of the whole
+context as read back through the page table, of the position, of the sampling parameters and of the counts, so any
+wrong position, page, row or parameter changes tokens or trips an assertion; and so is a log-probability. A step runs
+only when its tokens are asked for, the latest moment a real device may choose.
 """
 
 import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import torch
 from tokenizers import decoders, pre_tokenizers, trainers
 
 from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Logprob, RequestOutput
 from ingot.runtime.pages import PagePool
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler, SchedulerConfig
@@ -29,20 +31,58 @@ VOCAB = 997
 POISON = (-7, -7)
 
 
-def hashed_token(context: Sequence[int], knobs: tuple[float, int, float, float, int], vocab: int = VOCAB) -> int:
-    """The token after `context`; knobs are temperature, top_k, top_p, min_p, seed."""
-    temperature, top_k, top_p, min_p, seed = knobs
-    key = struct.pack("<fiffq", temperature, top_k, top_p, min_p, seed if temperature else 0)
+@dataclass(frozen=True)
+class Knobs:
+    """What a row of logits is sampled with; `counts` are the tokens in its prompt and those generated, or None."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    counts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    banned: tuple[int, ...] = ()
+
+
+def hashed(context: Sequence[int], key: bytes = b"") -> int:
     digest = hashlib.blake2b(np.asarray(context, np.int64).tobytes() + key, digest_size=8).digest()
-    return int.from_bytes(digest, "little") % vocab
+    return int.from_bytes(digest, "little")
+
+
+def hashed_token(context: Sequence[int], knobs: Knobs, vocab: int = VOCAB) -> int:
+    """The token after `context`."""
+    k = knobs
+    key = struct.pack("<fiffq", k.temperature, k.top_k, k.top_p, k.min_p, k.seed if k.temperature else 0)
+    if k.counts is not None:
+        key += struct.pack("<fff", k.repetition, k.frequency, k.presence) + repr(k.counts).encode()
+    token = hashed(context, key) % vocab
+    while token in k.banned:
+        token = (token + 1) % vocab
+    return token
+
+
+def hashed_logprobs(context: Sequence[int], token: int, count: int) -> tuple[list[int], list[float], int]:
+    """Ids, log-probabilities and rank at the end of `context`: of `token`, then of the `count` most likely tokens."""
+    ids = [token, *(hashed(context, b"%d" % place) % VOCAB for place in range(count))]
+    return ids, [-(hashed([*context, one]) % 4096) / 64 for one in ids], 1 + hashed([*context, token], b"rank") % VOCAB
 
 
 class FakeHandle:
     def __init__(self, device: "FakeDevice", inputs: StepInputs) -> None:
         self._device, self._inputs = device, inputs
+        self.rows: dict[int, tuple[list[int], list[float], int]] = {}  # log-probabilities that were asked for
 
     def tokens(self) -> list[int]:
         return self._device.run(self)
+
+    def logprobs(self) -> "FakeHandle":
+        return self
+
+    def row(self, index: int) -> tuple[list[int], list[float], int]:
+        return self.rows[index]
 
     @property
     def inputs(self) -> StepInputs:
@@ -57,10 +97,12 @@ class FakeDevice:
         self.cache = [[POISON] * page_size for _ in range(num_pages)]
         self.last_token: list[int | None] = [None] * max_batch
         self.position: list[int | None] = [None] * max_batch
+        self.counts: list[tuple[set[int], list[int]] | None] = [None] * max_batch  # of the prompt; generated
         self.scripts: list[tuple[list[int], list[int]]] = []
         self.invalid: Callable[[list[int]], bool] = lambda context: False
         self.launched: list[FakeHandle] = []
         self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = 0
+        self.num_rated = self.most_rated = 0
         self.fail_at = -1
 
     def script(self, prompt: Sequence[int], outputs: Sequence[int]) -> None:
@@ -86,10 +128,11 @@ class FakeDevice:
         sizes = {"T": inputs.sizes.T, "B": inputs.sizes.B, "L": inputs.sizes.L, "P": inputs.sizes.P}
         copied = step_views(inputs.flat.clone(), inputs.sizes)  # what a device gets: one copy of the flat buffer
         for name, dtype, dims in STEP_FIELDS:
-            assert inputs[name].dtype == dtype and list(inputs[name].shape) == [sizes[dim] for dim in dims], name
+            shape = [sizes.get(dim, dim) for dim in dims]
+            assert inputs[name].dtype == dtype and list(inputs[name].shape) == shape, name
             assert inputs[name].data_ptr() % dtype.itemsize == 0 and torch.equal(inputs[name], copied[name]), name
         value = {name: view.tolist() for name, view in copied.items()}
-        assert 1 <= sizes["T"] <= self.max_tokens and 1 <= sizes["L"] <= sizes["B"] <= self.max_batch
+        assert 1 <= sizes["T"] <= self.max_tokens and sizes["B"] <= self.max_batch and 1 <= sizes["L"] <= sizes["T"]
         assert len(set(value["rows"])) == sizes["B"] and all(0 <= row < self.max_batch for row in value["rows"])
         assert value["q_starts"] == [0, *itertools.accumulate(value["q_lens"])][:-1] and min(value["q_lens"]) >= 1
         expected_seqs = [seq for seq, length in enumerate(value["q_lens"]) for _ in range(length)]
@@ -98,21 +141,34 @@ class FakeDevice:
         self.most_sequences = max(self.most_sequences, sizes["B"])
 
         used: set[int] = set()
-        sampled: list[int | None] = [None] * sizes["L"]
-        for seq in range(sizes["B"]):
-            token = self._run_sequence(seq, value, used)
-            index = value["sample_index"][seq]
-            if index >= 0:
-                assert sampled[index] is None and token is not None
-                sampled[index] = token
-        if sampled == [None]:
-            assert value["logit_rows"] == [0]  # the dummy row
-            return [123]
-        assert None not in sampled
+        contexts = [self._write(seq, value, used) for seq in range(sizes["B"])]
+        sampled: dict[int, int] = {}
+        for seq, index in enumerate(value["sample_index"]):
+            if index < 0:
+                continue
+            assert index not in sampled and value["targets"][index] == -1
+            assert value["logit_rows"][index] == value["q_starts"][seq] + value["q_lens"][seq] - 1
+            context = self._read(contexts[seq])
+            token = sampled[index] = self._next(context, self._knobs(value, index))
+            self.last_token[value["rows"][seq]] = max(token, 0)
+            if (count := value["num_logprobs"][index]) >= 0:
+                handle.rows[index] = hashed_logprobs(context, token, count)
+        assert sorted(sampled) == list(range(len(sampled))), "the sampled rows stand in front"
         self.num_sampled += len(sampled)
-        return [token for token in sampled if token is not None]
+        rated = range(len(sampled), sizes["L"])
+        if not sampled and value["targets"] == [-1]:
+            assert value["logit_rows"] == [0]  # the dummy row
+            rated = range(0)
+        for index in rated:
+            seq, count = value["token_seqs"][value["logit_rows"][index]], value["num_logprobs"][index]
+            end = len(contexts[seq]) - (value["q_starts"][seq] + value["q_lens"][seq] - 1 - value["logit_rows"][index])
+            assert value["targets"][index] >= 0 and count >= 0
+            handle.rows[index] = hashed_logprobs(self._read(contexts[seq][:end]), value["targets"][index], count)
+        self.most_rated, self.num_rated = max(self.most_rated, len(rated)), self.num_rated + len(rated)
+        return [sampled.get(index, 123) for index in range(sizes["L"])]
 
-    def _run_sequence(self, seq: int, value: dict[str, list], used: set[int]) -> int | None:
+    def _write(self, seq: int, value: dict[str, list], used: set[int]) -> list[tuple[int, int]]:
+        """Put a sequence's tokens into the cache; the places of all its tokens so far."""
         row, length, start = value["rows"][seq], value["q_lens"][seq], value["starts"][seq]
         first = value["q_starts"][seq]
         tokens = value["tokens"][first : first + length]
@@ -127,26 +183,42 @@ class FakeDevice:
         pages = value["page_table"][seq][:num_pages]
         assert len(set(pages)) == num_pages and not used & set(pages), "two places share a page"
         used |= set(pages)
+        places = [(pages[position // self.page_size], position % self.page_size) for position in range(end)]
         for position, token in zip(range(start, end), tokens, strict=True):
-            self.cache[pages[position // self.page_size]][position % self.page_size] = (token, position)
+            page, offset = places[position]
+            self.cache[page][offset] = (token, position)
         self.position[row], self.last_token[row] = end, None
+        self._count(row, start, tokens, value["prompt_ends"][seq])
+        return places
 
-        index = value["sample_index"][seq]
-        if index < 0:
-            return None
-        assert value["logit_rows"][index] == first + length - 1
+    def _read(self, places: list[tuple[int, int]]) -> list[int]:
         context: list[int] = []
-        for position in range(end):
-            token, written_for = self.cache[pages[position // self.page_size]][position % self.page_size]
+        for position, (page, offset) in enumerate(places):
+            token, written_for = self.cache[page][offset]
             assert written_for == position, f"position {position} reads {token, written_for}"
             context.append(token)
-        sampled = self._next(
-            context, tuple(value[k][index] for k in ("temperature", "top_k", "top_p", "min_p", "seeds"))
-        )
-        self.last_token[row] = max(sampled, 0)
-        return sampled
+        return context
 
-    def _next(self, context: list[int], knobs: tuple) -> int:
+    def _count(self, row: int, start: int, tokens: list[int], prompt_end: int) -> None:
+        if prompt_end < 0:
+            return
+        if start == 0:
+            self.counts[row] = set(), []
+        in_prompt, generated = self.counts[row]
+        for position, token in zip(range(start, start + len(tokens)), tokens, strict=True):
+            if position < prompt_end:
+                in_prompt.add(token)
+            else:
+                generated.append(token)
+
+    def _knobs(self, value: dict[str, list], index: int) -> Knobs:
+        names = ("temperature", "top_k", "top_p", "min_p", "seeds", "repetition", "frequency", "presence")
+        row = value["count_rows"][index]
+        counts = None if row < 0 else tuple(tuple(sorted(tokens)) for tokens in self.counts[row])
+        banned = tuple(token for token in value["banned"][index] if token >= 0)
+        return Knobs(*(value[name][index] for name in names), counts, banned)
+
+    def _next(self, context: list[int], knobs: Knobs) -> int:
         if self.invalid(context):
             return -1
         for prompt, outputs in self.scripts:
@@ -178,20 +250,59 @@ class Served:
         self.config = SchedulerConfig(max_batch, max_tokens, max_seq_len, page_size, chunked_prefill)
         self.scheduler = Scheduler(self.config, self.pool)
         self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
-        self.vocab = vocab
+        self.vocab, self.eos, self.tokenizer = vocab, tuple(eos), tokenizer
 
     def expected(
         self, prompt: Sequence[int], params: SamplingParams, seed: int = 0, count: int | None = None
     ) -> list[int]:
         """The tokens that the model gives for a prompt alone, without any stop."""
-        knobs = (params.temperature, params.top_k, params.top_p, params.min_p, seed)
+        knobs = Knobs(params.temperature, params.top_k, params.top_p, params.min_p, seed)
         if params.greedy:
-            knobs = (0.0, 0, 1.0, 0.0, 0)
+            knobs = Knobs()
+        if params.penalizes:
+            penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            knobs = replace(knobs, **dict(zip(("repetition", "frequency", "presence"), penalties, strict=True)))
         count = count if count is not None else params.max_tokens
         context = list(prompt)
-        for _ in range(min(count, self.config.max_seq_len - len(prompt))):
-            context.append(hashed_token(context, knobs, self.vocab))
+        for number in range(min(count, self.config.max_seq_len - len(prompt))):
+            if params.penalizes:
+                generated = tuple(sorted(context[len(prompt) :]))
+                knobs = replace(knobs, counts=(tuple(sorted(set(prompt))), generated))
+            banned = (*self.eos, *params.stop_token_ids) if number < params.min_tokens else ()
+            context.append(hashed_token(context, replace(knobs, banned=banned), self.vocab))
         return context[len(prompt) :]
+
+    def check_logprobs(self, output: RequestOutput, params: SamplingParams) -> None:
+        """That a request got the log-probabilities that it asked for, as far as it went, and no others."""
+
+        def entry(context: list[int], token: int, count: int) -> dict[int, Logprob]:
+            ids, values, rank = hashed_logprobs(context, token, count)
+            text = self.tokenizer and self.tokenizer.decode
+            ranks = [rank, *range(1, count + 1)]
+            return {
+                one: Logprob(value, place, text([one], skip_special_tokens=False) if text else None)
+                for one, value, place in zip(ids, values, ranks, strict=True)
+            }
+
+        prompt = output.prompt_token_ids
+        for sequence in output.outputs:
+            tokens = sequence.token_ids
+            if params.logprobs is None:
+                assert sequence.logprobs is None and sequence.cumulative_logprob is None
+                continue
+            assert sequence.logprobs == [
+                entry(prompt + tokens[:place], token, params.logprobs) for place, token in enumerate(tokens)
+            ]
+            # The fake values are multiples of 1/64, whose sums are exact.
+            chosen = (hashed_logprobs(prompt + tokens[:place], tokens[place], 0) for place in range(len(tokens)))
+            assert sequence.cumulative_logprob == sum(values[0] for _, values, _ in chosen)
+        if params.prompt_logprobs is None:
+            assert output.prompt_logprobs is None
+        else:
+            expected = [entry(prompt[:place], prompt[place], params.prompt_logprobs) for place in range(1, len(prompt))]
+            found = output.prompt_logprobs
+            assert found[0] is None and found[1:] == expected[: len(found) - 1]
+            assert len(found) == len(prompt) or not any(sequence.token_ids for sequence in output.outputs)
 
     def check(self) -> None:
         """What holds between any two steps."""

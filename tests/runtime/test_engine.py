@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -377,3 +378,102 @@ def test_many_texts_with_stops_under_pressure(serve, tokenizer):
     assert {got.finish_reason for output in last.values() for got in output.outputs} == {"stop", "length"}
     for index, (prompt, params) in enumerate(work):
         assert last[str(index)].outputs == alone(prompt, params)
+
+
+# min_tokens and log-probabilities.
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_end_tokens_are_held_back_until_min_tokens(serve, own):
+    prompt, plain = [5, 6], serve().expected([5, 6], GREEDY)
+    for place in range(1, 7):
+        end = plain[place]
+        for count in (place, place + 1):
+            served = serve(eos=[end]) if own else serve()
+            ends = {} if own else {"stop_token_ids": (end,)}
+            params = replace(GREEDY, min_tokens=count, **ends)
+            served.engine.add_request("r", prompt, params)
+            got, expected = served.drain()["r"].outputs[0].token_ids, served.expected(prompt, params)
+            if count == place:  # the first place where it may stand
+                assert got == plain[: place + 1]
+            else:
+                assert got[place] != end and got == expected[: len(got)] and len(got) > count
+
+
+def test_an_end_token_that_is_ignored_is_not_held_back(serve):
+    plain = serve().expected([5, 6], GREEDY)
+    served = serve(eos=[plain[2]])
+    served.engine.add_request("r", [5, 6], replace(GREEDY, min_tokens=8, ignore_eos=True))
+    assert served.drain()["r"].outputs[0].token_ids == plain
+
+
+def test_a_stop_string_counts_after_min_tokens(texts, tokenizer):
+    says = tokenizer.encode("one two one two")
+    first = next(n for n in range(len(says)) if "two" in tokenizer.decode(says[:n]))
+    for count in range(len(says)):
+        got = run(texts("one two one two"), stop="two", min_tokens=count)
+        assert got.text == ("one " if count < first else "one two one ") and got.stop_reason == "two"
+        assert len(got.token_ids) > count
+
+
+def test_text_that_is_held_back_may_end_a_stop_string_after_min_tokens(texts, tokenizer):
+    """A stop string that begins within the first tokens and ends behind them counts."""
+    says = tokenizer.encode("one two three")
+    whole = next(n for n in range(len(says)) if "two thr" in tokenizer.decode(says[:n]))
+    for count in range(len(says)):
+        got = run(texts(), stop="two thr", min_tokens=count)
+        assert got.text == ("one " if count < whole else "one two three"), count
+
+
+def test_logprobs_of_text_name_their_tokens(texts, tokenizer):
+    served = texts(" two ☃")
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2, prompt_logprobs=1)
+    served.engine.add_request("r", "go", params)
+    output = served.drain()["r"]
+    served.check_logprobs(output, params)
+    (sequence,) = output.outputs
+    chosen = [entry[token].decoded_token for entry, token in zip(sequence.logprobs, sequence.token_ids, strict=True)]
+    assert chosen[-1] == "<eos>" and "�" in chosen, "a special token, and a part of a character"
+    served = texts()
+    served.engine.add_request("r", "go", replace(params, detokenize=False))
+    assert {one.decoded_token for entry in served.drain()["r"].outputs[0].logprobs for one in entry.values()} == {None}
+
+
+def test_a_prompt_is_rated_once_for_all_its_sequences(serve):
+    served = serve(max_batch=3, max_tokens=7)
+    params = SamplingParams(n=4, max_tokens=3, seed=1, logprobs=1, prompt_logprobs=2)
+    served.engine.add_request("r", list(range(20)), params)
+    served.engine.add_request("s", list(range(9)), replace(params, n=1, logprobs=None))
+    last = served.drain()
+    served.check_logprobs(last["r"], params)
+    served.check_logprobs(last["s"], replace(params, logprobs=None))
+    assert served.device.num_rated == 19 + 8
+
+
+def test_a_token_that_is_none_has_no_logprob(serve):
+    served = serve()
+    served.device.invalid = lambda context: len(context) == 5
+    served.engine.add_request("r", [1, 2, 3], replace(GREEDY, logprobs=1))
+    (got,) = served.drain()["r"].outputs
+    assert got.finish_reason == "error" and len(got.token_ids) == len(got.logprobs) == 2
+
+
+def test_an_aborted_request_keeps_the_logprobs_it_has(serve):
+    served = serve(max_tokens=6)
+    params = SamplingParams(max_tokens=4, prompt_logprobs=0, seed=1)
+    served.engine.add_request("r", list(range(20)), params)
+    for _ in range(3):
+        served.step()
+    output = served.engine.abort("r")
+    assert len(output.prompt_logprobs) == 13  # two steps have retired
+    served.check_logprobs(output, params)
+    assert served.drain() == {}
+
+
+def test_more_end_tokens_than_can_be_held_back(serve):
+    served = serve(eos=[1, 2])
+    params = SamplingParams(min_tokens=2, stop_token_ids=list(range(2, 17)))
+    served.engine.add_request("r", [5], params)
+    with pytest.raises(RequestError, match="17 end tokens"):
+        served.engine.add_request("s", [5], replace(params, stop_token_ids=(*params.stop_token_ids, 17)))
+    served.drain()

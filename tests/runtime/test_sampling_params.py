@@ -14,6 +14,8 @@ def test_defaults_are_those_of_vllm():
     assert (params.seed, params.stop, params.stop_token_ids, params.max_tokens) == (None, (), (), 16)
     assert params.detokenize and params.skip_special_tokens and params.spaces_between_special_tokens
     assert not params.ignore_eos and not params.include_stop_str_in_output and params.min_tokens == 0
+    assert (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
+    assert params.logprobs is None and params.prompt_logprobs is None and not params.penalizes
 
 
 def test_normal_forms():
@@ -51,7 +53,12 @@ BAD = {
     "stop_token_ids": [3, "3", [-1], [1.0], [True], [2**31], [None]],
     "ignore_eos": [1, 0, None, "true"],
     "max_tokens": [0, -1, 1.5, True, math.inf, "16"],
-    "min_tokens": [-1, 1, 5, True, 0.0],
+    "min_tokens": [-1, 17, 10**30, True, 0.0, None],  # 17: more than max_tokens
+    "repetition_penalty": [0, 0.0, -1.0, 1e-31, 1e31, math.nan, math.inf, True, "1", None, 1j],
+    "frequency_penalty": [-2.01, 2.01, math.nan, -math.inf, False, "0", None],
+    "presence_penalty": [-2.01, 2.01, math.nan, math.inf, True, "0", None],
+    "logprobs": [-1, 21, 1.0, True, "5"],
+    "prompt_logprobs": [-1, 21, 0.0, False, "0"],
     "detokenize": [1, None],
     "skip_special_tokens": [0, None],
     "spaces_between_special_tokens": ["no"],
@@ -79,13 +86,28 @@ def test_not_supported_yet_is_refused_by_name(name):
     assert SamplingParams(**{name: NOT_SUPPORTED_YET[name]}) == SamplingParams()  # it asks for nothing
 
 
-def test_neutral_numbers_are_accepted_whatever_their_type():
-    assert SamplingParams(presence_penalty=0, repetition_penalty=1) == SamplingParams()
-    for value in (math.nan, False, 0.1, None):
-        with pytest.raises(RequestError, match="not supported yet"):
-            SamplingParams(presence_penalty=value)
-    with pytest.raises(RequestError, match="not supported yet"):
-        SamplingParams(logprobs=0)  # 0 asks for the sampled token's
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1e-30},
+        {"repetition_penalty": 1e30},
+        {"frequency_penalty": -2, "presence_penalty": 2},
+        {"frequency_penalty": 0, "presence_penalty": np.float32(0.5)},
+        {"logprobs": 0, "prompt_logprobs": np.int64(20)},
+        {"min_tokens": 16},
+        {"min_tokens": 10**6, "max_tokens": None},
+    ],
+    ids=str,
+)
+def test_edges_are_accepted(fields):
+    params = SamplingParams(**fields)
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert params.penalizes == any(name.endswith("_penalty") for name in fields)
+
+
+def test_neutral_penalties_are_off_whatever_their_type():
+    params = SamplingParams(presence_penalty=0, frequency_penalty=-0.0, repetition_penalty=1)
+    assert params == SamplingParams() and not params.penalizes
 
 
 def test_unknown_name_and_its_neighbour():

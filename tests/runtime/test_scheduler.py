@@ -1,16 +1,18 @@
 """The scheduler against a simulated device that notices wrong positions, pages, rows and parameters."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.runtime.batch import Chunk, RowTables, build_step
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request, Status
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
-from ingot.runtime.step import Chunk, RowTables, StepBuffer, StepSizes, build_step, step_views, step_words
+from ingot.runtime.scheduler import MAX_SCORED, Scheduler, SchedulerConfig
+from ingot.runtime.step import StepBuffer, StepSizes, step_views, step_words
 
 
 def scheduler_of(num_pages=64, page_size=4, **config):
@@ -258,6 +260,10 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
             min_p=rng.choice([0.0, 0.25]),
             seed=rng.randrange(2**40),
             max_tokens=rng.randint(1, max_seq_len - len(prompt)),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+            presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+            logprobs=rng.choice([None, None, 0, 3]),
+            prompt_logprobs=rng.choice([None, None, 0, 2]),
         )
         work.append((prompt, params))
     return work
@@ -295,11 +301,7 @@ def test_random_work_in_small_pools(serve, seed, chunked):
                 at = rng.randrange(len(expected))
                 at = expected.index(expected[at])
                 stopped[name] = expected[: at + 1]
-                params = SamplingParams(
-                    **{field: getattr(params, field) for field in ("temperature", "top_k", "top_p", "min_p", "seed")},
-                    max_tokens=params.max_tokens,
-                    stop_token_ids=[expected[at]],
-                )
+                params = replace(params, stop_token_ids=(expected[at],))
             served.engine.add_request(name, prompt, params)
         for output in served.step():
             last[output.request_id] = output
@@ -315,6 +317,7 @@ def test_random_work_in_small_pools(serve, seed, chunked):
     served.check_empty()
     assert set(last) == {str(index) for index in range(len(work))}
     for index, (prompt, params) in enumerate(work):
+        served.check_logprobs(last[str(index)], params)
         output = last[str(index)].outputs[0]
         expected = served.expected(prompt, params, params.seed)
         if str(index) in aborted:
@@ -421,3 +424,47 @@ def test_reset_frees_everything():
     assert scheduler.pool.num_free == 6 and scheduler.num_free_rows == 4 and not scheduler.has_unfinished
     scheduler.add(request_of("a", 7))
     assert values(scheduler.schedule())["tokens"] == [1, 2, 3, 4, 5, 6, 7]
+
+
+# Rows of logits that rate prompts.
+
+
+def test_rows_that_rate_prompts_stand_behind_the_sampled_ones():
+    scheduler = scheduler_of(max_tokens=8)
+    scheduler.add(request_of("a", 3, logprobs=2, repetition_penalty=1.5))
+    scheduler.add(request_of("b", 4, prompt_logprobs=1))
+    for request in scheduler.requests.values():
+        request.scores_prompt = request.params.prompt_logprobs is not None
+    batch = scheduler.schedule()
+    got = values(batch)
+    assert got["logit_rows"] == [2, 6, 3, 4, 5] and got["sample_index"] == [0, 1]
+    assert got["targets"] == [-1, -1, 2, 3, 4] and got["num_logprobs"] == [2, -1, 1, 1, 1]
+    assert got["count_rows"] == [0, -1, -1, -1, -1] and got["prompt_ends"] == [3, -1]
+    assert got["repetition"] == [1.5, 1, 1, 1, 1] and got["temperature"] == [1, 1, 0, 0, 0]
+    assert [(request.request_id, count) for request, count in batch.scored] == [("b", 3)] and batch.gives_logprobs
+    assert [one.row for one in scheduler.retire(batch, [7, 8, 9, 9, 9])] == [0, 1]
+
+
+def test_a_step_rates_so_many_rows_and_no_more(serve):
+    served = serve(num_pages=400, max_tokens=700, max_seq_len=700, max_batch=4)
+    asks = SamplingParams(max_tokens=2, seed=0, prompt_logprobs=0)
+    work = {"a": (600, asks), "b": (100, asks), "c": (90, SamplingParams(max_tokens=2, seed=0)), "d": (2, asks)}
+    for name, (length, params) in work.items():
+        served.engine.add_request(name, [index % 97 for index in range(length)], params)
+    last = served.drain()
+    for name, (_, params) in work.items():
+        served.check_logprobs(last[name], params)
+    assert served.device.most_rated == MAX_SCORED and served.device.num_rated == 599 + 99 + 1
+    assert served.device.num_launches == 3 + 1  # 256, 256, 87 + 99 + 1 rows, then the last tokens
+
+
+def test_whole_prompts_wait_for_rows_that_rate_them(serve):
+    served = serve(num_pages=400, max_tokens=700, max_seq_len=700, chunked_prefill=False)
+    params = SamplingParams(max_tokens=1, seed=0, prompt_logprobs=1)
+    for name in "abc":
+        served.engine.add_request(name, list(range(200)), params)
+    with pytest.raises(RequestError, match="258 tokens, and their log-probabilities"):
+        served.engine.add_request("d", list(range(258)), params)
+    served.engine.add_request("e", list(range(258)), SamplingParams(max_tokens=1, seed=0))
+    last = served.drain()
+    assert all(len(last[name].prompt_logprobs) == 200 for name in "abc") and served.device.most_rated == 199

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ingot.runtime.batch import NOTHING_ASKED
 from ingot.runtime.step import StepBuffer, StepInputs, StepSizes
 
 ON_DEVICE = -1  # a token or a start that the device takes from the sequence's row
@@ -48,5 +49,6 @@ def hand_step(
     }
     for name, value in values.items():
         inputs[name].copy_(torch.tensor(value))
-    inputs["top_p"].fill_(1.0)
+    for name, nothing in {**NOTHING_ASKED, "prompt_ends": -1}.items():
+        inputs[name].fill_(nothing)
     return inputs

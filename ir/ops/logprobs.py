@@ -1,0 +1,71 @@
+"""Log-probabilities of chosen and of the most likely tokens, as the model gives them: before any temperature or
+penalty."""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define, own_row
+
+MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on top_logprobs, vLLM's on max_logprobs
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    logits = torch.randn(5, 37, generator=g) * 3
+    logits[3, 5:9] = 12.0  # equals
+    columns = ([4, 6, -1, 5, 0], [-1, 2, -1, -1, 3], [0, 20, 3, 2, -1])  # sampled, targets, num_logprobs
+    vectors = tuple(torch.tensor(values, dtype=torch.int32) for values in columns)
+    return [Sample((logits, *vectors)), Sample((logits[:, :7].clone(), *vectors))]
+
+
+def _fake(logits: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _none(logits.shape[0], logits.device)
+
+
+def _none(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    width = 1 + MAX_LOGPROBS
+    return (
+        torch.full((rows, width), -1, dtype=torch.int32, device=device),
+        torch.full((rows, width), float("-inf"), dtype=torch.float32, device=device),
+        torch.zeros(rows, dtype=torch.int32, device=device),
+    )
+
+
+def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` greatest of scores [V], in order, the lower id first among equals (topk promises no order)."""
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=scores.device)
+    least = scores.topk(min(count, scores.shape[0])).values[-1]
+    candidates = (scores >= least).nonzero().flatten()
+    return candidates[scores[candidates].sort(stable=True, descending=True).indices][:count]
+
+
+@define(
+    "top_logprobs(Tensor logits, Tensor sampled, Tensor targets, Tensor num_logprobs) -> (Tensor, Tensor, Tensor)",
+    samples=_samples,
+    fake=_fake,
+    # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of scores stays in the cache.
+    fusible=False,
+    legal="cached",
+)
+def top_logprobs(
+    logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits f32[L, V] and i32[L] each.
+
+    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` where that is -1. Behind it stand the
+    `num_logprobs[i]` most likely tokens, in order, the lower id first among equals. `ranks[i]` is one more than the
+    number of tokens that are more likely than the chosen one. What is not asked for (`num_logprobs[i]` -1: the whole
+    row) or not there (a row without a token) is id -1, logprob -inf, rank 0.
+    """
+    ids, logprobs, ranks = _none(logits.shape[0], logits.device)
+    if not bool((num_logprobs >= 0).any()):
+        return ids, logprobs, ranks
+    chosen = torch.where(targets >= 0, targets, sampled)
+    for row, (count, token) in enumerate(zip(num_logprobs.tolist(), chosen.tolist(), strict=True)):
+        if count < 0 or token < 0:
+            continue
+        scores = own_row(logits, row)[0].float()
+        listed = torch.cat([chosen[row : row + 1].long(), _most_likely(scores, count)])
+        ids[row, : listed.shape[0]] = listed.int()
+        logprobs[row, : listed.shape[0]] = scores.log_softmax(-1)[listed]
+        ranks[row] = (scores > scores[token]).sum() + 1
+    return ids, logprobs, ranks

@@ -1,0 +1,174 @@
+"""What the scheduler decided for one step, and how that becomes the step's inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.runtime.request import Request
+from ingot.runtime.step import STEP_FIELDS, StepBuffer, StepInputs, StepSizes
+
+_NUMPY: Mapping[torch.dtype, np.dtype[Any]] = {
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float32: np.dtype(np.float32),
+}
+# How a row of logits is sampled and rated when nobody asks for anything.
+NOTHING_ASKED: Mapping[str, float] = {
+    "seeds": 0,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "count_rows": -1,
+    "repetition": 1.0,
+    "frequency": 0.0,
+    "presence": 0.0,
+    "banned": -1,
+    "targets": -1,
+    "num_logprobs": -1,
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one sequence does in a step: feed `length` tokens, the first at position `start`.
+
+    on_device   its one token is not known on the host yet: the device takes it, and its position, from its row
+    samples     the last token fed is the last one there is, so the step gives the next one
+    scored      positions among those fed whose logits rate the prompt's next token
+    """
+
+    request: Request
+    row: int
+    start: int
+    length: int
+    on_device: bool
+    samples: bool
+    scored: range = range(0)
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One scheduled step. `sampled` are the requests that get a token, in the order of the logit rows.
+
+    Behind their rows stand those of `scored`: a request and how many rows it has, in the order of its prompt. Without
+    either, one dummy logit row is computed, and its token is to be ignored.
+    """
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    sampled: tuple[Request, ...]
+    inputs: StepInputs
+    scored: tuple[tuple[Request, int], ...] = ()
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether any request gets log-probabilities from this step."""
+        return bool(self.scored) or any(request.params.logprobs is not None for request in self.sampled)
+
+
+class RowTables:
+    """What the steps need per device row, kept as arrays so that a step gathers it instead of rebuilding it."""
+
+    def __init__(self, max_batch: int, max_pages: int) -> None:
+        self.pages = np.zeros((max_batch, max_pages), np.int32)
+        self.num_pages = np.zeros(max_batch, np.int32)
+        self.prompt_ends = np.full(max_batch, -1, np.int32)
+        self.unbanned_at = np.zeros(max_batch, np.int32)  # with so many tokens, prompt included, all may be sampled
+        self.asked = {
+            name: np.zeros([max_batch, *map(int, dims[1:])], _NUMPY[dtype])
+            for name, dtype, dims in STEP_FIELDS
+            if name in NOTHING_ASKED
+        }
+
+    def set_request(self, row: int, request: Request) -> None:
+        params, asked = request.params, self.asked
+        prompt_len = len(request.prompt_ids)
+        self.prompt_ends[row] = prompt_len if params.penalizes else -1
+        self.unbanned_at[row] = min(prompt_len + params.min_tokens, request.max_total)
+        for name, value in NOTHING_ASKED.items():
+            asked[name][row] = value
+        asked["seeds"][row] = request.seed
+        if not params.greedy:
+            for name in ("temperature", "top_k", "top_p", "min_p"):
+                asked[name][row] = getattr(params, name)
+        if params.penalizes:
+            asked["count_rows"][row] = row
+            for name in ("repetition", "frequency", "presence"):
+                asked[name][row] = getattr(params, f"{name}_penalty")
+        if params.min_tokens:
+            ends = request.end_tokens()
+            asked["banned"][row, : len(ends)] = sorted(ends)
+        if params.logprobs is not None:
+            asked["num_logprobs"][row] = params.logprobs
+
+    def add_pages(self, row: int, pages: Sequence[int]) -> None:
+        held = self.num_pages[row]
+        self.pages[row, held : held + len(pages)] = pages
+        self.num_pages[row] = held + len(pages)
+
+    def clear(self, row: int) -> None:
+        self.pages[row, : self.num_pages[row]] = 0
+        self.num_pages[row] = 0
+
+
+def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: StepBuffer) -> StepBatch:
+    """Fill `buffer` with the inputs of these chunks (at least one)."""
+    sampled = tuple(chunk.request for chunk in chunks if chunk.samples)
+    scored = tuple((chunk.request, len(chunk.scored)) for chunk in chunks if chunk.scored)
+    rows = np.array([chunk.row for chunk in chunks], np.int32)
+    lengths = np.array([chunk.length for chunk in chunks], np.int32)
+    samples = np.array([chunk.samples for chunk in chunks])
+    sizes = StepSizes(
+        T=int(lengths.sum()),
+        B=len(chunks),
+        L=max(1, len(sampled) + sum(count for _, count in scored)),
+        P=int(tables.num_pages[rows].max()),
+    )
+    inputs, arrays = buffer.views(sizes)
+
+    ends = np.cumsum(lengths)
+    arrays["token_seqs"][:] = np.repeat(np.arange(len(chunks)), lengths)
+    arrays["q_starts"][:] = ends - lengths
+    arrays["q_lens"][:] = lengths
+    arrays["rows"][:] = rows
+    arrays["starts"][:] = [-1 if chunk.on_device else chunk.start for chunk in chunks]
+    # A sequence keeps its state in the slot of its row; one that begins, or begins again, reads none.
+    arrays["state_read"][:] = [-1 if chunk.start == 0 else chunk.row for chunk in chunks]
+    arrays["state_write"][:] = rows
+    arrays["prompt_ends"][:] = tables.prompt_ends[rows]
+    arrays["page_table"][:] = tables.pages[rows, : sizes.P]
+    tokens = arrays["tokens"]
+    for chunk, end in zip(chunks, ends, strict=True):
+        tokens[end - chunk.length : end] = (
+            -1 if chunk.on_device else chunk.request.known_tokens(chunk.start, chunk.start + chunk.length)
+        )
+
+    arrays["sample_index"][:] = np.where(samples, np.cumsum(samples) - 1, -1)
+    arrays["logit_rows"][: len(sampled)] = ends[samples] - 1
+    sampled_rows = rows[samples]
+    for name, table in tables.asked.items():
+        arrays[name][: len(sampled)] = table[sampled_rows]
+    lens = np.array([chunk.start + chunk.length for chunk in chunks if chunk.samples], np.int32)
+    arrays["banned"][: len(sampled)][lens >= tables.unbanned_at[sampled_rows]] = -1
+    if len(sampled) < sizes.L:
+        _fill_scored(arrays, len(sampled), chunks, ends)
+    return StepBatch(step, tuple(chunks), sampled, inputs, scored)
+
+
+def _fill_scored(arrays: Mapping[str, np.ndarray], first: int, chunks: Sequence[Chunk], ends: np.ndarray) -> None:
+    """The rows of logits from `first` on: those that rate prompts, or the dummy."""
+    for name, value in (("logit_rows", 0), *NOTHING_ASKED.items()):
+        arrays[name][first:] = value
+    for chunk, end in zip(chunks, ends, strict=True):
+        if not chunk.scored:
+            continue
+        place = slice(first, first + len(chunk.scored))
+        begin = end - chunk.length - chunk.start  # where position 0 would stand in T
+        arrays["logit_rows"][place] = begin + np.arange(chunk.scored.start, chunk.scored.stop)
+        arrays["targets"][place] = chunk.request.prompt_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
+        arrays["num_logprobs"][place] = chunk.request.params.prompt_logprobs
+        first = place.stop
