@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.ir.errors import CheckpointError, VerifyError
+from ingot.ir.mesh import Rank
 from ingot.ir.tables import make_table
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 
@@ -73,12 +74,20 @@ class Recipe:
             return frozenset((str(self.attr("name")),))
         return frozenset().union(*(recipe.sources() for recipe in self.inputs))
 
-    def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
-        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes."""
+    def execute(
+        self,
+        read: Callable[[str], torch.Tensor],
+        memo: dict["Recipe", Results] | None = None,
+        rank: Rank | None = None,
+    ) -> torch.Tensor:
+        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes of one rank.
+
+        `rank` says whose part a shard step gives.
+        """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
         if result is None:
-            result = step._results(read, memo)
+            result = step._results(read, memo, rank)
             if memo is not None:
                 memo[step] = result
         if isinstance(result, torch.Tensor) != (self.output == "") or (self.output and self.output not in result):
@@ -86,18 +95,34 @@ class Recipe:
             raise VerifyError(f"recipe step '{self.step}' has {has}", where=str(self))
         return result if isinstance(result, torch.Tensor) else result[self.output]
 
-    def _results(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None) -> Results:
+    def _results(
+        self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None, rank: Rank | None
+    ) -> Results:
         if self.step == "source":
             return read(str(self.attr("name")))
-        args = [recipe.execute(read, memo) for recipe in self.inputs]
+        args = [recipe.execute(read, memo, rank) for recipe in self.inputs]
+        attrs = dict(self.attrs)
+        if self.step == "shard":
+            attrs["rank"], attrs["world"] = self._place(rank)
         try:
-            return STEPS[self.step](args, dict(self.attrs))
+            return STEPS[self.step](args, attrs)
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             shapes = ", ".join(str(list(arg.shape)) for arg in args)
             problem = f"{type(error).__name__}: {error}"
             raise CheckpointError(
                 f"recipe step '{self.step}' cannot be applied to shapes ({shapes}): {problem}", where=str(self)
             ) from error
+
+    def _place(self, rank: Rank | None) -> tuple[int, int]:
+        """The place on the shard step's axis, and the axis's size."""
+        place = rank.on(str(self.attr("axis"))) if rank is not None else None
+        if place is None:
+            raise VerifyError(
+                f"recipe step 'shard' has no rank on axis '{self.attr('axis')}'",
+                where=str(self),
+                expected="execution for one rank of a mesh with that axis",
+            )
+        return place
 
 
 def _ints(value: Attr) -> list[int]:
@@ -230,8 +255,9 @@ def table(**attrs: Attr) -> Recipe:
     return _recipe("table", **attrs)
 
 
-def shard(recipe: Recipe, dim: int, rank: int, world: int, segments: tuple[int, ...] = ()) -> Recipe:
-    return _recipe("shard", recipe, dim=dim, rank=rank, world=world, segments=segments)
+def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
+    """A rank's part along `dim`, the mesh's `axis` being split. `segments` are those of a `Placement`."""
+    return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
 
 def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:

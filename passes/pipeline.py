@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,13 @@ from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
+from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_sampling import InsertSampling
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.normalize import Normalize
+from ingot.passes.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,19 @@ PIPELINE = (
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
+# On a mesh of more than one device, behind QUANTIZED.
+SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
+
 # Rewrites that a correct artifact can do without; the others make a later stage possible at all.
 OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
+
+
+def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
+    """The pipeline that leads to programs on `mesh`, which holds axes of more than one device."""
+    if not mesh:
+        return PIPELINE
+    before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
+    return (*before, SHARDING, *PIPELINE[len(before) :])
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:

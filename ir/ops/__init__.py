@@ -1,6 +1,7 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
 from ingot.ir.ops.attention import attention, kv_append, paged_attention
+from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
     add_rms_norm,
     cast,
@@ -28,6 +29,8 @@ __all__ = [
     "Sample",
     "add_rms_norm",
     "advance",
+    "all_gather",
+    "all_reduce",
     "attention",
     "cast",
     "define",
@@ -41,6 +44,8 @@ __all__ = [
     "op_of",
     "paged_attention",
     "qk_norm_rope_append",
+    "redistribute",
+    "reduce_scatter",
     "rms_norm",
     "rope",
     "sample",
@@ -50,4 +55,6 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "take_part",
+    "vocab_embedding",
 ]

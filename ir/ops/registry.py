@@ -41,8 +41,9 @@ class Op:
     with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant). `states` names
     the parameters that are state values; `in_place` is the lowered form that updates them instead of returning them,
     and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `fusible` says that a region
-    compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, or
-    "cached" ones with them.
+    compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states,
+    "cached" ones with them, or only where placements are "open". `across` computes a collective for all ranks of its
+    axis at once: from a list for each tensor argument to a list of results.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Op:
     decompose: Function | None
     fusible: bool
     legal: str
+    across: Function | None
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -123,6 +125,7 @@ def define(
     decompose: Function | None = None,
     fusible: bool = True,
     legal: str = "any",
+    across: Function | None = None,
 ) -> Callable[[Function], Op]:
     """Define an op from its reference implementation.
 
@@ -149,6 +152,7 @@ def define(
             decompose=decompose,
             fusible=fusible,
             legal="cached" if states else legal,
+            across=across,
         )
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
