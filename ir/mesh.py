@@ -65,10 +65,10 @@ def check_mesh(mesh: Mesh) -> dict[str, int]:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """A mesh from `AXIS=SIZE[,AXIS=SIZE]`; the empty text is one device."""
+    """A mesh from `AXIS=SIZE`, several separated by spaces or commas; the empty text is one device."""
     mesh: dict[str, int] = {}
-    for part in text.split(",") if text else ():
-        match = re.fullmatch(r"\s*([a-z]+)\s*=\s*(\d{1,9})\s*", part, re.ASCII)
+    for part in text.replace(",", " ").split():
+        match = re.fullmatch(r"([a-z]+)=(\d{1,9})", part, re.ASCII)
         if match is None or match[1] in mesh:
             raise OptionError(f"the mesh is '{text}'", expected="each axis once with its size, like tp=2")
         mesh[match[1]] = int(match[2])

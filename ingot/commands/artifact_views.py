@@ -239,6 +239,9 @@ def print_weights(artifact: Artifact) -> None:
                 size *= extent
             if "same_as" in entry:
                 place = f"same as {entry['same_as']}"
+            elif "parts" in entry:
+                place = ", ".join(f"{part['file']}@{part['offset']}" for part in entry["parts"])
+                total += size * len(entry["parts"])
             else:
                 place, total = f"{entry['file']}@{entry['offset']}", total + size
             rows.append((name, entry["dtype"], entry["shape"], size_text(size), place, entry["recipe"]))

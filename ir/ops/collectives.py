@@ -170,8 +170,6 @@ def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, pa
     fusible=False,
     legal="open",
 )
-def redistribute(
-    x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1
-) -> torch.Tensor:
+def redistribute(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
     """x in another placement: a collective that is owed. `src`, `dst` are kinds, `dim` is that of the shard."""
     raise _alone("redistribute", axis)
