@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from ingot.frontend.safetensors_header import read_header
 from ingot.ir.errors import CheckpointError
-from ingot.ir.mesh import Mesh, Rank, ranks
+from ingot.ir.mesh import Mesh, ranks
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import DTYPE_NAMES
@@ -60,12 +60,11 @@ def pack_weights(
         owner[key] = name
         if mesh and any(place.kind == "shard" for place in spec.placement):
             index[name]["parts"] = [{} for _ in own]
-            whole: dict[Recipe, Results] = {}
-            spec.recipe.inputs[0].execute(read, whole)
+            memo: dict[Recipe, Results] = {}  # what is split is made once
             for files, rank, place in zip(own, ranks(mesh), index[name]["parts"], strict=True):
-                total += files.add(name, _made(name, spec, read, dict(whole), rank), place)
+                total += files.add(name, _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo)), place)
         else:
-            total += shared.add(name, _made(name, spec, read, {}), index[name])
+            total += shared.add(name, _made(name, spec, spec.recipe.execute(read, {})), index[name])
         on_done(done, len(params))
     for files in (shared, *own):
         files.flush()
@@ -73,15 +72,9 @@ def pack_weights(
     return Packed(total, len(owner), len(params))
 
 
-def _made(
-    name: str,
-    spec: ParamSpec,
-    read: Callable[[str], torch.Tensor],
-    memo: dict[Recipe, Results],
-    rank: Rank | None = None,
-) -> torch.Tensor:
-    """The param's tensor, or the rank's part of it."""
-    tensor = spec.recipe.execute(read, memo, rank).contiguous()
+def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
+    """What the param's recipe gave, or a rank's part of it, checked and row-major."""
+    tensor = tensor.contiguous()
     if problem := spec.type.mismatch(tensor):
         raise CheckpointError(f"the weight '{name}' has {problem}", where=str(spec.recipe))
     return tensor

@@ -21,7 +21,7 @@ def load_params(
     params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], rank: Rank | None = None
 ) -> dict[str, torch.Tensor]:
     """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part."""
-    return {name: spec.recipe.execute(read, rank=rank) for name, spec in params.items()}
+    return {name: (spec.recipe.for_rank(rank) if rank else spec.recipe).execute(read) for name, spec in params.items()}
 
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:

@@ -74,20 +74,26 @@ class Recipe:
             return frozenset((str(self.attr("name")),))
         return frozenset().union(*(recipe.sources() for recipe in self.inputs))
 
-    def execute(
-        self,
-        read: Callable[[str], torch.Tensor],
-        memo: dict["Recipe", Results] | None = None,
-        rank: Rank | None = None,
-    ) -> torch.Tensor:
-        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes of one rank.
+    def for_rank(self, rank: Rank) -> "Recipe":
+        """The recipe of this rank's tensor: each shard step is told its place on its axis."""
+        inputs = tuple(recipe.for_rank(rank) for recipe in self.inputs)
+        if self.step != "shard":
+            return self if inputs == self.inputs else replace(self, inputs=inputs)
+        place = rank.on(str(self.attr("axis")))
+        if place is None:
+            raise VerifyError(f"rank {rank.index} has no place on axis '{self.attr('axis')}'", where=str(self))
+        attrs = {**dict(self.attrs), "rank": place[0], "world": place[1]}
+        return replace(self, inputs=inputs, attrs=tuple(sorted(attrs.items())))
 
-        `rank` says whose part a shard step gives.
+    def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
+        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes.
+
+        A recipe with shards is executed `for_rank`.
         """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
         if result is None:
-            result = step._results(read, memo, rank)
+            result = step._results(read, memo)
             if memo is not None:
                 memo[step] = result
         if isinstance(result, torch.Tensor) != (self.output == "") or (self.output and self.output not in result):
@@ -95,34 +101,18 @@ class Recipe:
             raise VerifyError(f"recipe step '{self.step}' has {has}", where=str(self))
         return result if isinstance(result, torch.Tensor) else result[self.output]
 
-    def _results(
-        self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None, rank: Rank | None
-    ) -> Results:
+    def _results(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None) -> Results:
         if self.step == "source":
             return read(str(self.attr("name")))
-        args = [recipe.execute(read, memo, rank) for recipe in self.inputs]
-        attrs = dict(self.attrs)
-        if self.step == "shard":
-            attrs["rank"], attrs["world"] = self._place(rank)
+        args = [recipe.execute(read, memo) for recipe in self.inputs]
         try:
-            return STEPS[self.step](args, attrs)
+            return STEPS[self.step](args, dict(self.attrs))
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             shapes = ", ".join(str(list(arg.shape)) for arg in args)
             problem = f"{type(error).__name__}: {error}"
             raise CheckpointError(
                 f"recipe step '{self.step}' cannot be applied to shapes ({shapes}): {problem}", where=str(self)
             ) from error
-
-    def _place(self, rank: Rank | None) -> tuple[int, int]:
-        """The place on the shard step's axis, and the axis's size."""
-        place = rank.on(str(self.attr("axis"))) if rank is not None else None
-        if place is None:
-            raise VerifyError(
-                f"recipe step 'shard' has no rank on axis '{self.attr('axis')}'",
-                where=str(self),
-                expected="execution for one rank of a mesh with that axis",
-            )
-        return place
 
 
 def _ints(value: Attr) -> list[int]:
@@ -137,6 +127,8 @@ def _int(value: Attr) -> int:
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     """Part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
+    if "rank" not in attrs:
+        raise ValueError("each rank has a part of its own, and no rank was named")
     dim, rank, world = _int(attrs["dim"]), _int(attrs["rank"]), _int(attrs["world"])
     segments = _ints(attrs["segments"]) or [tensor.shape[dim]]
     if not 0 <= rank < world:
@@ -256,7 +248,8 @@ def table(**attrs: Attr) -> Recipe:
 
 
 def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
-    """A rank's part along `dim`, the mesh's `axis` being split. `segments` are those of a `Placement`."""
+    """A rank's part along `dim` on `axis` of the mesh; which one, `Recipe.for_rank` says. `segments` are those of a
+    `Placement`."""
     return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
 
