@@ -409,7 +409,7 @@ def check_param(name: str, program: Program) -> None:
             raise VerifyError(f"the recipe does not end in the shard of {place}", expected=f"shard(…, {wanted})")
         recipe = recipe.inputs[0]
     if recipe.step == "shard":
-        raise VerifyError("the recipe shards more than the placement says", expected=spot_text(None, "an axis"))
+        raise VerifyError("the recipe shards more than the placement says", expected="as many shards as splits")
 
 
 def _check_place(place: Placement, value_type: TensorType, program: Program) -> None:
