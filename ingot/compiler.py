@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,7 +53,6 @@ BACKEND_CHOICES: Mapping[str, tuple[str, ...]] = {
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_TOKENS = 2048
-ONE_DEVICE: Mapping[str, int] = MappingProxyType({})
 
 Progress = Callable[[str, int, int], None]
 
@@ -102,7 +100,7 @@ def compile_model(
     max_tokens: int = DEFAULT_MAX_TOKENS,
     deterministic: bool = False,
     passes: str = "default",
-    mesh: Mapping[str, int] = ONE_DEVICE,
+    mesh: Mapping[str, int] | None = None,
     jobs: int | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> CompileReport:
@@ -180,14 +178,14 @@ class Request:
         max_tokens: int = DEFAULT_MAX_TOKENS,
         deterministic: bool = False,
         passes: str = "default",
-        mesh: Mapping[str, int] = ONE_DEVICE,
+        mesh: Mapping[str, int] | None = None,
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
         if backend not in BACKEND_CHOICES:
             raise OptionError(f"unknown backend '{backend}'", expected=", ".join(BACKEND_CHOICES))
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
-        axes = check_mesh(mesh)
+        axes = check_mesh(mesh or {})
         edit_pipeline(passes, pipeline_for(axes))
         machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
         if machine.device != "cpu":

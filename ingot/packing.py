@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from safetensors.torch import save_file
 
 from ingot.frontend.safetensors_header import read_header
 from ingot.ir.errors import CheckpointError
-from ingot.ir.mesh import Mesh, ranks
+from ingot.ir.mesh import ONE_DEVICE, Mesh, ranks
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import DTYPE_NAMES
@@ -34,7 +33,7 @@ def pack_weights(
     read: Callable[[str], torch.Tensor],
     writer: ArtifactWriter,
     on_done: Callable[[int, int], None] = lambda done, total: None,
-    mesh: Mesh = MappingProxyType({}),
+    mesh: Mesh = ONE_DEVICE,
 ) -> Packed:
     """Write weights/NNNNN.safetensors and weights.json. Params with equal recipe, placement and type share a tensor.
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from ingot.ir.infer import infer
-from ingot.ir.placements import infer_placement
+from ingot.ir.infer_placement import infer_placement
 from ingot.ir.program import Program, RegionCall, target_name
 
 

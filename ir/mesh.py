@@ -8,10 +8,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ingot.ir.errors import OptionError
 
 Mesh = Mapping[str, int]
+ONE_DEVICE: Mesh = MappingProxyType({})
 
 AXIS_MEANINGS: Mapping[str, str] = {"tp": "tensor parallelism: every rank holds a part of each layer"}
 # Far beyond one host: the largest NVLink domain joins 72 GPUs (NVIDIA GB200 NVL72).

@@ -96,7 +96,7 @@ class Program:
     """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named.
 
     `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
-    every tensor has a placement (`ingot.ir.placements`).
+    every tensor has a placement (`ingot.ir.infer_placement`).
     `libraries` holds the built kernels of the op providers that have any, by provider.
     """
 

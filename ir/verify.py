@@ -9,8 +9,8 @@ from torch import fx
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.infer import infer
+from ingot.ir.infer_placement import check_param, check_state, infer_placement, placement_of, spot_text
 from ingot.ir.ops import OPS, op_of
-from ingot.ir.placements import check_param, check_state, infer_placement, placement_of, spot_text
 from ingot.ir.program import ATEN, VIEWS, Program, RegionCall, Stage, target_name
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import StateType, TensorType, TupleType, ValueType

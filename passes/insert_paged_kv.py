@@ -8,7 +8,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.errors import OptionError
-from ingot.ir.placements import cache_placement, placement_of
+from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, TensorType

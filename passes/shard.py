@@ -11,10 +11,11 @@ from torch import fx
 from ingot.ir import build, ops, recipe
 from ingot.ir.errors import OptionError, PassError
 from ingot.ir.infer import infer
+from ingot.ir.infer_placement import fit, placement_of, spot_text
 from ingot.ir.mesh import mesh_text
 from ingot.ir.ops import Op
 from ingot.ir.ops.collectives import collective_of
-from ingot.ir.placements import Spot, fit, placement_of, spot_text, viewed_dim
+from ingot.ir.placements import Spot, viewed_dim
 from ingot.ir.program import ParamSpec, Program, is_call, tensor_type
 from ingot.ir.recipe import Recipe
 from ingot.ir.record import Numerics

@@ -27,7 +27,7 @@ def compile_checkpoint(
     max_tokens: int = 2048,
     passes: str = "default",
     deterministic: Flag = False,
-    mesh: str = "",
+    mesh: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
 ) -> None:
     """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
@@ -68,7 +68,7 @@ def compile_checkpoint(
         from ingot.ir.mesh import parse_mesh
 
         started = time.perf_counter() - begin
-        axes = parse_mesh(mesh)
+        axes = parse_mesh(mesh or "")
         report = compile_model(
             checkpoint,
             output,

@@ -12,9 +12,10 @@ from torch import fx
 
 from ingot.ir.errors import ParseError, VerifyError
 from ingot.ir.infer import infer
+from ingot.ir.infer_placement import fit, placement_of
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.parse import parse_program
-from ingot.ir.placements import RULES, fit, placement_of, viewed_dim
+from ingot.ir.placements import RULES, viewed_dim
 from ingot.ir.program import ATEN, Program, Stage, StateSpec, target_of
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import compare
