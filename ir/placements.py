@@ -116,6 +116,16 @@ def _norm(call: Call) -> Fit:
     return whole(call)
 
 
+def _moe(call: Call) -> Fit:
+    """Every rank has a part of each expert, of gate and up alike, and gives partial sums."""
+    if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
+        return whole(call)
+    size = call.size("down", 2)
+    assert isinstance(size, int)
+    halves = (size * call.parts,) * 2
+    return Fit({"gate_up": call.shard(1, halves), "down": call.shard(2)}, call.partial)
+
+
 def _rope(call: Call) -> Fit:
     return Fit({"x": call.shard(1)}, call.shard(1)) if call.is_shard("x", 1) else whole(call)
 
@@ -153,6 +163,13 @@ def _paged_attention(call: Call) -> Fit:
 
 def _qk_norm_rope_append(call: Call) -> Fit:
     return _by_heads(call, {"kv": 3, "q": 1, "k": 1, "v": 1}, (call.shard(1), call.shard(3)))
+
+
+def _between_steps(call: Call) -> Fit:
+    """A rank copies, moves and clears its part of a state, split along any axis but the one of pages or slots."""
+    state = call.at["state"]
+    kept = state is None or (state.kind == "shard" and state.dim != call.values["axis"])
+    return Fit({"state": state}, state) if kept else whole(call)
 
 
 def _view(call: Call) -> Fit:
@@ -254,6 +271,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.kv_append": _kv_append,
     "ingot.layer_norm": _norm,
     "ingot.linear": _linear,
+    "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
     "ingot.redistribute": _collective(),
@@ -264,6 +282,9 @@ RULES: Mapping[str, Rule] = {
     "ingot.select_rows": _select_rows,
     "ingot.silu_mul": _elementwise,
     "ingot.soft_cap": _elementwise,
+    "ingot.state_copy": _between_steps,
+    "ingot.state_move": _between_steps,
+    "ingot.state_zero": _between_steps,
     "ingot.take_part": _collective("replicated", "shard"),
     "ingot.vocab_embedding": _vocab_embedding,
 }

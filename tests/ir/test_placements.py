@@ -66,6 +66,8 @@ def whole_of(parts: Sequence[torch.Tensor], spot: Spot) -> torch.Tensor:
 
 def spots_for(value: torch.Tensor) -> list[Spot]:
     found: list[Spot] = [None, *(shard(dim) for dim, size in enumerate(value.shape) if size % RANKS == 0 and size)]
+    halves = {dim: size // 2 for dim, size in enumerate(value.shape) if size % (2 * RANKS) == 0 and size}
+    found += [shard(dim, size, size) for dim, size in halves.items()]
     return [*found, PARTIAL] if value.is_floating_point() else found
 
 
@@ -144,12 +146,14 @@ WAYS: dict[str, set[str]] = {
         "weight:shard0 bias:shard0",
         "x:shard1 weight:shard1",
     },
+    "moe": {"gate_up:shard1 down:shard2"},
     "paged_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},
     "qk_norm_rope_append": {"kv:shard3 q:shard1 k:shard1 v:shard1"},
     "rms_norm": {"x:shard0", "x:shard1"},
     "rope": {"x:shard1"},
     "select_rows": {"x:shard1", "x:partial0"},
     "silu_mul": {"gate:shard1 up:shard1"},
+    **{name: {"state:shard1"} for name in ("state_copy", "state_move", "state_zero")},
     "soft_cap": {"x:shard0", "x:shard1"},
 }
 EXTRA: dict[str, list[Sample]] = {
