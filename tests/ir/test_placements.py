@@ -3,7 +3,7 @@
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +11,10 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import ParseError, VerifyError
-from ingot.ir.infer import infer
 from ingot.ir.infer_placement import fit, placement_of
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.parse import parse_program
-from ingot.ir.placements import RULES, viewed_dim
+from ingot.ir.placements import RULES, Fit, viewed_dim
 from ingot.ir.program import ATEN, Program, Stage, StateSpec, target_of
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import compare
@@ -71,38 +70,42 @@ def spots_for(value: torch.Tensor) -> list[Spot]:
     return [*found, PARTIAL] if value.is_floating_point() else found
 
 
-def accepted(
-    name: str, target: Any, states: Sequence[str], values: dict[str, Any], kwargs: dict[str, Any]
-) -> Callable[[dict[str, Spot]], Spot | tuple[Spot, ...] | str]:
-    """Says how the result lies when the arguments lie as given; "no" where the rule wants them otherwise."""
+def ask(target: Any, states: Sequence[str], values: dict[str, Any], kwargs: dict[str, Any], at: dict[str, Spot]) -> Fit:
+    """What the rule says to arguments that lie as given. Raises VerifyError."""
+    program = Program("p", Stage.SHARDED, {}, mesh={"tp": RANKS})
+    look: dict[fx.Node, tuple[Placement, ...]] = {}
+    args = []
+    for key, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            args.append(value)
+            continue
+        spot, own = at[key], parts_of(value, at[key])[0]
+        value_type = TensorType(own.dtype, tuple(own.shape))
+        if key in states:
+            node = program.add_state(key, StateSpec("sample", "g", "token", value_type))
+        else:
+            node = program.add_input(key, value_type)
+        look[node] = (spot,) if spot is not None else ()
+        args.append(node)
+    node = program.graph.create_node("call_function", target, tuple(args), kwargs)
+    node.meta["type"] = TensorType(torch.float64, ())  # only the rule of a view reads it
+    return fit(node, program, "tp", look.__getitem__)
 
-    def rule(at: dict[str, Spot]) -> Any:
-        program = Program("p", Stage.SHARDED, {}, mesh={"tp": RANKS})
-        look: dict[fx.Node, tuple[Placement, ...]] = {}
-        args = []
-        for key, value in values.items():
-            if not isinstance(value, torch.Tensor):
-                args.append(value)
-                continue
-            own = parts_of(value, at[key])[0]
-            value_type = TensorType(own.dtype, tuple(own.shape))
-            if key in states:
-                node = program.add_state(key, StateSpec("sample", "g", "token", value_type))
-            else:
-                node = program.add_input(key, value_type)
-            spot = at[key]
-            look[node] = (spot,) if spot is not None else ()
-            args.append(node)
-        try:
-            result_type = infer(target, args, kwargs, program)
-            node = program.graph.create_node("call_function", target, tuple(args), kwargs)
-            node.meta["type"] = result_type
-            found = fit(node, program, "tp", look.__getitem__)
-        except VerifyError:
-            return "no"  # parts whose shapes do not even fit
-        return found.result if all(at[key] == found.needs.get(key) for key in at) else "no"
 
-    return rule
+def ways_of(tensors: dict[str, torch.Tensor], says: Callable[[dict[str, Spot]], Fit]) -> Iterator[dict[str, Spot]]:
+    """Arrangements to try: all for up to three arguments; for more what the rule wants when one of them is split."""
+    if len(tensors) <= 3:
+        for choice in itertools.product(*(spots_for(value) for value in tensors.values())):
+            yield dict(zip(tensors, choice, strict=True))
+        return
+    whole: dict[str, Spot] = dict.fromkeys(tensors)
+    yield whole
+    for key, value in tensors.items():
+        for spot in spots_for(value):
+            needs = says({**whole, key: spot}).needs
+            at = {name: needs.get(name) for name in tensors}
+            if all(place is None or place in spots_for(tensors[name]) for name, place in at.items()):
+                yield at
 
 
 def check_in_parts(name: str, op: Op | None, target: Any, sample: Sample) -> set[str]:
@@ -110,16 +113,23 @@ def check_in_parts(name: str, op: Op | None, target: Any, sample: Sample) -> set
     names = op.parameters() if op is not None else ("x", "other", "start", "end")
     values = dict(zip(names, sample.args, strict=False))
     tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
-    rule = accepted(name, target, op.states if op is not None else (), values, sample.kwargs)
-    function = op.reference if op is not None else target
+    function, states = (target, ()) if op is None else (op.reference, op.states)
     expected = function(*sample.args, **sample.kwargs)
     several = isinstance(expected, tuple)
-    ways = set()
-    for choice in itertools.product(*(spots_for(value) for value in tensors.values())):
-        at = dict(zip(tensors, choice, strict=True))
-        spots = rule(at)
-        if spots == "no":
+    ways: dict[str, dict[str, Spot]] = {}
+
+    def says(at: dict[str, Spot]) -> Fit:
+        try:
+            return ask(target, states, values, sample.kwargs, at)
+        except VerifyError:
+            return Fit({"": PARTIAL})  # which no argument is
+
+    for at in ways_of(tensors, says):
+        found = says(at)
+        way = " ".join(f"{key}:{spot.kind}{spot.dim}" for key, spot in at.items() if spot is not None)
+        if "" in found.needs or any(at[key] != found.needs.get(key) for key in at):
             continue
+        ways[way] = at
         split = {key: parts_of(value, at[key]) for key, value in tensors.items()}
         results = [
             function(*(split[key][rank] if key in split else value for key, value in values.items()), **sample.kwargs)
@@ -127,11 +137,10 @@ def check_in_parts(name: str, op: Op | None, target: Any, sample: Sample) -> set
         ]
         for index, wanted in enumerate(expected if several else (expected,)):
             own = [result[index] if several else result for result in results]
-            spot = spots[index] if isinstance(spots, tuple) else spots
+            spot = found.result[index] if isinstance(found.result, tuple) else found.result
             problem = compare(whole_of(own, spot), wanted, wanted.dtype, factor=10)  # shares of a sum are larger
-            assert problem is None, f"{name} of {at} as {spots}: {problem}"
-        ways.add(" ".join(f"{key}:{spot.kind}{spot.dim}" for key, spot in at.items() if spot is not None))
-    return ways
+            assert problem is None, f"{name} of {at} as {found.result}: {problem}"
+    return set(ways)
 
 
 # Ways of splitting that the rules accept, beside nothing split at all.
