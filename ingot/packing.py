@@ -1,5 +1,6 @@
 """Executing weight recipes into the artifact's safetensors files, each distinct tensor once."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +39,17 @@ def pack_weights(
     """Write weights/NNNNN.safetensors and weights.json. Params with equal recipe, placement and type share a tensor.
 
     What `mesh` splits lies in files of its rank, weights/rankR/NNNNN.safetensors, so that a rank reads its own bytes
-    only. Raises CheckpointError when a recipe's result does not fit its param.
+    only. A step of several results (a quantized weight, its scales and zeros) is executed once, and its results are
+    kept until the last param that needs one is written.
+
+    Raises CheckpointError when a recipe's result does not fit its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, Any]] = {}
     shared = _Files(writer, "weights")
     own = [_Files(writer, f"weights/rank{rank.index}") for rank in ranks(mesh)] if mesh else []
+    memo: dict[Recipe, Results] = {}
+    waiting = Counter(step for spec in params.values() for step in spec.recipe.shared_steps())
     total = 0
     for done, (name, spec) in enumerate(params.items(), 1):
         key = (spec.recipe, spec.placement, spec.type)
@@ -53,17 +59,18 @@ def pack_weights(
             "shape": list(spec.type.shape),
             "shard": [str(place) for place in spec.placement],
         }
+        waiting.subtract(spec.recipe.shared_steps())
         if key in owner:
             index[name]["same_as"] = owner[key]
             continue
         owner[key] = name
         if mesh and any(place.kind == "shard" for place in spec.placement):
             index[name]["parts"] = [{} for _ in own]
-            memo: dict[Recipe, Results] = {}  # what is split is made once
             for files, rank, place in zip(own, ranks(mesh), index[name]["parts"], strict=True):
                 total += files.add(name, _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo)), place)
         else:
-            total += shared.add(name, _made(name, spec, spec.recipe.execute(read, {})), index[name])
+            total += shared.add(name, _made(name, spec, spec.recipe.execute(read, memo)), index[name])
+        memo = {step: results for step, results in memo.items() if waiting[step] > 0}
         on_done(done, len(params))
     for files in (shared, *own):
         files.flush()

@@ -274,6 +274,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
+    "ingot.quant_linear": whole,
     "ingot.redistribute": _collective(),
     "ingot.reduce_scatter": _collective("partial", "shard"),
     "ingot.rms_norm": _norm,

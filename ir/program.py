@@ -201,19 +201,6 @@ class Program:
             plan=self.plan,
         )
 
-    def prune(self) -> int:
-        """Remove calls that nothing uses, then params that nothing uses; the number of calls removed."""
-        removed = 0
-        for node in reversed(list(self.graph.nodes)):
-            if node.op == "call_function" and not node.users:
-                self.graph.erase_node(node)
-                removed += 1
-        for node in list(self.placeholders("param")):
-            if not node.users:
-                self.graph.erase_node(node)
-                del self.params[str(node.target)]
-        return removed
-
 
 def target_name(target: Any) -> str:
     """The printed name of a call target."""

@@ -13,6 +13,9 @@ import torch
 
 from ingot.ir.errors import CheckpointError, VerifyError
 from ingot.ir.mesh import Rank
+from ingot.ir.schemes import dequantize as dequantized
+from ingot.ir.schemes import find_scheme
+from ingot.ir.schemes import quantize as quantized
 from ingot.ir.tables import make_table
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 
@@ -59,6 +62,9 @@ class Recipe:
             return {str(self.attr("name")): shape}
         if self.step in ("cast", "affine"):
             return self.inputs[0].source_shapes(shape)
+        if self.step == "quantize" and self.output == "weight":
+            per_byte = find_scheme(str(self.attr("scheme"))).per_byte
+            return self.inputs[0].source_shapes((*shape[:-1], shape[-1] * per_byte))
         if self.step == "slice":
             dim, end = _int(self.attr("dim")), _int(self.attr("end"))
             return self.inputs[0].source_shapes((*shape[:dim], end, *shape[dim + 1 :]))
@@ -73,6 +79,11 @@ class Recipe:
         if self.step == "source":
             return frozenset((str(self.attr("name")),))
         return frozenset().union(*(recipe.sources() for recipe in self.inputs))
+
+    def shared_steps(self) -> frozenset["Recipe"]:
+        """The steps of several results of which the recipe uses one: other recipes may want another of them."""
+        own = frozenset((replace(self, output=""),)) if self.output else frozenset()
+        return own.union(*(recipe.shared_steps() for recipe in self.inputs))
 
     def for_rank(self, rank: Rank) -> "Recipe":
         """The recipe of this rank's tensor: each shard step is told its place on its axis."""
@@ -106,6 +117,8 @@ class Recipe:
             return read(str(self.attr("name")))
         args = [recipe.execute(read, memo) for recipe in self.inputs]
         try:
+            if self.step == "shard":
+                _check_shard_of_quantized(self, args[0])
             return STEPS[self.step](args, dict(self.attrs))
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             shapes = ", ".join(str(list(arg.shape)) for arg in args)
@@ -139,6 +152,19 @@ def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     return torch.cat(parts, dim)
 
 
+def _check_shard_of_quantized(recipe: Recipe, part: torch.Tensor) -> None:
+    """A shard of a quantized matrix along its rows' elements holds whole groups, or its scales would not be its own."""
+    quantizing = recipe.inputs[0]
+    if quantizing.step != "quantize" or _int(recipe.attr("dim")) % part.dim() != 1:
+        return
+    scheme, world = find_scheme(str(quantizing.attr("scheme"))), _int(recipe.attr("world"))
+    elements = part.shape[1] * (scheme.per_byte if quantizing.output == "weight" else scheme.group)
+    if scheme.group and elements % (scheme.group * world):
+        raise ValueError(
+            f"a shard of {elements} elements over {world} ranks is no multiple of the group of {scheme.group}"
+        )
+
+
 def _affine(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     scale, offset = attrs["scale"], attrs["offset"]
     assert isinstance(scale, int | float) and isinstance(offset, int | float)
@@ -161,15 +187,9 @@ def _split(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.T
     return {f"part{i}": part for i, part in enumerate(tensor.split(_ints(attrs["sizes"]), _int(attrs["dim"])))}
 
 
-def _quantize(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.Tensor]:
-    """Rows to `bits` unsigned bits with a scale and a zero point each: x = (weight - zeros) * scales."""
-    top = 2 ** _int(attrs["bits"]) - 1
-    full = tensor.float()
-    low, high = full.amin(-1, keepdim=True).clamp(max=0.0), full.amax(-1, keepdim=True).clamp(min=0.0)
-    scales = ((high - low) / top).clamp(min=torch.finfo(torch.float32).tiny)
-    zeros = (-low / scales).round().clamp(0, top)
-    weight = (full / scales + zeros).round().clamp(0, top)
-    return {"weight": weight.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
+def _dequantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> torch.Tensor:
+    weight, scales, *zeros = args
+    return dequantized(weight, scales, zeros[0] if zeros else None, find_scheme(str(attrs["scheme"])))
 
 
 STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]] = {
@@ -188,8 +208,8 @@ STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]]
     "table": lambda args, attrs: make_table(attrs),
     "shard": lambda args, attrs: _shard(args[0], attrs),
     "split": lambda args, attrs: _split(args[0], attrs),
-    "quantize": lambda args, attrs: _quantize(args[0], attrs),
-    "dequantize": lambda args, attrs: (args[0].float() - args[2].float()) * args[1],
+    "quantize": lambda args, attrs: quantized(args[0], find_scheme(str(attrs["scheme"]))),
+    "dequantize": _dequantize,
     "cast": lambda args, attrs: args[0].to(DTYPES[str(attrs["dtype"])]),
 }
 
@@ -263,13 +283,12 @@ def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
     return [replace(step, output=f"part{index}") for index in range(len(sizes))]
 
 
-def quantize(recipe: Recipe, bits: int) -> tuple[Recipe, Recipe, Recipe]:
-    """(weight u8, scales f32, zeros u8), the rows of a matrix quantized to `bits` unsigned bits each by itself."""
-    step = _recipe("quantize", recipe, bits=bits)
-    weight, scales, zeros = (replace(step, output=name) for name in ("weight", "scales", "zeros"))
-    return weight, scales, zeros
+def quantize(recipe: Recipe, scheme: str) -> dict[str, Recipe]:
+    """The parts of a quantized matrix by name (`Scheme.parts`), all results of one step."""
+    step = _recipe("quantize", recipe, scheme=scheme)
+    return {part: replace(step, output=part) for part in find_scheme(scheme).parts}
 
 
-def dequantize(weight: Recipe, scales: Recipe, zeros: Recipe) -> Recipe:
-    """What `quantize` stands for, in float32."""
-    return _recipe("dequantize", weight, scales, zeros)
+def dequantize(parts: Mapping[str, Recipe], scheme: str) -> Recipe:
+    """What the parts of a quantized matrix stand for, in float32."""
+    return _recipe("dequantize", *(parts[name] for name in find_scheme(scheme).parts), scheme=scheme)

@@ -10,7 +10,7 @@ from torch import fx
 from ingot.ir.errors import VerifyError
 from ingot.ir.infer import infer
 from ingot.ir.infer_placement import check_param, check_state, infer_placement, placement_of, spot_text
-from ingot.ir.ops import OPS, op_of
+from ingot.ir.ops import OPS, Effect, op_of
 from ingot.ir.program import ATEN, VIEWS, Program, RegionCall, Stage, target_name
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import StateType, TensorType, TupleType, ValueType
@@ -126,11 +126,13 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: froze
     elif target_name(node.target) not in legal:
         raise VerifyError(f"op {target_name(node.target)} is not legal here", expected=", ".join(sorted(legal)))
     if rules.pruned and not node.users:
-        raise VerifyError("nothing uses the result", hint="prune the program at the end of the pass")
+        hint = "remove the call, or return the new version of the state that it writes"
+        raise VerifyError("nothing uses the result", hint=hint)
     if rules.providers and node.target is not operator.getitem and "provider" not in node.meta:
         raise VerifyError("no provider was chosen")
     if node.target in VIEWS and any(isinstance(source.meta["type"], StateType) for source in node.all_input_nodes):
         raise VerifyError("a view of a state", hint="the next write would change it; read a state through an op")
+    _check_effect(node)
     inferred = infer(node.target, node.args, node.kwargs, program)
     if inferred != value_type:
         raise VerifyError(f"declared as {value_type}", expected=str(inferred))
@@ -167,6 +169,19 @@ def _check_outputs(program: Program, where: str) -> None:
                 )
             if place not in program.states[node.meta["type"].name].placement:
                 raise VerifyError(f"state '{name}' ends as {place}", where=where, expected="where it began")
+
+
+def _check_effect(node: fx.Node) -> None:
+    """An op that is given a state says so: by its contract alone it is decided which calls may be joined or dropped."""
+    op = op_of(node.target)
+    if op is None or op.effect in (Effect.READS_STATE, Effect.WRITES_STATE):
+        return
+    for source in node.all_input_nodes:
+        if isinstance(source.meta["type"], StateType):
+            raise VerifyError(
+                f"op {target_name(node.target)} is declared {op.effect.value} and is given {value_name(source)}",
+                expected=f"{Effect.READS_STATE.value}, where the op is defined",
+            )
 
 
 def _check_symbols(value_type: ValueType, program: Program) -> None:

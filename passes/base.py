@@ -52,7 +52,7 @@ class PassContext:
 class Pass(ABC):
     """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line.
 
-    `joins` is for passes of other packages: the phase that they run at the end of.
+    `joins` is for passes that run on request, those of other packages among them: the stage whose phase they end.
     """
 
     name: ClassVar[str]

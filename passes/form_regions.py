@@ -11,6 +11,7 @@ from ingot.ir.program import VIEWS, Program, Region, RegionCall
 from ingot.ir.record import Numerics
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.rewrite import Rewriter
 
 
@@ -27,7 +28,7 @@ class FormRegions(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
-        program.prune()  # a region must not compute what nobody reads
+        eliminate_dead_code(program)  # a region must not compute what nobody reads
         compilers = {backend.name for backend in context.backends if backend.compiles_regions}
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
         for members in _groups(program, compilers):

@@ -12,6 +12,7 @@ from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.pipeline import PIPELINE, Phase
 from ingot.passes.rewrite import Rewriter
 
@@ -37,7 +38,7 @@ def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage)
     except InternalError as error:
         error.args = (f"pass {one.name}: {error.args[0]}",)
         raise
-    rewriter.program.prune()
+    eliminate_dead_code(rewriter.program)
     seconds = time.perf_counter() - begin
     verify(rewriter.program, under=under, after=one.name)
     after = op_counts(rewriter.program)
@@ -82,7 +83,7 @@ def _run_phase(
         if on_pass is not None:
             on_pass(record, program)
     program = program.copy()
-    program.prune()
+    eliminate_dead_code(program)
     program.stage = phase.stage
     verify(program, after=phase.passes[-1].name if phase.passes else "")
     return program

@@ -1,5 +1,6 @@
 """merge-linears: linears that read the same value become one, with their weights concatenated by recipe."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,12 +9,20 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.mesh import Mesh
+from ingot.ir.ops import op_of
 from ingot.ir.program import ParamSpec, tensor_type
 from ingot.ir.recipe import Recipe, concat, shard
 from ingot.ir.record import Numerics
+from ingot.ir.schemes import find_scheme
 from ingot.ir.types import Placement, TensorType
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter
+from ingot.passes.rewrite import Rewriter, trimmed
+
+# What stands behind x in a call, by the plural: each is concatenated along axis 0, the linear's outputs.
+_PARTS: Mapping[Any, Mapping[str, str]] = {
+    ops.linear.overload: {"weight": "weights", "bias": "biases"},
+    ops.quant_linear.overload: {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "biases"},
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,9 @@ class MergeLinears(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         groups: dict[tuple[fx.Node, bool], list[fx.Node]] = {}
-        for node in rewriter.program.calls(ops.linear.overload):
+        for node in rewriter.program.calls():
+            if node.target not in _PARTS:
+                continue
             bound = _bound(node)
             groups.setdefault((bound["x"], bound["bias"] is None), []).append(node)
         for linears in groups.values():
@@ -41,14 +52,33 @@ class MergeLinears(Pass):
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:
-    return ops.linear.bind(node.args, node.kwargs)
+    op = op_of(node.target)
+    assert op is not None
+    return op.bind(node.args, node.kwargs)
+
+
+def _why_not_merge(linears: list[fx.Node]) -> str | None:
+    """Why linears as they are quantized cannot be merged; None when they can.
+
+    What is quantized row by row may be put one above the other: each row keeps its elements, scales and zeros.
+    """
+    schemes = [str(_bound(node)["scheme"]) for node in linears if node.target == ops.quant_linear.overload]
+    if len(schemes) not in (0, len(linears)):
+        return "some are quantized and some are not"
+    if len(set(schemes)) > 1:
+        return f"the quantization schemes differ: {', '.join(sorted(set(schemes)))}"
+    if schemes and not find_scheme(schemes[0]).row_by_row:
+        return f"scheme '{schemes[0]}' has one scale for a whole weight"
+    return None
 
 
 def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
     """Why these linears cannot be merged; None when they can."""
     program = rewriter.program
+    if reason := _why_not_merge(linears):
+        return reason
     bound = [_bound(node) for node in linears]
-    for part, parts in (("weight", "weights"), ("bias", "biases")):
+    for part, parts in _PARTS[linears[0].target].items():
         params = [item[part] for item in bound if item[part] is not None]
         for param in params:
             if param.op != "placeholder" or param.meta["kind"] != "param":
@@ -81,10 +111,11 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     first = linears[0]
     bound = [_bound(node) for node in linears]
     merged_args = [bound[0]["x"]]  # read now: an earlier merge may have put a slice in its place
-    for part in ("weight", "bias"):
-        if bound[0][part] is not None:
-            merged_args.append(_merged_param(rewriter, [item[part] for item in bound]))
-    product = rewriter.call(ops.linear, *merged_args, before=first)
+    for part in _PARTS[first.target]:
+        absent = bound[0][part] is None
+        merged_args.append(None if absent else _merged_param(rewriter, [item[part] for item in bound]))
+    attributes: dict[str, Any] = {"scheme": bound[0]["scheme"]} if "scheme" in bound[0] else {}
+    product = rewriter.call(first.target, *trimmed(merged_args), before=first, **attributes)
     users = [user for node in linears for user in node.users]
     parts: list[fx.Node] = []
     begin = 0

@@ -12,6 +12,7 @@ from ingot.ir.plugins import user_passes
 from ingot.ir.program import Stage
 from ingot.passes.base import Pass
 from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
@@ -22,21 +23,25 @@ from ingot.passes.insert_sampling import InsertSampling
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.normalize import Normalize
+from ingot.passes.quantize import Quantize
 from ingot.passes.shard import Shard
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. From LOWERED on they run once per bucket class."""
+    """Passes that together bring a program to a stage. From LOWERED on they run once per bucket class.
+
+    A pass may stand in several phases; `--passes` then means it in all of them.
+    """
 
     stage: Stage
     passes: tuple[Pass, ...]
 
 
 PIPELINE = (
-    Phase(Stage.NORMAL, (Normalize(),)),
+    Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
-    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope())),
+    Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
@@ -44,8 +49,11 @@ PIPELINE = (
 # On a mesh of more than one device, behind QUANTIZED.
 SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 
+# Passes that run only when they are named, at the end of the phase of the stage that they join.
+ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize}
+
 # Rewrites that a correct artifact can do without; the others make a later stage possible at all.
-OPTIONAL = frozenset({"normalize", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
+OPTIONAL = frozenset({"normalize", "cse", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
@@ -60,7 +68,8 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
     """The pipeline that a `--passes` text describes.
 
     `default` comes first; then `-name` leaves a pass out, `name{option=value, …}` sets its options, and the name of a
-    pass from another package puts that in. Unknown names and options and values of the wrong type are OptionErrors.
+    pass that is not among them, `quantize` or one from another package, puts that in. Unknown names and options and
+    values of the wrong type are OptionErrors.
     """
     items = _split(text)
     if not items or items[0] != "default":
@@ -78,7 +87,7 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
             )
         else:
             name, _, options = item.partition("{")
-            pipeline = _with_user_pass(name, pipeline)
+            pipeline = _with_requested(name, pipeline)
             changed = _with_options(_find(name, pipeline), options.removesuffix("}"))
             pipeline = tuple(
                 Phase(phase.stage, tuple(changed if one.name == name else one for one in phase.passes))
@@ -87,11 +96,11 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
     return pipeline
 
 
-def _with_user_pass(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """The pipeline with the pass `name` of another package, if that is what it names."""
+def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """The pipeline with the pass `name`, if it is one that runs on request."""
     if any(one.name == name for phase in pipeline for one in phase.passes):
         return pipeline
-    made = user_passes().get(name)
+    made = ON_REQUEST.get(name) or user_passes().get(name)
     if made is None:
         return pipeline
     one = made() if isinstance(made, type) and issubclass(made, Pass) else None
@@ -99,6 +108,8 @@ def _with_user_pass(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
         raise OptionError(
             f"the entry point '{name}' gives {made!r}", where="--passes", expected=f"a Pass whose name is '{name}'"
         )
+    if all(phase.stage is not one.joins for phase in pipeline):
+        pipeline = tuple(sorted((*pipeline, Phase(one.joins, ())), key=lambda phase: phase.stage))
     return tuple(Phase(phase.stage, (*phase.passes, one)) if phase.stage is one.joins else phase for phase in pipeline)
 
 
@@ -120,12 +131,15 @@ def _split(text: str) -> list[str]:
 
 def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
     known = {one.name: one for phase in pipeline for one in phase.passes}
+    if name in ON_REQUEST and name not in known:
+        raise OptionError(f"pass '{name}' does not run by default", where="--passes", hint=f"leave '-{name}' out")
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        names = [*known, *ON_REQUEST]
+        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
         raise OptionError(
             f"unknown pass '{name}'",
             where="--passes",
-            expected=", ".join(known),
+            expected=", ".join(names),
             hint=f"the nearest is '{nearest[0]}'" if nearest else "",
         )
     return known[name]

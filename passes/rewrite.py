@@ -53,6 +53,14 @@ def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
     return bool(pattern == value)
 
 
+def trimmed(args: Sequence[Any]) -> list[Any]:
+    """Positional arguments without the Nones at the end, which are defaults."""
+    kept = list(args)
+    while kept and kept[-1] is None:
+        kept.pop()
+    return kept
+
+
 @dataclass
 class Rewriter:
     """An editor over one program: what it adds carries a type and an origin, and what it matches is counted."""

@@ -1,6 +1,7 @@
 """What `ingot inspect` shows of an open artifact: a summary, program texts, the plan, the weights."""
 
 import difflib
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -145,7 +146,8 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
-    """The program after the pass `name`: by bucket class, "" when it ran once for all. Raises OptionError."""
+    """The program after the pass `name`: by bucket class, "" when it ran once for all, and by the stage that it led to
+    when it ran on the way to several. Raises OptionError."""
     records = _passes(artifact)
     names = list(dict.fromkeys(record["name"] for record in records))
     if name not in names:
@@ -156,10 +158,11 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
             expected=", ".join(names),
             hint=f"the nearest is '{nearest[0]}'" if nearest else "",
         )
+    runs = [(number, record) for number, record in enumerate(records, 1) if record["name"] == name]
+    names = [_name(record) for _, record in runs]
     return {
-        _name(record): artifact.read_text(_file(number, record))
-        for number, record in enumerate(records, 1)
-        if record["name"] == name
+        one if names.count(one) == 1 else f"{one} {record['stage']}".strip(): artifact.read_text(_file(number, record))
+        for one, (number, record) in zip(names, runs, strict=True)
     }
 
 
@@ -232,6 +235,7 @@ def print_weights(artifact: Artifact) -> None:
     index: Any = artifact.read_json("weights.json")
     bytes_per_element = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2}  # the others have one
     rows, total = [], 0
+    shown: dict[str, str] = {}
     try:
         for name, entry in index.items():
             size = bytes_per_element.get(entry["dtype"], 1)
@@ -244,12 +248,26 @@ def print_weights(artifact: Artifact) -> None:
                 total += size * len(entry["parts"])
             else:
                 place, total = f"{entry['file']}@{entry['offset']}", total + size
-            rows.append((name, entry["dtype"], entry["shape"], size_text(size), place, entry["recipe"]))
+            recipe = _recipe_text(name, entry["recipe"], shown)
+            rows.append((name, entry["dtype"], entry["shape"], size_text(size), place, recipe))
     except (KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"weights.json is malformed: {error!r}", where=str(artifact.folder)) from error
     out = console()
     print_table(out, table(("param", "dtype", "shape", "size>", "file@offset", "recipe"), rows))
     out.print(f"\n{len(rows)} params, {size_text(total)} resident", markup=False)
+
+
+_OUTPUT = re.compile(r"(?<=\))\.(\w+)")
+
+
+def _recipe_text(name: str, recipe: str, shown: dict[str, str]) -> str:
+    """A recipe, or, where it takes other results of the same steps than one that was shown, which of them it takes.
+
+    `shown` holds the first param of each recipe without the names of results.
+    """
+    steps, results = _OUTPUT.sub("", recipe), dict.fromkeys(_OUTPUT.findall(recipe))
+    first = shown.setdefault(steps, name)
+    return recipe if first == name or not results else f"{', '.join(results)} of the recipe of {first}"
 
 
 def _buckets(plans: Plans) -> list[tuple[str, BucketPlan]]:

@@ -16,7 +16,8 @@ from ingot.ir.ops.dense import (
     soft_cap,
 )
 from ingot.ir.ops.moe import moe
-from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
+from ingot.ir.ops.quant import quant_linear
+from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.state import state_copy, state_move, state_zero
@@ -25,6 +26,7 @@ from ingot.ir.ops.step import advance, feed
 __all__ = [
     "OPS",
     "Cost",
+    "Effect",
     "Op",
     "Sample",
     "add_rms_norm",
@@ -44,6 +46,7 @@ __all__ = [
     "op_of",
     "paged_attention",
     "qk_norm_rope_append",
+    "quant_linear",
     "redistribute",
     "reduce_scatter",
     "rms_norm",

@@ -6,7 +6,7 @@ A KV cache is [pages, 2, page, kv_heads, head_dim]: keys at index 0 of the secon
 
 import torch
 
-from ingot.ir.ops.registry import Sample, define, own_row, wide
+from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
 
 
 def _attend(
@@ -207,6 +207,7 @@ def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_
     flops=_paged_flops,
     fusible=False,
     legal="cached",
+    effect=Effect.READS_STATE,
 )
 def paged_attention(
     q: torch.Tensor,

@@ -1,5 +1,6 @@
 """How an op is defined: once, by a function that is its meaning, fallback, shape function and test oracle."""
 
+import enum
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,30 @@ from ingot.ir.errors import InternalError
 
 # Ops go through torch.library.Library: unlike `custom_op` it imports neither dynamo nor inductor when one is called.
 _LIBRARY = torch.library.Library("ingot", "DEF")
+
+
+class Effect(enum.Enum):
+    """What a call depends on or does beside its arguments and results: an op's contract with whoever edits a program.
+
+    PURE: equal arguments give equal bits. READS_STATE: so they do, a version of a state being an argument like any
+    other. WRITES_STATE: the call makes the next version of a state. RANDOM: each call draws anew. (`sample` is pure:
+    its draws are keyed by arguments.)
+    """
+
+    PURE = "pure"
+    READS_STATE = "reads state"
+    WRITES_STATE = "writes state"
+    RANDOM = "random"
+
+    @property
+    def joinable(self) -> bool:
+        """One call may stand for two equal ones."""
+        return self in (Effect.PURE, Effect.READS_STATE)
+
+    @property
+    def droppable(self) -> bool:
+        """The call may go when nothing uses its results."""
+        return self is not Effect.WRITES_STATE
 
 
 @dataclass(frozen=True)
@@ -43,7 +68,8 @@ class Op:
     and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `fusible` says that a region
     compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states,
     "cached" ones with them, or only where placements are "open". `across` computes a collective for all ranks of its
-    axis at once: from a list for each tensor argument to a list of results.
+    axis at once: from a list for each tensor argument to a list of results. `effect` says when
+    two calls may become one, and when one may go.
     """
 
     name: str
@@ -58,6 +84,7 @@ class Op:
     decompose: Function | None
     fusible: bool
     legal: str
+    effect: Effect
     across: Function | None
 
     @property
@@ -125,6 +152,7 @@ def define(
     decompose: Function | None = None,
     fusible: bool = True,
     legal: str = "any",
+    effect: Effect = Effect.PURE,
     across: Function | None = None,
 ) -> Callable[[Function], Op]:
     """Define an op from its reference implementation.
@@ -132,13 +160,18 @@ def define(
     `schema` is in torch's schema language, attributes keyword-only. `rows` names the parameters whose leading axis
     counts independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
     `fake` defaults to the reference, which then must run on meta tensors. A state result comes last, in the order of
-    `states`. Defining a name twice is an error.
+    `states`; an op with any writes state, and one that only reads a state must say so by its `effect`. Defining a name
+    twice is an error.
     """
 
     def register(reference: Function) -> Op:
         name = schema.partition("(")[0]
         if name in OPS:
             raise InternalError(f"op '{name}' is defined twice", where=schema)
+        if states and effect is not Effect.PURE:
+            raise InternalError(f"op '{name}' writes state and is declared '{effect.value}'", where=schema)
+        if effect is Effect.WRITES_STATE:
+            raise InternalError(f"op '{name}' writes state and does not say which", where=schema, expected="states=…")
         op = Op(
             name=name,
             schema=schema,
@@ -152,6 +185,7 @@ def define(
             decompose=decompose,
             fusible=fusible,
             legal="cached" if states else legal,
+            effect=Effect.WRITES_STATE if states else effect,
             across=across,
         )
         _LIBRARY.define(schema)

@@ -6,7 +6,7 @@ first and moves them last, so the next step needs nothing from the host.
 
 import torch
 
-from ingot.ir.ops.registry import Sample, define
+from ingot.ir.ops.registry import Effect, Sample, define
 
 
 def _ints(*values: int) -> torch.Tensor:
@@ -51,6 +51,7 @@ def _feed_fake(
     fake=_feed_fake,
     fusible=False,
     legal="cached",
+    effect=Effect.READS_STATE,
 )
 def feed(
     tokens: torch.Tensor,

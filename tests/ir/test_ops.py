@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from ingot.ir.errors import ConfigError, InternalError
 from ingot.ir.ops import OPS, Op, Sample, define, op_of
 from ingot.ir.ops.sampling import keep_mask, philox, uniform
+from ingot.ir.schemes import SCHEMES, quantize
 from ingot.ir.tables import ROPE_TYPES, make_table
 from ingot.ir.tolerances import TOLERANCES, compare
 
@@ -793,6 +794,7 @@ def test_advance_takes_back_what_is_rejected() -> None:
 ROWS: dict[str, tuple[str, ...]] = {
     "embedding": ("tokens",),
     "linear": ("x",),
+    "quant_linear": ("x",),
     "rms_norm": ("x",),
     "add_rms_norm": ("x", "residual"),
     "rope": ("x", "positions"),
@@ -829,10 +831,15 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     heads = rand(11, 5 * 18).view(11, 5, 18)
     table = make_table(rope_attrs({"rope_type": "linear", "factor": 2.0}, 10, 1e6, 31))
     counts = ints(2, 0, 1)
+    int8, int4 = (quantize(rand(53, inner), SCHEMES[scheme]) for inner, scheme in ((37, "int8"), (32, "int4_g32")))
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
     return {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
+        "quant_linear": [
+            Sample((rand(11, 37), int8["weight"], int8["scales"], None, rand(53)), {"scheme": "int8"}),
+            Sample((merged[:, 37:69], *int4.values()), {"scheme": "int4_g32"}),
+        ],
         "rms_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
             Sample((heads[:, 1:4], rand(18)), {"eps": 0.1}),

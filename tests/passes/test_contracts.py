@@ -232,7 +232,7 @@ def test_a_pass_that_breaks_the_program_is_named(opened: Callable[[Case], tuple[
 
 
 def test_every_pass_declares_itself() -> None:
-    passes = [one for phase in PIPELINE for one in phase.passes]
+    passes = list(dict.fromkeys(one for phase in PIPELINE for one in phase.passes))
     assert len({one.name for one in passes}) == len(passes)
     for one in passes:
         assert isinstance(one.numerics, Numerics) and one.numerics is not Numerics.LOSSY

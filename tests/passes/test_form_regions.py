@@ -18,6 +18,7 @@ from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.types import Dim, TensorType
 from ingot.ir.verify import verify
+from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.make_plan import MakePlan
@@ -212,7 +213,7 @@ def _random_program(seed: int) -> tuple[Program, dict[str, torch.Tensor]]:
         values.append(node)
     outputs = draw.sample([node for node in values if node.op == "call_function"], 4)
     program.set_outputs({f"out{index}": node for index, node in enumerate(dict.fromkeys([*outputs, values[-1]]))})
-    program.prune()
+    eliminate_dead_code(program)
     given = {
         "x": torch.randn(3, 8, generator=generator),
         "rows": torch.tensor([2, 0, 0], dtype=torch.int32),

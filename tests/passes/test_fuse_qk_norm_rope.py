@@ -21,6 +21,7 @@ from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import PassContext
 from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.manager import run_pass
@@ -99,7 +100,7 @@ class Layer:
         ]
         dims = "dim T in [1, 64]\ndim B in [1, 8]\ndim P in [1, 4]\ndim pages in [1, 64]\n"
         program = parse_program(f"program main stage=CACHED\n{dims}{INPUTS}" + "\n".join(lines) + "\n")
-        program.prune()
+        eliminate_dead_code(program)
         verify(program)
         return program
 

@@ -80,7 +80,10 @@ def test_the_formula_gives_the_goldens(case: str) -> None:
 @pytest.mark.parametrize("case", [*FLAGS, *quick_first(TINY)])
 def test_the_passes_match_as_often(case: str) -> None:
     steps, _ = staged(traced(CASES[case]))
-    found = {step.name: step.record.matches for step in steps if step.record is not None}
+    found: dict[str, int] = {}
+    for step in steps[1:]:
+        assert step.record is not None
+        found[step.name] = found.get(step.name, 0) + step.record.matches  # a pass may run on the way to several stages
     assert found == GOLDENS[case], "more is worth a new golden, less is lost speed"
     # Nothing in these families stands in the way of a rewrite; only providers say No, and have no kernel for one op.
     refusing = {step.name for step in steps if step.record and step.record.refusals}

@@ -126,7 +126,10 @@ def test_programs_read_back(name: str, on_mesh: OnMesh) -> None:
 def test_matches(name: str, on_mesh: OnMesh) -> None:
     """UPDATE_GOLDENS=1 writes the counts, to be read before they are committed."""
     steps = on_mesh(name)
-    found = {step.name: step.record.matches for step in steps if step.record is not None}
+    found: dict[str, int] = {}
+    for step in steps[1:]:
+        assert step.record is not None
+        found[step.name] = found.get(step.name, 0) + step.record.matches  # a pass may run on the way to several stages
     goldens: dict[str, dict[str, int]] = json.loads(MATCHES.read_text()) if MATCHES.exists() else {}
     if os.environ.get("UPDATE_GOLDENS"):
         kept = {**goldens, name: found}
@@ -215,8 +218,8 @@ def test_what_does_not_divide_is_refused_by_name(name: str, tp: int, problem: st
 
 
 def test_a_vocabulary_that_does_not_divide_is_whole_for_a_reason(on_mesh: OnMesh) -> None:
-    record = on_mesh("q and k norms")[2].record
-    assert record is not None and record.name == "shard"
+    record = next(step.record for step in on_mesh("q and k norms") if step.name == "shard")
+    assert record is not None
     assert [refusal.reason for refusal in record.refusals] == [
         "'embed.weight' has 373 parts of 1, which do not divide among 2 ranks: every rank has it whole"
     ]

@@ -1,0 +1,248 @@
+"""Quantization schemes: what is stored, how far it is from the weight, and the linear that reads it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.ir import build, ops
+from ingot.ir import recipe as r
+from ingot.ir.errors import CheckpointError, OptionError, VerifyError
+from ingot.ir.program import Program, Stage
+from ingot.ir.recipe import Recipe, source
+from ingot.ir.schemes import ELEMENTS, SCHEMES, Scheme, dequantize, find_scheme, quantize
+from ingot.ir.tolerances import TOLERANCES, compare
+from ingot.ir.types import Dim, TensorType
+
+EACH = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+
+
+def matrix(seed: int, rows: int = 6, inner: int = 256) -> torch.Tensor:
+    """Rows of very different sizes, of one sign only, and of nothing at all."""
+    weight = torch.randn(rows, inner, generator=torch.Generator().manual_seed(seed))
+    weight = weight * torch.tensor([1e-4, 1.0, 100.0, 1.0, 1.0, 0.0])[:rows, None]
+    weight[3 % rows], weight[4 % rows] = weight[3 % rows].abs() + 1, -weight[4 % rows].abs() - 1
+    return weight
+
+
+def elements(weight: torch.Tensor, scheme: Scheme) -> list[list[int]]:
+    """Unpacked in plain Python."""
+    if scheme.packing == "plain":
+        return [[int(value) for value in row] for row in weight]
+    return [[nibble for byte in row for nibble in (int(byte) % 16, int(byte) // 16)] for row in weight]
+
+
+@EACH
+def test_the_parts_are_what_the_scheme_says(scheme: Scheme) -> None:
+    weight = matrix(0)
+    parts = quantize(weight, scheme)
+    types = scheme.types((6, 256))
+    assert tuple(parts) == tuple(types) == scheme.parts
+    for name, part in parts.items():
+        assert types[name].mismatch(part.contiguous()) is None
+    found = elements(parts["weight"], scheme)
+    low, high = ELEMENTS[scheme.element]
+    assert {len(row) for row in found} == {256}
+    assert low <= min(map(min, found)) and max(map(max, found)) == high, "the range is used up"
+
+
+@EACH
+@pytest.mark.parametrize("seed", range(3))
+def test_a_value_is_off_by_half_a_step(scheme: Scheme, seed: int) -> None:
+    """Element by element in Python, without the code under test: x = (element - zero) * scale."""
+    weight = matrix(seed)
+    parts = quantize(weight, scheme)
+    group = scheme.group or 256
+    found = elements(parts["weight"], scheme)
+    low, high = ELEMENTS[scheme.element]
+    for i, row in enumerate(found):
+        for j, element in enumerate(row):
+            place = (0, 0) if scheme.scales == "tensor" else (i, j // group)
+            scale = float(parts["scales"][place])
+            zero = int(parts["zeros"][place]) if scheme.zeros else 0
+            # Rounding the zero point moves a range by up to half a step, so its ends may be cut by as much.
+            steps = 1.0 if scheme.zeros and element in (low, high) else 0.5
+            assert abs((element - zero) * scale - float(weight[i, j])) <= steps * 1.001 * scale
+    assert bool((dequantize(**_named(parts), scheme=scheme)[5] == 0).all()), "zero is exact"
+
+
+def _named(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    return {"weight": parts["weight"], "scales": parts["scales"], "zeros": parts.get("zeros")}
+
+
+@EACH
+def test_dequantizing_is_the_formula(scheme: Scheme) -> None:
+    parts = quantize(matrix(1), scheme)
+    found = torch.tensor(elements(parts["weight"], scheme), dtype=torch.float64)
+    width = 256 if scheme.scales == "tensor" else 256 // parts["scales"].shape[1]
+    spread = [parts[name].double().repeat_interleave(width, 1) for name in scheme.parts[1:]]
+    expected = (found - (spread[1] if scheme.zeros else 0)) * spread[0]
+    assert torch.equal(dequantize(**_named(parts), scheme=scheme, dtype=torch.float64), expected)
+    assert compare(dequantize(**_named(parts), scheme=scheme), expected, torch.float32) is None
+
+
+@given(
+    name=st.sampled_from(sorted(SCHEMES)),
+    rows=st.integers(1, 5),
+    groups=st.integers(1, 3),
+    exponent=st.integers(-30, 30),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_quantizing_what_was_dequantized_changes_nothing(
+    name: str, rows: int, groups: int, exponent: int, seed: int
+) -> None:
+    scheme = SCHEMES[name]
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, groups * (scheme.group or 7), generator=generator) * 2.0**exponent
+    parts = quantize(weight, scheme)
+    once = dequantize(**_named(parts), scheme=scheme)
+    assert bool(once.isfinite().all())
+    if not scheme.zeros:
+        assert torch.equal(quantize(once, scheme)["weight"], parts["weight"])
+    # With a zero point the range may shrink by a cut end; it never grows, so a step at most is lost again.
+    twice = dequantize(**_named(quantize(once, scheme)), scheme=scheme)
+    assert bool(((twice - once).abs() <= float(parts["scales"].max()) * 1.001).all())
+
+
+@pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.row_by_row])
+def test_rows_may_be_merged_before_or_after(name: str) -> None:
+    """What merge-linears relies on: the parts of a merged weight are the merged parts."""
+    a, b = source("a"), source("b")
+    stored = {"a": matrix(0), "b": matrix(1) * 7}
+    merged = r.quantize(r.concat([a, b]), name)
+    for part, first in r.quantize(a, name).items():
+        after = r.concat([first, r.quantize(b, name)[part]])
+        assert torch.equal(merged[part].execute(stored.__getitem__), after.execute(stored.__getitem__))
+
+
+def test_one_scale_for_all_rows_does_not_merge() -> None:
+    a, b = source("a"), source("b")
+    stored = {"a": matrix(0), "b": matrix(1) * 7}
+    before = r.quantize(r.concat([a, b]), "int8_tensor")["weight"].execute(stored.__getitem__)
+    after = r.concat([r.quantize(part, "int8_tensor")["weight"] for part in (a, b)]).execute(stored.__getitem__)
+    assert not torch.equal(before, after) and not SCHEMES["int8_tensor"].row_by_row
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@EACH
+def test_what_has_no_scale_is_an_error(scheme: Scheme, bad: float) -> None:
+    weight = matrix(0)
+    weight[1, 77] = bad
+    with pytest.raises(CheckpointError, match=r"recipe step 'quantize' .* NaN, infinities") as caught:
+        r.quantize(source("w"), scheme.name)["weight"].execute(lambda _: weight)
+    assert 'source(name="w")' in caught.value.where
+
+
+@pytest.mark.parametrize("name", ["int4", "int8_g16", "INT8", ""])
+def test_an_unknown_scheme_is_an_error(name: str) -> None:
+    with pytest.raises(OptionError, match=f"unknown quantization scheme '{name}'") as caught:
+        find_scheme(name)
+    assert caught.value.expected == ", ".join(SCHEMES)
+
+
+def test_a_scheme_is_frozen_and_named_once() -> None:
+    assert all(name == scheme.name for name, scheme in SCHEMES.items())
+    assert len({replace(scheme, name="") for scheme in SCHEMES.values()}) == len(SCHEMES), "one name for one meaning"
+    with pytest.raises(AttributeError):
+        SCHEMES["int8"].group = 4  # type: ignore[misc]
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["int4_g32", "int8_g64"])
+def test_a_shard_of_whole_groups_is_the_shards_own(name: str) -> None:
+    """Along the rows' elements: quantizing a part gives the part of what was quantized."""
+    stored = {"w": matrix(0)}
+    for rank in range(2):
+        own = r.quantize(r.shard(source("w"), 1, rank, 2), name)
+        for part, whole in r.quantize(source("w"), name).items():
+            found = r.shard(whole, 1, rank, 2).execute(stored.__getitem__)
+            assert torch.equal(found, own[part].execute(stored.__getitem__))
+
+
+@pytest.mark.parametrize("part", ["weight", "scales", "zeros"])
+def test_a_shard_that_cuts_a_group_is_refused(part: str) -> None:
+    """256 elements over 8 ranks are 32 each: half a group of 64."""
+    recipe = r.shard(r.quantize(source("w"), "int4_g64")[part], 1, 0, 8)
+    with pytest.raises(CheckpointError, match="a shard of 256 elements over 8 ranks is no multiple of the group of 64"):
+        recipe.execute(lambda _: matrix(0))
+    r.shard(r.quantize(source("w"), "int4_g32")[part], 1, 0, 8).execute(lambda _: matrix(0))
+
+
+def test_the_steps_that_several_params_share() -> None:
+    first, second = (r.quantize(source(name), "int4_g32") for name in "ab")
+    recipe = r.concat([first["scales"], r.cast(second["scales"], torch.float16), source("c")])
+    assert recipe.shared_steps() == {replace(parts["weight"], output="") for parts in (first, second)}
+    assert source("c").shared_steps() == frozenset()
+    assert all(isinstance(step, Recipe) and step.output == "" for step in recipe.shared_steps())
+
+
+def test_a_packed_weight_tells_its_sources_shape() -> None:
+    parts = r.quantize(r.cast(source("w"), torch.float32), "int4_g32")
+    assert parts["weight"].source_shapes((6, 128)) == {"w": (6, 256)}
+    assert parts["scales"].source_shapes((6, 8)) == {}
+
+
+# --- the linear ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@EACH
+def test_quant_linear_is_a_float64_product(scheme: Scheme, biased: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(5, 256, generator=generator).to(dtype)
+    bias = torch.randn(6, generator=generator).to(dtype) if biased else None
+    parts = quantize(matrix(0), scheme)
+    width = 256 if scheme.scales == "tensor" else 256 // parts["scales"].shape[1]
+    spread = [parts[name].double().repeat_interleave(width, 1) for name in scheme.parts[1:]]
+    full = (torch.tensor(elements(parts["weight"], scheme)).double() - (spread[1] if scheme.zeros else 0)) * spread[0]
+    expected = x.double() @ full.T + (0 if bias is None else bias.double())
+    found = ops.quant_linear.reference(x, *_named(parts).values(), bias, scheme=scheme.name)
+    assert found.dtype == dtype
+    # Sums of 256 products of a weight of size 100: the table's float32 atol is for sums of size one.
+    problem = compare(found, expected, dtype, factor=1000 if dtype in (torch.float32, torch.float64) else 1)
+    assert problem is None, problem
+
+
+X, WEIGHT = TensorType(torch.float32, ("T", 64)), TensorType(torch.uint8, (24, 32))
+PER_CHANNEL = TensorType(torch.int8, (24, 64)), TensorType(torch.float32, (24, 1))
+SCALES, ZEROS = TensorType(torch.float32, (24, 2)), TensorType(torch.uint8, (24, 2))
+
+
+def call(*types: TensorType | None, scheme: str = "int4_g32") -> TensorType:
+    program = Program("main", Stage.QUANTIZED, {"T": Dim("T", 1, 8)})
+    args = [None if one is None else program.add_input(f"in{i}", one) for i, one in enumerate(types)]
+    found = build.call(program, ops.quant_linear.overload, args, {"scheme": scheme}).meta["type"]
+    assert isinstance(found, TensorType)
+    return found
+
+
+def test_its_type() -> None:
+    assert call(X, WEIGHT, SCALES, ZEROS) == TensorType(torch.float32, ("T", 24))
+    assert call(replace(X, dtype=torch.bfloat16), WEIGHT, SCALES, ZEROS) == TensorType(torch.bfloat16, ("T", 24))
+    assert call(X, *PER_CHANNEL, scheme="int8") == TensorType(torch.float32, ("T", 24))
+
+
+@pytest.mark.parametrize(
+    ("types", "scheme", "message"),
+    [
+        ((X, WEIGHT, SCALES), "int4_g32", "has weight, scales, zeros, and weight, scales are given"),
+        ((X, *PER_CHANNEL, ZEROS), "int8", "has weight, scales, and weight, scales, zeros are given"),
+        ((X, WEIGHT, SCALES, replace(ZEROS, shape=(24, 1))), "int4_g32", r"has zeros u8\[24, 2\]"),
+        ((X, WEIGHT, replace(SCALES, shape=(24, 1)), ZEROS), "int4_g32", r"has scales f32\[24, 2\]"),
+        ((X, WEIGHT, replace(SCALES, dtype=torch.float16), ZEROS), "int4_g32", r"has scales f32\[24, 2\]"),
+        ((X, replace(WEIGHT, shape=(24, 64)), SCALES, ZEROS), "int4_g32", r"has weight u8\[24, 32\]"),
+        ((X, WEIGHT, SCALES, ZEROS), "int4_g64", r"has scales f32\[24, 1\]"),
+        ((X, WEIGHT, SCALES, ZEROS), "int4_g128", "no multiple of the group of 128"),
+        ((X, WEIGHT, SCALES, ZEROS), "int4_g31", "unknown quantization scheme 'int4_g31'"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit(types: tuple[TensorType, ...], scheme: str, message: str) -> None:
+    with pytest.raises((VerifyError, OptionError), match=message):
+        call(*types, scheme=scheme)

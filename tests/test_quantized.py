@@ -1,0 +1,221 @@
+"""Quantized weights from a checkpoint to tokens: an artifact of packed integers, served, against plain torch."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from serve_artifact import Job, Result, serve
+from staged import LIMITS, logits_of, staged
+from tiny import Tiny
+from transformers import AutoModelForCausalLM
+
+from ingot import compile_model
+from ingot.commands.artifact_views import print_weights
+from ingot.frontend.checkpoint import Checkpoint
+from ingot.frontend.trace import trace
+from ingot.ir.program import ParamSpec, Program
+from ingot.ir.recipe import concat, quantize, source
+from ingot.ir.schemes import SCHEMES
+from ingot.ir.tolerances import compare
+from ingot.ir.types import TensorType
+from ingot.models.architectures import read_spec
+from ingot.packing import pack_weights
+from ingot.passes.pipeline import edit_pipeline
+from ingot.publish import ArtifactWriter
+from ingot.runtime.artifact import open_artifact
+
+SCHEME, TOP, GROUP = "int4_g32", 15, 32
+PASSES = f"default,quantize{{scheme={SCHEME}}}"
+PROMPTS = [[5, 17, 3, 60, 2, 41], [11], list(range(40))]
+NEW_TOKENS = 12
+# Sizes that are multiples of the group; two layers, grouped heads, biases.
+MODEL = Tiny(
+    "llama-quantized",
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 151,
+        "rms_norm_eps": 0.01,
+        "rope_theta": 1000.0,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 160,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+    },
+    seed=5,
+)
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+pytestmark = pytest.mark.xdist_group("quantized")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MODEL.write(tmp_path_factory.mktemp("quantized") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def artifact(folder: Path) -> Path:
+    output = folder.parent / "model.ingot"
+    compile_model(folder, output, backend="reference", passes=PASSES, max_batch=4, max_tokens=64, max_seq_len=96)
+    return output
+
+
+@pytest.fixture(scope="module")
+def served(artifact: Path) -> Result:
+    return serve(Job(str(artifact), PROMPTS, PROMPTS, NEW_TOKENS, chunked=False))
+
+
+@pytest.fixture(scope="module")
+def program(folder: Path) -> tuple[Program, Callable[[str], torch.Tensor]]:
+    """The quantized program, and what reads its checkpoint."""
+    found = Checkpoint.open(folder)
+    stored = {name: info.dtype for name, info in found.tensors.items()}
+    _, lowered = staged(trace(read_spec(found.config), LIMITS, stored), edit_pipeline(PASSES))
+    return lowered.fused, found.read
+
+
+def through_the_scheme(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight rounded to four bits in groups of 32, and each element's step; written down from the scheme's text."""
+    groups = weight.double().reshape(-1, GROUP)
+    low, high = groups.min(1, keepdim=True).values.clamp(max=0), groups.max(1, keepdim=True).values.clamp(min=0)
+    step = ((high - low) / TOP).float().double()
+    zero = torch.round(-low / step)
+    rounded = (torch.clamp(torch.round(groups / step) + zero, 0, TOP) - zero) * step
+    return rounded.reshape(weight.shape), step.expand_as(groups).reshape(weight.shape)
+
+
+@pytest.fixture(scope="module")
+def rounded(folder: Path) -> Path:
+    """The checkpoint with every linear's weight put through the scheme and back, in plain torch."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.split(".")[-2] in LINEARS and name.endswith("weight"):
+            tensors[name] = through_the_scheme(tensor)[0].float().contiguous()
+    other = folder.parent / "rounded"
+    other.mkdir()
+    (other / "config.json").write_text((folder / "config.json").read_text())
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    return other
+
+
+def theirs(checkpoint: Path) -> list[torch.Tensor]:
+    """Logits of transformers, in float64."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation="eager")
+    with torch.no_grad():
+        return [model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
+
+
+def test_the_artifact_computes_the_quantized_program(
+    served: Result, program: tuple[Program, Callable[[str], torch.Tensor]]
+) -> None:
+    """Logits within rounding, and the tokens of a greedy search by the interpreter."""
+    expected = logits_of(*program, PROMPTS).exact.split([len(prompt) for prompt in PROMPTS])
+    for found, wanted in zip(served.logits, expected, strict=True):
+        assert compare(found, wanted, torch.float32, factor=10) is None
+    # Teacher-forced on what was served: each token is the interpreter's choice after those before it.
+    whole = [prompt + tokens for prompt, tokens in zip(PROMPTS, served.tokens, strict=True)]
+    rows = logits_of(*program, whole).found.split([len(tokens) for tokens in whole])
+    for prompt, tokens, logits in zip(PROMPTS, served.tokens, rows, strict=True):
+        assert len(tokens) == NEW_TOKENS
+        assert tokens == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_the_artifact_is_transformers_with_rounded_weights(served: Result, rounded: Path) -> None:
+    for found, wanted in zip(served.logits, theirs(rounded), strict=True):
+        assert compare(found, wanted, torch.float32, factor=10) is None
+
+
+def test_the_loss_is_bounded_by_the_step(served: Result, folder: Path, rounded: Path, artifact: Path) -> None:
+    """Each stored weight lies within a step of the checkpoint's, and the logits stay near those of the float model."""
+    true, near = load_file(folder / "model.safetensors"), load_file(rounded / "model.safetensors")
+    for name, tensor in true.items():
+        if torch.equal(tensor, near[name]):
+            assert name.split(".")[-2] not in LINEARS or name.endswith("bias")
+        else:
+            assert bool(((tensor - near[name]).abs() <= 1.001 * through_the_scheme(tensor)[1]).all())
+    # A product of K terms, each off by an error of up to half a step and of no fixed sign, is off by about
+    # sqrt(K / 12) steps times the size of an activation. The first layer's q from the artifact's own numbers:
+    weights = stored_weights(artifact)
+    q = true["model.layers.0.self_attn.q_proj.weight"]
+    parts = [weights[f"layers.0.attention.q_k_v.{part}"][: len(q)] for part in ("qweight", "scales", "zeros")]
+    elements = torch.stack((parts[0] & 15, parts[0] >> 4), -1).reshape(len(q), -1, GROUP).double()
+    found = ((elements - parts[2][..., None].double()) * parts[1][..., None].double()).reshape(q.shape)
+    step = through_the_scheme(q)[1]
+    assert bool(((found - q).abs() <= 1.001 * step).all())
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    error = (x @ (found - q.double()).T).std()
+    assert 0.8 < float(error / (math.sqrt(64 / 12) * step.mean())) < 1.2
+    for ours, exact in zip(served.logits, theirs(folder), strict=True):
+        lost = (ours.double() - exact).std() / exact.std()
+        assert 0.01 < float(lost) < 0.5, "four bits show, and do not drown the model"
+
+
+def stored_weights(artifact: Path) -> Mapping[str, torch.Tensor]:
+    return {name: tensor for file in (artifact / "weights").iterdir() for name, tensor in load_file(file).items()}
+
+
+def test_three_params_from_one_recipe(artifact: Path) -> None:
+    index = json.loads((artifact / "weights.json").read_text())
+    for place in ("attention.q_k_v", "attention.o", "mlp.gate_up", "mlp.down"):
+        entries = {part: index[f"layers.1.{place}.{part}"] for part in ("qweight", "scales", "zeros")}
+        assert [entry["dtype"] for entry in entries.values()] == ["u8", "f32", "u8"]
+        rows, packed = entries["qweight"]["shape"]
+        assert entries["scales"]["shape"] == entries["zeros"]["shape"] == [rows, packed * 2 // GROUP]
+        steps = {entry["recipe"].replace(f").{part.replace('qw', 'w')}", ")") for part, entry in entries.items()}
+        assert len(steps) == 1 and f'scheme="{SCHEME}"' in steps.pop()
+    assert index["embed.weight"]["dtype"] == index["head.weight"]["dtype"] == "f32"
+    float_bytes = sum(
+        tensor.numel() * 4
+        for name, tensor in load_file(artifact.parent / "checkpoint" / "model.safetensors").items()
+        if name.split(".")[-2] in LINEARS and name.endswith("weight")
+    )
+    stored = sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in stored_weights(artifact).items()
+        if name.rpartition(".")[2] in ("qweight", "scales", "zeros")
+    )
+    # Half a byte an element, and five bytes a group.
+    assert stored == float_bytes // 4 * (0.5 + 5 / GROUP)
+
+
+def test_inspect_shows_a_shared_recipe_once(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_weights(open_artifact(artifact))
+    lines = " ".join(capsys.readouterr().out.split())
+    assert lines.count('quantize(source(name="model.layers.0.self_attn.o_proj.weight"), scheme="int4_g32")') == 1
+    assert "scales of the recipe of layers.0.attention.o.qweight" in lines
+    assert "zeros of the recipe of layers.1.mlp.gate_up.qweight" in lines
+
+
+def test_a_shared_step_is_executed_once(tmp_path: Path) -> None:
+    """Packing reads a weight once for its three parts, also when the merged parts of two lie between others."""
+    scheme, reads = SCHEMES["int4_g32"], []
+    params: dict[str, ParamSpec] = {}
+    types = scheme.types((8, 64))
+    for part in scheme.parts:
+        recipes = [quantize(source(name), scheme.name)[part] for name in ("a", "b")]
+        shape = types[part]
+        params[f"ab.{part}"] = ParamSpec(TensorType(shape.dtype, (16, *shape.shape[1:])), concat(recipes))
+        params[f"norm.{part}"] = ParamSpec(TensorType(torch.float32, (4,)), source(f"norm.{part}"))
+
+    def read(name: str) -> torch.Tensor:
+        reads.append(name)
+        return torch.randn(4) if name.startswith("norm") else torch.randn(8, 64)
+
+    with ArtifactWriter(tmp_path / "x.ingot") as writer:
+        packed = pack_weights(params, read, writer)
+    assert sorted(reads) == ["a", "b", "norm.scales", "norm.weight", "norm.zeros"]
+    assert packed.tensors == 6 and packed.bytes == 16 * 32 + 16 * 2 * 5 + 3 * 16
