@@ -54,7 +54,8 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
     }
     names = {id(parameter): name for name, parameter in parameters.items()}
     programs = {name: _trace_entry(name, entry.module, params, names, limits) for name, entry in entries.items()}
-    return Model(spec, programs, {name: entry.expected_matches for name, entry in entries.items()})
+    expected = {name: entry.expected_matches for name, entry in entries.items()}
+    return Model(spec, programs, expected, definition.tp_plan(spec.dims))
 
 
 def _trace_entry(

@@ -22,6 +22,7 @@ from ingot.identity import request_key
 from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
 from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
+from ingot.ir.mesh import check_mesh, mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import FEW_TOKENS, BucketClass, Plan, Plans
 from ingot.ir.plugins import load_user_ops
@@ -34,7 +35,7 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
 from ingot.passes.manager import Lowered, run_pipeline
-from ingot.passes.pipeline import edit_pipeline
+from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.publish import ArtifactWriter
 
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
@@ -99,6 +100,7 @@ def compile_model(
     max_tokens: int = DEFAULT_MAX_TOKENS,
     deterministic: bool = False,
     passes: str = "default",
+    mesh: Mapping[str, int] | None = None,
     jobs: int | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> CompileReport:
@@ -106,7 +108,8 @@ def compile_model(
 
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
     and `max_tokens` the tokens of one step. `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers
-    whose results do not depend on the batch. `passes` edits the pipeline ("default,-name,name{option=value}"). `jobs`
+    whose results do not depend on the batch. `passes` edits the pipeline ("default,-name,name{option=value}"). `mesh`
+    gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet. `jobs`
     bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and all.
 
     Nothing is visible at `output` until all of it is there. Raises IngotError.
@@ -123,6 +126,7 @@ def compile_model(
             max_tokens=max_tokens,
             deterministic=deterministic,
             passes=passes,
+            mesh=mesh,
         )
         return _compile(request, writer, _Clock(progress), jobs)
 
@@ -160,6 +164,7 @@ class Request:
     backends: tuple[Backend, ...]
     deterministic: bool
     passes: str
+    mesh: dict[str, int]
 
     @staticmethod
     def read(
@@ -173,13 +178,15 @@ class Request:
         max_tokens: int = DEFAULT_MAX_TOKENS,
         deterministic: bool = False,
         passes: str = "default",
+        mesh: Mapping[str, int] | None = None,
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
         if backend not in BACKEND_CHOICES:
             raise OptionError(f"unknown backend '{backend}'", expected=", ".join(BACKEND_CHOICES))
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
-        edit_pipeline(passes)
+        axes = check_mesh(mesh or {})
+        edit_pipeline(passes, pipeline_for(axes))
         machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
         if machine.device != "cpu":
             raise TargetError(f"target '{target}' is not supported yet", expected="auto or cpu")
@@ -200,6 +207,7 @@ class Request:
             backends=backends,
             deterministic=deterministic,
             passes=passes,
+            mesh=axes,
         )
 
     def trace(self) -> Model:
@@ -217,12 +225,15 @@ class Request:
         check_totality(self.checkpoint, consumed, definition.ignored(self.spec.dims), expected)
         return model
 
+    def pipeline(self) -> tuple[Phase, ...]:
+        return edit_pipeline(self.passes, pipeline_for(self.mesh))
+
     def key(self, model: Model) -> str:
         """The `request_key`."""
         return request_key(
             self.checkpoint,
             model.entries,
-            edit_pipeline(self.passes),
+            self.pipeline(),
             self.backends,
             self.target,
             {
@@ -232,6 +243,7 @@ class Request:
                 "deterministic": self.deterministic,
                 "eos_token_ids": list(self.spec.eos_token_ids),  # in the manifest, and in no program
                 "schema_version": SCHEMA_VERSION,
+                **({"mesh": self.mesh} if self.mesh else {}),
             },
         )
 
@@ -287,14 +299,15 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 deterministic=request.deterministic,
                 emit=emitter.emit,
                 emit_library=emitter.emit_library,
+                mesh=request.mesh,
             )
-            pipeline = edit_pipeline(request.passes)
+            pipeline = request.pipeline()
             lowered = {
                 entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry) for entry in model.entries
             }
         with clock.phase("weights") as step:
             params = merged_params(one.fused for one in lowered.values())
-            packed = pack_weights(params, request.checkpoint.read, writer, step)
+            packed = pack_weights(params, request.checkpoint.read, writer, step, request.mesh)
         with clock.phase("write"):
             plans = Plans(plans={entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()})
             _write_program(writer, model, lowered, plans)
@@ -394,6 +407,7 @@ def _manifest(request: Request, key: str, plans: Plans) -> Manifest:
             "page_size": _page_size(plans),
             "eos_token_ids": ",".join(map(str, spec.eos_token_ids)),
             "deterministic": request.deterministic,
+            **({"mesh": mesh_text(request.mesh)} if request.mesh else {}),
         },
     )
 

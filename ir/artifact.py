@@ -109,10 +109,18 @@ class Manifest(_Record):
         return dump_json(self.model_dump(mode="json"))
 
 
+class WeightPart(_Record):
+    """A rank's part of a weight: `offset` is in bytes from the start of `file`."""
+
+    file: str
+    offset: Size
+
+
 class WeightEntry(_Record):
     """One weight in weights.json: its recipe's text, and where it lies, or which other weight it is the same as.
 
-    `offset` is in bytes from the start of `file`; `shard` says how each axis of the mesh splits it.
+    `offset` is in bytes from the start of `file`; `shard` says how each axis of the mesh splits it. A weight that a
+    mesh splits lies in `parts`, one for each rank in order, and `shape` is that of a part.
     """
 
     recipe: str
@@ -122,11 +130,12 @@ class WeightEntry(_Record):
     file: str | None = None
     offset: Size = 0
     same_as: str | None = None
+    parts: tuple[WeightPart, ...] | None = None
 
     @model_validator(mode="after")
     def _placed(self) -> Self:
-        if (self.file is None) == (self.same_as is None):
-            raise ValueError("it needs either a file or another weight that it is the same as")
+        if sum(place is not None for place in (self.file, self.same_as, self.parts)) != 1:
+            raise ValueError("it needs either a file, parts, or another weight that it is the same as")
         return self
 
 

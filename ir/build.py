@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from ingot.ir.infer import infer
+from ingot.ir.infer_placement import infer_placement
 from ingot.ir.program import Program, RegionCall, target_name
 
 
@@ -31,6 +32,15 @@ def call(
     value_type = infer(target, args, kwargs or {}, program)
     node = program.graph.create_node("call_function", target, tuple(args), dict(kwargs or {}), name=short_name(target))
     node.meta["type"] = value_type
+    if program.mesh:
+        set_placement(node, program)
     if origin:
         node.meta["origin"] = origin
     return node
+
+
+def set_placement(node: fx.Node, program: Program) -> None:
+    """Infer where the result of a call lies. Raises VerifyError when its op cannot take the arguments so."""
+    node.meta.pop("placement", None)
+    if placement := infer_placement(node, program):
+        node.meta["placement"] = placement

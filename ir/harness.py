@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.interpret import interpret
+from ingot.ir.interpret import interpret, interpret_ranks
+from ingot.ir.mesh import Rank, ranks
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.program import ParamSpec, Program
 from ingot.ir.types import TensorType
@@ -17,15 +18,26 @@ from ingot.ir.types import TensorType
 Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
-def load_params(params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every param by name, its recipe executed on checkpoint tensors."""
-    return {name: spec.recipe.execute(read) for name, spec in params.items()}
+def load_params(
+    params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], rank: Rank | None = None
+) -> dict[str, torch.Tensor]:
+    """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part."""
+    return {name: (spec.recipe.for_rank(rank) if rank else spec.recipe).execute(read) for name, spec in params.items()}
+
+
+def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
+    """Every state, filled with NaN or -1, so that a read of something never written shows."""
+    slots = program.dims["S"].hi if "S" in program.dims else 1
+    states = {}
+    for name, spec in program.states.items():
+        poison = float("nan") if spec.type.dtype.is_floating_point else -1
+        states[name] = torch.full(spec.type.bind({"pages": pages, "S": slots}), poison, dtype=spec.type.dtype)
+    return states
 
 
 @dataclass
 class InterpreterRun:
-    """`Run` for a program under the interpreter: keeps its states, filled with NaN or -1 at first so that a read of
-    something never written shows."""
+    """`Run` for a program under the interpreter: keeps its states."""
 
     program: Program
     params: Mapping[str, torch.Tensor]
@@ -35,11 +47,7 @@ class InterpreterRun:
     states: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        slots = self.program.dims["S"].hi if "S" in self.program.dims else 1
-        for name, spec in self.program.states.items():
-            shape = spec.type.bind({"pages": self.pages, "S": slots})
-            poison = float("nan") if spec.type.dtype.is_floating_point else -1
-            self.states[name] = torch.full(shape, poison, dtype=spec.type.dtype)
+        self.states = fresh_states(self.program, self.pages)
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         values = {**self.params, **self.states, **inputs}
@@ -47,6 +55,40 @@ class InterpreterRun:
         for name in self.states:
             self.states[name] = outputs[name]
         return outputs
+
+
+@dataclass
+class MeshRun:
+    """`Run` for a program on a mesh: all ranks in one process, each with its own params and states.
+
+    Raises VerifyError when the ranks do not return the same.
+    """
+
+    program: Program
+    params: Sequence[Mapping[str, torch.Tensor]]
+    pages: int = 64
+    exact: bool = False
+    states: list[dict[str, torch.Tensor]] = field(default_factory=list)
+
+    @staticmethod
+    def load(program: Program, read: Callable[[str], torch.Tensor], *, exact: bool = False) -> "MeshRun":
+        """With each rank's part of every param, made from checkpoint tensors."""
+        return MeshRun(program, [load_params(program.params, read, rank) for rank in ranks(program.mesh)], exact=exact)
+
+    def __post_init__(self) -> None:
+        self.states = [fresh_states(self.program, self.pages) for _ in self.params]
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        values = [{**params, **states, **inputs} for params, states in zip(self.params, self.states, strict=True)]
+        outputs = interpret_ranks(self.program, values, exact=self.exact)
+        for states, result in zip(self.states, outputs, strict=True):
+            for name in states:
+                states[name] = result[name]
+        for name in outputs[0].keys() - self.program.states.keys():
+            for index, other in enumerate(outputs[1:], 1):
+                if not torch.equal(other[name], outputs[0][name]):
+                    raise VerifyError(f"ranks 0 and {index} return different '{name}'")
+        return outputs[0]
 
 
 def teacher_forced(

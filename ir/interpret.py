@@ -1,14 +1,15 @@
 """The interpreter: runs a program of any stage, call by call, by the references of its ops."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops import op_of
+from ingot.ir.mesh import groups, mesh_text, world_size
+from ingot.ir.ops import Op, op_of
 from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.types import StateType, TensorType
 
@@ -27,8 +28,51 @@ def interpret(
 
     `exact` computes in float64: floating-point values are widened, and casts between floating-point types keep that.
     `rowwise` makes each token's result independent of the others in the step. `watch` sees each call's result.
-    Raises VerifyError when a value is missing or does not fit its declared type.
+    Raises VerifyError when a value is missing or does not fit its declared type, and for a program on a mesh.
     """
+    if program.mesh:
+        raise VerifyError(
+            f"program {program.name} is on the mesh {mesh_text(program.mesh)}",
+            expected="the values of every rank: interpret_ranks",
+        )
+    return interpret_ranks(program, [values], exact=exact, rowwise=rowwise, watch=watch)[0]
+
+
+def interpret_ranks(
+    program: Program,
+    values: Sequence[Mapping[str, torch.Tensor]],
+    *,
+    exact: bool = False,
+    rowwise: bool = False,
+    watch: Watch | None = None,
+) -> list[dict[str, Any]]:
+    """`interpret` for all ranks of the program's mesh in lock-step: `values` and outputs of each rank in order.
+
+    Each call is computed by every rank before the next, and a collective from what all ranks of its axis have.
+    """
+    if len(values) != world_size(program.mesh):
+        raise VerifyError(
+            f"values of {len(values)} ranks", where=f"program {program.name}", expected=str(world_size(program.mesh))
+        )
+    envs = [_placed(program, given, exact) for given in values]
+    for node in program.calls():
+        calls = [
+            (fx.node.map_arg(node.args, env.__getitem__), fx.node.map_arg(node.kwargs, env.__getitem__)) for env in envs
+        ]
+        op = op_of(node.target)
+        if op is not None and op.across is not None:
+            results = _across(op, program, calls)
+        else:
+            results = [_call(node, args, kwargs, program, exact, rowwise, watch) for args, kwargs in calls]
+        for env, result in zip(envs, results, strict=True):
+            env[node] = result
+            if watch is not None:
+                watch(node, result)
+    return [{name: env[node] for name, node in program.output_nodes().items()} for env in envs]
+
+
+def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:
+    """The values of one rank by placeholder, checked against their types."""
     env: dict[fx.Node, Any] = {}
     sizes: dict[str, int] = {}
     for node in program.placeholders():
@@ -39,13 +83,18 @@ def interpret(
         declared = program.states[name].type if isinstance(node.meta["type"], StateType) else node.meta["type"]
         _check(value, declared, sizes, name, exact)
         env[node] = value.double() if exact and value.is_floating_point() else value
-    for node in program.calls():
-        args = fx.node.map_arg(node.args, env.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
-        env[node] = _call(node, args, kwargs, program, exact, rowwise, watch)
-        if watch is not None:
-            watch(node, env[node])
-    return {name: env[node] for name, node in program.output_nodes().items()}
+    return env
+
+
+def _across(op: Op, program: Program, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """The results of a collective for every rank, from the arguments of all."""
+    assert op.across is not None
+    results: list[Any] = [None] * len(calls)
+    for group in groups(program.mesh, calls[0][1]["axis"]):
+        columns = zip(*(calls[index][0] for index in group), strict=True)
+        for index, result in zip(group, op.across(*map(list, columns), **calls[group[0]][1]), strict=True):
+            results[index] = result
+    return results
 
 
 def _check(value: torch.Tensor, declared: TensorType, sizes: dict[str, int], name: str, exact: bool) -> None:

@@ -349,6 +349,8 @@ def _call(line: _Line, program: Program, values: dict[str, fx.Node]) -> None:
     value_type = line.guarded(lambda: _type(line))
     node = program.graph.create_node("call_function", target, tuple(args), kwargs, name=name.replace(".", "_"))
     node.meta["type"] = value_type
+    if placement := _placements(line):
+        node.meta["placement"] = placement
     if line.skip("@"):
         node.meta["provider"] = line.name("a provider")
     if line.comment:
@@ -395,8 +397,9 @@ def _declare(line: _Line, program: Program, values: dict[str, fx.Node], keyword:
             line.need(option)
             line.need("=")
             options[option] = line.name()
-        make = partial(StateSpec, kind, options["group"], options["unit"], value_type)
-        spec = line.guarded(make, at=line.place - 1)
+        unit = line.place - 1
+        make = partial(StateSpec, kind, options["group"], options["unit"], value_type, _placements(line))
+        spec = line.guarded(make, at=unit)
         values[name] = program.add_state(name, spec)
     line.end()
 
@@ -487,8 +490,25 @@ def _header(line: _Line) -> Program:
     return program
 
 
+def _mesh(line: _Line, program: Program) -> None:
+    line.need("mesh")
+    while line.kind() != "end" or not program.mesh:
+        axis = line.name("a mesh axis")
+        if axis in program.mesh:
+            line.place -= 1
+            raise line.error(f"mesh axis '{axis}' is given twice")
+        line.need("=")
+        size = line.integer()
+        if size < 1:
+            line.place -= 1
+            raise line.error(f"mesh axis {axis} is {size}", "a size above 0")
+        program.mesh[axis] = size
+
+
 def _program(lines: _Lines) -> Program:
     program = _header(lines.next("a program"))
+    if lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "mesh":
+        _mesh(lines.next("a mesh"), program)
     while lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "dim":
         line = lines.next("a dim")
         line.need("dim")

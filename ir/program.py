@@ -13,7 +13,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.ops import OPS
 from ingot.ir.plan import BucketClass, Executable, Plan
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Dim, Placement, StateType, TensorType, ValueType
+from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
 
 # The aten ops that the dialect takes over: views and elementwise arithmetic, by their printed names.
 ATEN: Mapping[str, Callable[..., Any]] = {
@@ -60,6 +60,7 @@ class StateSpec:
     group: str
     unit: str
     type: TensorType
+    placement: tuple[Placement, ...] = ()
 
     def __post_init__(self) -> None:
         if self.unit not in ("token", "sequence"):
@@ -94,6 +95,8 @@ class Region:
 class Program:
     """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named.
 
+    `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
+    every tensor has a placement (`ingot.ir.infer_placement`).
     `libraries` holds the built kernels of the op providers that have any, by provider.
     """
 
@@ -104,6 +107,7 @@ class Program:
     params: dict[str, ParamSpec] = field(default_factory=dict)
     states: dict[str, StateSpec] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    mesh: dict[str, int] = field(default_factory=dict)
     regions: dict[str, Region] = field(default_factory=dict)
     libraries: dict[str, Executable] = field(default_factory=dict)
     bucket: BucketClass | None = None
@@ -190,6 +194,7 @@ class Program:
             params=dict(self.params),
             states=dict(self.states),
             outputs=self.outputs,
+            mesh=dict(self.mesh),
             regions=dict(self.regions),
             libraries=dict(self.libraries),
             bucket=self.bucket,
@@ -252,12 +257,14 @@ class Model:
     """A traced model: programs by entry name (`main`; others as verify, draft, encode) over shared params and states.
 
     What has one name in two entries is one thing. `expected` holds, by entry, the number of matches that each pass owes
-    it, by formula from the model's layers and flags.
+    it, by formula from the model's layers and flags. `tp_plan` says how a mesh splits the params, by the ends of their
+    names; what it does not name is replicated.
     """
 
     spec: ModelSpec
     entries: dict[str, Program]
     expected: Mapping[str, Mapping[str, int]]
+    tp_plan: Mapping[str, Split] = field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, ParamSpec]:

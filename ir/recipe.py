@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.ir.errors import CheckpointError, VerifyError
+from ingot.ir.mesh import Rank
 from ingot.ir.schemes import dequantize as dequantized
 from ingot.ir.schemes import find_scheme
 from ingot.ir.schemes import quantize as quantized
@@ -84,8 +85,22 @@ class Recipe:
         own = frozenset((replace(self, output=""),)) if self.output else frozenset()
         return own.union(*(recipe.shared_steps() for recipe in self.inputs))
 
+    def for_rank(self, rank: Rank) -> "Recipe":
+        """The recipe of this rank's tensor: each shard step is told its place on its axis."""
+        inputs = tuple(recipe.for_rank(rank) for recipe in self.inputs)
+        if self.step != "shard":
+            return self if inputs == self.inputs else replace(self, inputs=inputs)
+        place = rank.on(str(self.attr("axis")))
+        if place is None:
+            raise VerifyError(f"rank {rank.index} has no place on axis '{self.attr('axis')}'", where=str(self))
+        attrs = {**dict(self.attrs), "rank": place[0], "world": place[1]}
+        return replace(self, inputs=inputs, attrs=tuple(sorted(attrs.items())))
+
     def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
-        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes."""
+        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes.
+
+        A recipe with shards is executed `for_rank`.
+        """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
         if result is None:
@@ -125,6 +140,8 @@ def _int(value: Attr) -> int:
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     """Part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
+    if "rank" not in attrs:
+        raise ValueError("each rank has a part of its own, and no rank was named")
     dim, rank, world = _int(attrs["dim"]), _int(attrs["rank"]), _int(attrs["world"])
     segments = _ints(attrs["segments"]) or [tensor.shape[dim]]
     if not 0 <= rank < world:
@@ -250,8 +267,10 @@ def table(**attrs: Attr) -> Recipe:
     return _recipe("table", **attrs)
 
 
-def shard(recipe: Recipe, dim: int, rank: int, world: int, segments: tuple[int, ...] = ()) -> Recipe:
-    return _recipe("shard", recipe, dim=dim, rank=rank, world=world, segments=segments)
+def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
+    """A rank's part along `dim` on `axis` of the mesh; which one, `Recipe.for_rank` says. `segments` are those of a
+    `Placement`."""
+    return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
 
 def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:

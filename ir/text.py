@@ -7,8 +7,9 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import InternalError
+from ingot.ir.mesh import mesh_text
 from ingot.ir.program import Program, target_name
-from ingot.ir.types import DTYPE_NAMES
+from ingot.ir.types import DTYPE_NAMES, Placement
 
 
 def value_name(node: fx.Node) -> str:
@@ -30,11 +31,16 @@ def _argument(value: Any) -> str:
     raise InternalError(f"an argument {value!r} of type {type(value).__name__} has no text form")
 
 
+def _placements(placement: tuple[Placement, ...]) -> str:
+    return "".join(f" {place}" for place in placement)
+
+
 def print_call(node: fx.Node) -> str:
     """One call as a line."""
     arguments = [_argument(value) for value in node.args]
     arguments += [f"{name}={_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
+    line += _placements(node.meta.get("placement", ()))
     if provider := node.meta.get("provider"):
         line += f" @{provider}"
     if origin := node.meta.get("origin"):
@@ -51,11 +57,11 @@ def _body(program: Program, indent: str) -> list[str]:
                 lines.append(f"input {name}: {node.meta['type']}")
             case "param":
                 spec = program.params[name]
-                placement = "".join(f" {place}" for place in spec.placement)
-                lines.append(f"param {name}: {spec.type}{placement} = {spec.recipe}")
+                lines.append(f"param {name}: {spec.type}{_placements(spec.placement)} = {spec.recipe}")
             case "state":
                 state = program.states[name]
-                lines.append(f"state {name}: {state.kind} {state.type} group={state.group} unit={state.unit}")
+                line = f"state {name}: {state.kind} {state.type} group={state.group} unit={state.unit}"
+                lines.append(line + _placements(state.placement))
     for region in program.regions.values():
         lines.append(f"region {region.name} @{region.backend} {{")
         lines += _body(region.body, "  ")
@@ -74,8 +80,9 @@ def print_program(program: Program) -> str:
         q_max = "any" if bucket.q_max is None else str(bucket.q_max)
         features = "".join(f" +{feature}" for feature in bucket.features)
         header += f" bucket={bucket.name} tokens=[{bucket.tokens[0]}, {bucket.tokens[1]}] q_max={q_max}{features}"
+    mesh = [f"mesh {mesh_text(program.mesh)}"] if program.mesh else []
     dims = [f"dim {dim}" for dim in program.dims.values()]
-    return "\n".join([header, *dims, *_body(program, "")]) + "\n"
+    return "\n".join([header, *mesh, *dims, *_body(program, "")]) + "\n"
 
 
 def print_region_body(body: Program) -> str:

@@ -143,7 +143,8 @@ class Placement:
     """Where a value lives on one axis of the mesh.
 
     `kind` is "replicated", "shard" (split along `dim`; `segments` are the parts of a merged tensor, each split by
-    itself) or "partial" (a sum over the axis is still due).
+    itself, in sizes of the whole) or "partial" (a sum over the axis is still due). A program without a mesh states the
+    types of whole values, and a placement there says how a mesh would split them; on a mesh types are those of a rank.
     """
 
     axis: str
@@ -160,3 +161,17 @@ class Placement:
             return f"{self.axis}={self.kind}"
         segments = f", segments=[{', '.join(map(str, self.segments))}]" if self.segments else ""
         return f"{self.axis}=shard({self.dim}{segments})"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a plan splits a param: `placement`, in units of `unit` elements that stay together (those of a head).
+
+    Where the units do not divide among the ranks, they are repeated if `repeat` says that copies mean the same, the
+    param stays whole on every rank if it is not `needed`, and else the mesh is refused.
+    """
+
+    placement: Placement
+    unit: int = 1
+    repeat: bool = False
+    needed: bool = True

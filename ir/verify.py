@@ -9,6 +9,7 @@ from torch import fx
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.infer import infer
+from ingot.ir.infer_placement import check_param, check_state, infer_placement, placement_of, spot_text
 from ingot.ir.ops import OPS, Effect, op_of
 from ingot.ir.program import ATEN, VIEWS, Program, RegionCall, Stage, target_name
 from ingot.ir.text import print_call, value_name
@@ -20,9 +21,12 @@ class StageRules:
     """What is legal in a stage.
 
     `cached`: ops over states, in place of pure ones. `fused`: ops that decompose into others. `pruned`: no call without
-    a use. `regions`: calls of regions. `providers`: every call says who computes it. `planned`: the program has a plan.
+    a use. `mesh`: on a mesh, with a placement of every value. `open`: collectives may be owed. `regions`: calls of
+    regions. `providers`: every call says who computes it. `planned`: the program has a plan.
     """
 
+    mesh: bool = False
+    open: bool = False
     cached: bool = False
     fused: bool = False
     pruned: bool = True
@@ -32,20 +36,21 @@ class StageRules:
 
     def ops(self) -> frozenset[str]:
         """The printed names of the legal calls, ops of other packages included."""
-        barred = "pure" if self.cached else "cached"
-        legal = {f"ingot.{op.name}" for op in OPS.values() if op.legal != barred and (self.fused or not op.decompose)}
+        barred = {"pure" if self.cached else "cached"} | (set() if self.open else {"open"})
+        ops = (op for op in OPS.values() if op.legal not in barred)
+        legal = {f"ingot.{op.name}" for op in ops if self.fused or not op.decompose}
         return frozenset(legal | ATEN.keys() | {"getitem"})
 
 
 RULES: Mapping[Stage, StageRules] = {
-    Stage.TRACED: StageRules(pruned=False),
-    Stage.NORMAL: StageRules(),
-    Stage.QUANTIZED: StageRules(),
-    Stage.SHARDED: StageRules(),
-    Stage.CACHED: StageRules(cached=True),
-    Stage.FUSED: StageRules(cached=True, fused=True),
-    Stage.LOWERED: StageRules(cached=True, fused=True, regions=True, providers=True),
-    Stage.PLANNED: StageRules(cached=True, fused=True, regions=True, providers=True, planned=True),
+    Stage.TRACED: StageRules(pruned=False, open=True),
+    Stage.NORMAL: StageRules(open=True),
+    Stage.QUANTIZED: StageRules(open=True),
+    Stage.SHARDED: StageRules(mesh=True),
+    Stage.CACHED: StageRules(mesh=True, cached=True),
+    Stage.FUSED: StageRules(mesh=True, cached=True, fused=True),
+    Stage.LOWERED: StageRules(mesh=True, cached=True, fused=True, regions=True, providers=True),
+    Stage.PLANNED: StageRules(mesh=True, cached=True, fused=True, regions=True, providers=True, planned=True),
 }
 
 
@@ -59,6 +64,8 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
     rules = RULES[program.stage if under is None else under]
     legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
     where = f"program {program.name}, stage {program.stage.name}" + (f", after pass {after}" if after else "")
+    if program.mesh and not rules.mesh:
+        raise VerifyError("a program on a mesh before stage SHARDED", where=where)
     try:
         program.graph.lint()
     except RuntimeError as error:
@@ -76,6 +83,7 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
     if len(program.outputs) != len(set(program.outputs)) or not program.outputs:
         raise VerifyError("outputs must be named, each once", where=where)
     _check_states(program, where)
+    _check_outputs(program, where)
     for region in program.regions.values():
         if not any(program.calls(RegionCall(region.name))):
             raise VerifyError(f"region '{region.name}' is never called", where=where)
@@ -128,6 +136,39 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: froze
     inferred = infer(node.target, node.args, node.kwargs, program)
     if inferred != value_type:
         raise VerifyError(f"declared as {value_type}", expected=str(inferred))
+    _check_placement(node, program)
+
+
+def _check_placement(node: fx.Node, program: Program) -> None:
+    declared = node.meta.get("placement", ())
+    if not program.mesh:
+        op = op_of(node.target)
+        if op is not None and op.across is not None:
+            raise VerifyError(
+                f"the mesh has no axis '{node.kwargs.get('axis')}'", expected="no collective on one device"
+            )
+        if declared:
+            raise VerifyError("a placement without a mesh")
+        return
+    axis = node.kwargs.get("axis")
+    if isinstance(axis, str) and axis not in program.mesh:
+        raise VerifyError(f"the mesh has no axis '{axis}'", expected=", ".join(program.mesh))
+    inferred = infer_placement(node, program)
+    if declared != inferred:
+        texts = (" ".join(map(str, places)) or "replicated" for places in (declared, inferred))
+        raise VerifyError(f"declared as {next(texts)}", expected=next(texts))
+
+
+def _check_outputs(program: Program, where: str) -> None:
+    """On a mesh every rank returns the same tensors; states stay where they lie."""
+    for name, node in program.output_nodes().items() if program.mesh else ():
+        for place in placement_of(node, program):
+            if not isinstance(node.meta["type"], StateType):
+                raise VerifyError(
+                    f"output '{name}' is {place}", where=where, expected=spot_text(None, place.axis), hint="gather it"
+                )
+            if place not in program.states[node.meta["type"].name].placement:
+                raise VerifyError(f"state '{name}' ends as {place}", where=where, expected="where it began")
 
 
 def _check_effect(node: fx.Node) -> None:
@@ -164,6 +205,8 @@ def _check_placeholder(node: fx.Node, program: Program) -> None:
         raise VerifyError("the param's type differs from its spec", expected=str(program.params[str(node.target)].type))
     if node.meta["kind"] == "state":
         _check_symbols(program.states[str(node.target)].type, program)
+    if program.mesh and node.meta["kind"] != "input":
+        (check_param if node.meta["kind"] == "param" else check_state)(str(node.target), program)
 
 
 def _check_states(program: Program, where: str) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from ingot.ir.errors import ConfigError
 from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Placement
+from ingot.ir.types import Placement, Split
 from ingot.models import dense, families
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 
@@ -35,6 +35,7 @@ class Definition:
     weight_map: Callable[[Any, int], dict[str, Recipe]]
     ignored: Callable[[Any], tuple[str, ...]]
     placement: Callable[[str], tuple[Placement, ...]]
+    tp_plan: Callable[[Any], Mapping[str, Split]]
     expected_matches: Callable[[Any], dict[str, int]]
     more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
 
@@ -44,6 +45,7 @@ DENSE = Definition(
     weight_map=dense.weight_map,
     ignored=lambda spec: dense.IGNORED_WHEN_TIED if spec.tied else dense.IGNORED,
     placement=dense.placement,
+    tp_plan=dense.tp_plan,
     expected_matches=dense.expected_matches,
 )
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ingot.ir import ops, recipe
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Placement
+from ingot.ir.types import Placement, Split
 from ingot.models.config import RopeSpec
 
 
@@ -308,7 +309,8 @@ def _fused_recipes(spec: DenseSpec, ours: str, theirs: str) -> dict[str, Recipe]
     return recipes
 
 
-# How tensor parallelism splits each parameter, by its last two names; what is not listed is replicated.
+# How tensor parallelism splits each parameter, by its last two names; what is not listed is replicated. Embedding and
+# head are split over the vocabulary.
 TP_PLAN: Mapping[str, Placement] = {
     **{
         f"{name}.{part}": Placement("tp", "shard", 0)
@@ -326,6 +328,22 @@ def placement(name: str) -> tuple[Placement, ...]:
     """The placement of the parameter `name`."""
     found = TP_PLAN.get(".".join(name.split(".")[-2:]))
     return (found,) if found else ()
+
+
+def tp_plan(spec: DenseSpec) -> dict[str, Split]:
+    """`TP_PLAN` with what stays together: the heads of q, k, v and o, and the gains of each head.
+
+    Heads of k and v may be repeated, except where one norm goes over all of them. A vocabulary that does not divide is
+    not split.
+    """
+    head, copies = {"unit": spec.head_dim}, {"unit": spec.head_dim, "repeat": spec.qk_norm != "full"}
+    vocab = {"needed": False}
+    options: dict[str, dict[str, Any]] = {"q": head, "k": copies, "v": copies, "o": head, "embed": vocab, "head": vocab}
+    plan = {name: Split(place, **options.get(name.partition(".")[0], {})) for name, place in TP_PLAN.items()}
+    if spec.qk_norm == "head" and len(_qk_norm_shape(spec, spec.heads)) == 2:
+        by_head = Placement("tp", "shard", 0)
+        plan |= {"q_norm.weight": Split(by_head), "k_norm.weight": Split(by_head, repeat=True)}
+    return plan
 
 
 def expected_matches(spec: DenseSpec) -> dict[str, int]:

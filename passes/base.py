@@ -14,6 +14,7 @@ from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Region, Stage
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
+from ingot.ir.types import Split
 from ingot.passes.rewrite import Rewriter
 
 # What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
@@ -27,7 +28,7 @@ class PassContext:
 
     `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
     preferred ones first. `emit` and `emit_library` compile regions and kernels; they are absent where nothing is to be
-    compiled.
+    compiled. `mesh` holds the sizes of axes above one, `tp_plan` how the model's params are split over them.
     """
 
     target: Target
@@ -40,6 +41,8 @@ class PassContext:
     emit: Emit | None = None
     emit_library: EmitLibrary | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    tp_plan: Mapping[str, Split] = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
         """The bucket class that holds every step: what a pass before LOWERED asks backends about."""

@@ -102,7 +102,8 @@ def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program,
         values[node] = body.add_input(f"in{index}", node.meta["type"])
     for node in members:
         values[node] = body.graph.node_copy(node, values.__getitem__)
-        values[node].meta.pop("provider", None)
+        for key in ("provider", "placement"):  # of the call, not of what is computed
+            values[node].meta.pop(key, None)
     body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
     used = body.symbols()
     body.dims = {name: dim for name, dim in program.dims.items() if name in used}

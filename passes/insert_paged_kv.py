@@ -8,6 +8,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.errors import OptionError
+from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, TensorType
@@ -52,7 +53,8 @@ class InsertPagedKV(Pass):
             name = f"kv.{bound['layer']}"
             kv_type = tensor_type(k)
             shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
-            spec = StateSpec("paged_kv", "full", "token", TensorType(kv_type.dtype, shape))
+            placement = cache_placement(placement_of(k, program))
+            spec = StateSpec("paged_kv", "full", "token", TensorType(kv_type.dtype, shape), placement)
             state: fx.Node = program.add_state(name, spec)
             written = rewriter.call(ops.kv_append, state, k, v, slots, before=node)
             attended = rewriter.call(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ingot.ir.errors import InternalError, PassError
+from ingot.ir.mesh import mesh_text
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, Program, Stage, op_counts
 from ingot.ir.record import PassRecord
@@ -102,7 +103,9 @@ def run_pipeline(
 
     `on_pass` is called with each record and the program that the pass left.
     """
-    context = replace(context, expected=model.expected.get(entry, {}))
+    context = replace(context, expected=model.expected.get(entry, {}), tp_plan=model.tp_plan)
+    if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):
+        raise PassError("the pipeline shards nothing", where=mesh_text(context.mesh), expected="pipeline_for(mesh)")
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         # Nothing makes regions, so whoever computes regions only has nothing to compute.
         context = replace(context, backends=tuple(item for item in context.backends if not item.compiles_regions))

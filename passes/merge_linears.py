@@ -8,9 +8,10 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.mesh import Mesh
 from ingot.ir.ops import op_of
 from ingot.ir.program import ParamSpec, tensor_type
-from ingot.ir.recipe import concat
+from ingot.ir.recipe import Recipe, concat, shard
 from ingot.ir.record import Numerics
 from ingot.ir.schemes import find_scheme
 from ingot.ir.types import Placement, TensorType
@@ -86,20 +87,22 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
                 return f"param '{param.target}' is used elsewhere too"
         if len({tensor_type(param).dtype for param in params}) > 1:
             return f"the {parts} have several dtypes"
-        if params and _merged_placement([program.params[str(param.target)] for param in params]) is None:
+        specs = [program.params[str(param.target)] for param in params]
+        if specs and _merged_placement(specs, program.mesh) is None:
             return f"the {parts} have no common placement along axis 0"
     return None
 
 
-def _merged_placement(specs: list[ParamSpec]) -> tuple[Placement, ...] | None:
-    """The placement of params concatenated along axis 0; None when there is no single one."""
+def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ...] | None:
+    """The placement of params concatenated along axis 0, its segments the whole params; None when there is none."""
     if len({spec.placement for spec in specs}) > 1:
         return None
     merged = []
     for place in specs[0].placement:
         if place.kind == "shard" and (place.dim != 0 or place.segments):
             return None
-        sizes = tuple(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
+        parts = mesh.get(place.axis, 1)
+        sizes = tuple(size * parts for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
         merged.append(Placement(place.axis, "shard", 0, sizes) if place.kind == "shard" else place)
     return tuple(merged)
 
@@ -137,7 +140,18 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
     name = ".".join([*names[0][:-2], "_".join(parts[-2:][0] for parts in names), *names[0][1:][-1:]])
     specs = [program.params[str(param.target)] for param in params]
     rows = sum(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
-    placement = _merged_placement(specs)
+    placement = _merged_placement(specs, program.mesh)
     assert placement is not None
     merged_type = TensorType(specs[0].type.dtype, (rows, *specs[0].type.shape[1:]))
-    return program.add_param(name, ParamSpec(merged_type, concat([spec.recipe for spec in specs]), placement))
+    return program.add_param(name, ParamSpec(merged_type, _merged_recipe(specs, placement, program.mesh), placement))
+
+
+def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:
+    """The params one after the other; on a mesh a rank's part of that, so that the shards stand outside."""
+    recipes, split = [spec.recipe for spec in specs], [place for place in placement if place.kind == "shard"]
+    for _ in split if mesh else ():
+        recipes = [recipe.inputs[0] for recipe in recipes]
+    merged = concat(recipes)
+    for place in split if mesh else ():
+        merged = shard(merged, place.axis, place.dim, place.segments)
+    return merged

@@ -17,12 +17,14 @@ from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
+from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_sampling import InsertSampling
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.normalize import Normalize
 from ingot.passes.quantize import Quantize
+from ingot.passes.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,22 @@ PIPELINE = (
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
+# On a mesh of more than one device, behind QUANTIZED.
+SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
+
 # Passes that run only when they are named, at the end of the phase of the stage that they join.
 ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize}
 
 # Rewrites that a correct artifact can do without; the others make a later stage possible at all.
 OPTIONAL = frozenset({"normalize", "cse", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
+
+
+def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
+    """The pipeline that leads to programs on `mesh`, which holds axes of more than one device."""
+    if not mesh:
+        return PIPELINE
+    before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
+    return (*before, SHARDING, *PIPELINE[len(before) :])
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:

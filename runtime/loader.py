@@ -16,6 +16,7 @@ from ingot.backends.cpu import load as cpu
 from ingot.backends.inductor import load as inductor
 from ingot.ir.artifact import Manifest, WeightEntry
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
+from ingot.ir.mesh import Rank, mesh_text, parse_mesh, world_size
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
@@ -88,7 +89,7 @@ def load_artifact(path: str | Path, *, num_pages: int | None = None, threads: in
             executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
         }
         libraries = {name: _load_library(library, artifact, target) for name, library in plans.libraries.items()}
-        params = _map_weights(artifact)
+        params = load_weights(artifact)
         sizes = {"pages": pages, "S": limits.max_batch}
         states = States(plans.states, sizes)
         executors = {
@@ -103,7 +104,14 @@ def load_artifact(path: str | Path, *, num_pages: int | None = None, threads: in
 
 
 def _check_target(manifest: Manifest, target: Target) -> None:
-    """Refuse what was compiled for another machine, naming the first field that differs."""
+    """Refuse what was compiled for several devices, or for another machine, naming the first field that differs."""
+    if manifest.model.get("mesh") is not None:
+        mesh = _mesh(manifest)
+        raise TargetError(
+            f"the artifact was compiled for {world_size(mesh)} ranks ({mesh_text(mesh)})",
+            expected="one: serving on more than one device is not supported yet",
+            hint="compile the model without a mesh",
+        )
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
     if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity()):
         raise TargetError(
@@ -111,6 +119,13 @@ def _check_target(manifest: Manifest, target: Target) -> None:
             expected="a machine like the one it was compiled for",
             hint="compile it again on this machine",
         )
+
+
+def _mesh(manifest: Manifest) -> dict[str, int]:
+    try:
+        return parse_mesh(str(manifest.model["mesh"])[:80])
+    except OptionError as error:
+        raise ArtifactError(error.what, where="manifest.json, model", expected=error.expected) from None
 
 
 def _plans(artifact: Artifact) -> Plans:
@@ -195,8 +210,11 @@ def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Pa
 _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 
 
-def _map_weights(artifact: Artifact) -> dict[str, torch.Tensor]:
-    """Every weight by name, backed by its file's pages: nothing is copied."""
+def load_weights(artifact: Artifact, rank: Rank | None = None) -> dict[str, torch.Tensor]:
+    """Every weight by name, backed by its file's pages: nothing is copied.
+
+    Of an artifact for a mesh, `rank` says whose parts; only its files and those of all ranks are opened.
+    """
     try:
         index = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
     except ValidationError as error:
@@ -205,18 +223,31 @@ def _map_weights(artifact: Artifact) -> dict[str, torch.Tensor]:
     maps: dict[str, mmap.mmap] = {}
     params: dict[str, torch.Tensor] = {}
     for name, entry in index.items():
-        if entry.file is not None:
-            if entry.file not in files:
-                raise _weight_error(name, f"the file {entry.file!r:.200} is none", "a weight file of the manifest")
-            if entry.file not in maps:
-                maps[entry.file] = _map_file(artifact, entry.file)
-            params[name] = _view(name, entry, maps[entry.file])
+        if entry.same_as is not None:
+            continue
+        file, offset = _place(name, entry, rank)
+        if file not in files:
+            raise _weight_error(name, f"the file {file!r:.200} is none", "a weight file of the manifest")
+        if file not in maps:
+            maps[file] = _map_file(artifact, file)
+        params[name] = _view(name, entry, offset, maps[file])
     for name, entry in index.items():
         if entry.same_as is not None:
             if entry.same_as not in params:
                 raise _weight_error(name, f"same_as is {entry.same_as!r:.200}", "a weight with a place in a file")
             params[name] = params[entry.same_as]
     return params
+
+
+def _place(name: str, entry: WeightEntry, rank: Rank | None) -> tuple[str, int]:
+    """The file and offset of a weight, or of the rank's part of it."""
+    if entry.file is not None:
+        return entry.file, entry.offset
+    parts = entry.parts or ()
+    count = math.prod(size for _, _, size in rank.axes) if rank is not None else 1
+    if rank is None or len(parts) != count:
+        raise _weight_error(name, f"it has parts of {len(parts)} ranks", f"parts of {count}")
+    return parts[rank.index].file, parts[rank.index].offset
 
 
 def _map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
@@ -228,21 +259,21 @@ def _map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
         raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
 
 
-def _view(name: str, entry: WeightEntry, buffer: mmap.mmap) -> torch.Tensor:
+def _view(name: str, entry: WeightEntry, offset: int, buffer: mmap.mmap) -> torch.Tensor:
     if entry.dtype not in DTYPES:
         raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
     dtype = DTYPES[entry.dtype]
     count = math.prod(entry.shape)
-    end = entry.offset + count * dtype.itemsize
-    if end > len(buffer) or entry.offset % dtype.itemsize:
+    end = offset + count * dtype.itemsize
+    if end > len(buffer) or offset % dtype.itemsize:
         raise _weight_error(
             name,
-            f"it lies at bytes [{entry.offset}, {end})",
+            f"it lies at bytes [{offset}, {end})",
             f"a place within {len(buffer)} bytes, at a multiple of {dtype.itemsize}",
         )
     if count == 0:
         return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=entry.offset).reshape(entry.shape)
+    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(entry.shape)
 
 
 def _weight_error(name: str, what: str, expected: str) -> ArtifactError:

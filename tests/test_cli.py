@@ -196,6 +196,7 @@ def test_help_names_every_option(ingot: Command) -> None:
         "--max-tokens",
         "--passes",
         "--deterministic",
+        "--mesh",
         "-j",
     ]:
         assert option in text
@@ -245,6 +246,20 @@ def test_a_wrong_command_line_ends_with_usage(ingot: Command, arguments: list[st
 
 
 # Compiling.
+
+
+def test_an_artifact_for_a_mesh_is_inspected_and_not_run(world: World, ingot: Command, tmp_path: Path) -> None:
+    path = tmp_path / "two.ingot"
+    compiled = ingot("compile", world.checkpoint, "-o", path, "--backend", "reference", "--mesh", "tp=2", *LIMITS)
+    assert compiled.code == cli.DONE and compiled.out.endswith(f"\nNext:  ingot inspect {path}\n")
+    weights = ingot("inspect", path, "--weights").out
+    assert "weights/rank0/00000.safetensors@" in weights and "weights/rank1/00000.safetensors@" in weights
+    assert "mesh tp=2" in ingot("inspect", path).out
+    done = ingot("run", path, "--prompt-ids", "5")
+    assert done.code == cli.BAD_INPUT and "serving on more than one device is not supported yet" in done.err
+    for mesh, problem in (("tp=3", "do not divide among 3 ranks"), ("tp", "like tp=2"), ("pp=2", "unknown mesh axis")):
+        refused = ingot("compile", world.checkpoint, "-o", tmp_path / "no", "--backend", "reference", "--mesh", mesh)
+        assert refused.code == cli.BAD_INPUT and problem in refused.err
 
 
 def test_compiling_tells_its_progress_and_reports(world: World) -> None:

@@ -243,6 +243,9 @@ def print_weights(artifact: Artifact) -> None:
                 size *= extent
             if "same_as" in entry:
                 place = f"same as {entry['same_as']}"
+            elif "parts" in entry:
+                place = ", ".join(f"{part['file']}@{part['offset']}" for part in entry["parts"])
+                total += size * len(entry["parts"])
             else:
                 place, total = f"{entry['file']}@{entry['offset']}", total + size
             recipe = _recipe_text(name, entry["recipe"], shown)

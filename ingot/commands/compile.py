@@ -27,6 +27,7 @@ def compile_checkpoint(
     max_tokens: int = 2048,
     passes: str = "default",
     deterministic: Flag = False,
+    mesh: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
 ) -> None:
     """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
@@ -53,6 +54,8 @@ def compile_checkpoint(
         Changes to the pipeline: "default,-name,name{option=value}".
     deterministic
         Use only what computes a sequence alike in every batch.
+    mesh
+        Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
     jobs
         Compiler processes. Default: the cores.
     """
@@ -62,8 +65,10 @@ def compile_checkpoint(
     with live_progress() as progress:
         progress("start", 0, 0)
         from ingot.compiler import compile_model
+        from ingot.ir.mesh import parse_mesh
 
         started = time.perf_counter() - begin
+        axes = parse_mesh(mesh or "")
         report = compile_model(
             checkpoint,
             output,
@@ -75,13 +80,14 @@ def compile_checkpoint(
             max_tokens=max_tokens,
             passes=passes,
             deterministic=deterministic,
+            mesh=axes,
             jobs=jobs,
             progress=progress,
         )
-    _print_report(report, output, started, time.perf_counter() - begin)
+    _print_report(report, output, started, time.perf_counter() - begin, servable=not axes)
 
 
-def _print_report(report: "CompileReport", output: str, started: float, total: float) -> None:
+def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
     """`output` is the path as the user gave it; `started` and `total` are seconds."""
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
@@ -104,5 +110,5 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
     )
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
     path = shlex.quote(output)
-    out.print(f"\nNext:  ingot run {path} {prompt}", markup=False, soft_wrap=True)
-    out.print(f"       ingot inspect {path}", markup=False, soft_wrap=True)
+    following = [f"ingot run {path} {prompt}"] * servable + [f"ingot inspect {path}"]
+    out.print("\nNext:  " + "\n       ".join(following), markup=False, soft_wrap=True)

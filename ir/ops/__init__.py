@@ -1,6 +1,7 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
 from ingot.ir.ops.attention import attention, kv_append, paged_attention
+from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
     add_rms_norm,
     cast,
@@ -32,6 +33,8 @@ __all__ = [
     "Sample",
     "add_rms_norm",
     "advance",
+    "all_gather",
+    "all_reduce",
     "attention",
     "cast",
     "count_tokens",
@@ -48,6 +51,8 @@ __all__ = [
     "penalize",
     "qk_norm_rope_append",
     "quant_linear",
+    "redistribute",
+    "reduce_scatter",
     "rms_norm",
     "rope",
     "sample",
@@ -57,5 +62,7 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "take_part",
     "top_logprobs",
+    "vocab_embedding",
 ]

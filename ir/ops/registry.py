@@ -67,8 +67,10 @@ class Op:
     the parameters that are state values; `in_place` is the lowered form that updates them instead of returning them,
     and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `may_return` names the
     parameter that the result may be, untouched; every other result has memory of its own. `fusible` says that a region
-    compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, or
-    "cached" ones with them. `effect` says when two calls may become one, and when one may go.
+    compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states,
+    "cached" ones with them, or only where placements are "open". `across` computes a collective for all ranks of its
+    axis at once: from a list for each tensor argument to a list of results. `effect` says when two calls may become
+    one, and when one may go.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Op:
     fusible: bool
     legal: str
     effect: Effect
+    across: Function | None
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -153,6 +156,7 @@ def define(
     fusible: bool = True,
     legal: str = "any",
     effect: Effect = Effect.PURE,
+    across: Function | None = None,
 ) -> Callable[[Function], Op]:
     """Define an op from its reference implementation.
 
@@ -186,6 +190,7 @@ def define(
             fusible=fusible,
             legal="cached" if states else legal,
             effect=Effect.WRITES_STATE if states else effect,
+            across=across,
         )
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")

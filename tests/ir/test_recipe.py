@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ingot.ir import recipe as r
 from ingot.ir.errors import CheckpointError, ConfigError, IngotError, VerifyError
+from ingot.ir.mesh import Rank
 from ingot.ir.parse import parse_recipe
 from ingot.ir.recipe import STEPS, Recipe, source
 from ingot.ir.tables import make_table
@@ -52,6 +53,11 @@ def symmetric(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.round(tensor.float() / scales).to(torch.int8), scales
 
 
+def part(recipe: Recipe, dim: int, rank: int, world: int, segments: tuple[int, ...] = ()) -> Recipe:
+    """The shard of one rank."""
+    return r.shard(recipe, "tp", dim, segments).for_rank(Rank(rank, (("tp", rank, world),)))
+
+
 ROPE: dict[str, r.Attr] = {"kind": "rope", "rope_type": "default", "positions": 7, "rotary_dim": 4, "theta": 1e4}
 CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (a, lambda: A),
@@ -69,9 +75,9 @@ CASES: list[tuple[Recipe, Callable[[], torch.Tensor]]] = [
     (r.affine(a, -0.5, 1e-3), lambda: A * -0.5 + 1e-3),
     (r.matmul(half, square), lambda: (HALF.double() @ SQUARE.double()).bfloat16()),
     (r.table(**ROPE), lambda: make_table(ROPE)),
-    (r.shard(a, 0, 1, 2), lambda: A[2:]),
-    (r.shard(a, 1, 2, 3), lambda: A[:, 4:]),
-    (r.shard(a, 1, 0, 2, (4, 2)), lambda: A[:, [0, 1, 4]]),
+    (part(a, 0, 1, 2), lambda: A[2:]),
+    (part(a, 1, 2, 3), lambda: A[:, 4:]),
+    (part(a, 1, 0, 2, (4, 2)), lambda: A[:, [0, 1, 4]]),
     (r.cast(a, torch.float16), lambda: A.half()),
     (r.cast(half, torch.float64), lambda: HALF.double()),
     (r.split(a, 1, (1, 3, 2))[0], lambda: A[:, :1]),
@@ -171,12 +177,21 @@ def test_shards_of_a_merged_weight_reassemble(world: int, dim: int) -> None:
     """Each rank holds its part of q, of k and of v; ranks together hold the weight."""
     segments = (16, 4, 4)
     merged = torch.randn(24, 24, generator=torch.Generator().manual_seed(2))
-    parts = [r.shard(source("m"), dim, rank, world, segments).execute(lambda _: merged) for rank in range(world)]
-    split = [part.split([size // world for size in segments], dim) for part in parts]
+    parts = [part(source("m"), dim, rank, world, segments).execute(lambda _: merged) for rank in range(world)]
+    split = [own.split([size // world for size in segments], dim) for own in parts]
     whole = torch.cat([torch.cat(pieces, dim) for pieces in zip(*split, strict=True)], dim)
     assert torch.equal(whole, merged)
-    plain = [r.shard(source("m"), dim, rank, world).execute(lambda _: merged) for rank in range(world)]
+    plain = [part(source("m"), dim, rank, world).execute(lambda _: merged) for rank in range(world)]
     assert torch.equal(torch.cat(plain, dim), merged)
+
+
+def test_a_rank_needs_a_place_on_the_axis() -> None:
+    recipe = r.cast(r.concat([r.shard(a, "tp", 0), r.shard(b, "tp", 0)]), torch.float16)
+    rank = Rank(1, (("tp", 1, 2), ("dp", 0, 1)))
+    assert torch.equal(recipe.for_rank(rank).execute(FILES.__getitem__), torch.cat([A[2:], B[2:]]).half())
+    assert recipe.inputs[0].inputs[0].attr("axis") == "tp" and a.for_rank(rank) is a
+    with pytest.raises(VerifyError, match="rank 0 has no place on axis 'tp'"):
+        recipe.for_rank(Rank(0, (("dp", 0, 2),)))
 
 
 def test_memo_shares_steps() -> None:
@@ -188,10 +203,10 @@ def test_memo_shares_steps() -> None:
 
     memo: dict[Recipe, r.Results] = {}
     merged = r.concat([source("a"), source("b")], 0)
-    first = r.shard(merged, 0, 0, 2).execute(read, memo)
-    again = r.shard(r.concat([source("a"), source("b")], 0), 0, 0, 2).execute(read, memo)
+    first = part(merged, 0, 0, 2).execute(read, memo)
+    again = part(r.concat([source("a"), source("b")], 0), 0, 0, 2).execute(read, memo)
     assert first is again and reads == ["a", "b"]
-    other = r.shard(merged, 0, 1, 2).execute(read, memo)
+    other = part(merged, 0, 1, 2).execute(read, memo)
     assert reads == ["a", "b"] and torch.equal(torch.cat([first, other]), torch.cat([A, B]))
     kept = memo[merged]
     assert isinstance(kept, torch.Tensor) and kept.shape == (8, 6)
@@ -206,13 +221,13 @@ def test_sources_are_what_is_read() -> None:
 
 
 def test_text_and_digest_are_stable() -> None:
-    recipe = r.shard(r.concat([source("q"), r.affine(source("k"), 1, 1e-05)]), 0, 1, 2, (8, 4))
+    recipe = r.shard(r.concat([source("q"), r.affine(source("k"), 1, 1e-05)]), "tp", 0, (8, 4))
     assert str(recipe) == (
         'shard(concat(source(name="q"), affine(source(name="k"), offset=1e-05, scale=1.0), dim=0), '
-        "dim=0, rank=1, segments=[8, 4], world=2)"
+        'axis="tp", dim=0, segments=[8, 4])'
     )
     # A change here gives every weight of every artifact a new identity.
-    assert recipe.digest() == "c68905ec42af50d9a48eddc03fac3b257e26ce10d775dafecd574976a58f6c83"
+    assert recipe.digest() == "06e128575ad80d8d31976f8187ab4c23cf180b842852e073e937885186e163d9"
 
 
 def test_digest_does_not_depend_on_the_process() -> None:
@@ -243,13 +258,14 @@ BAD: list[tuple[Recipe, str]] = [
     (r.pad(a, 0, 3), "'pad' cannot be applied"),
     (r.repeat(a, 0, -1), "'repeat' cannot be applied"),
     (r.matmul(a, b), "'matmul' cannot be applied"),
-    (r.shard(a, 0, 0, 3), "segments [4] do not split 4 over 3 ranks"),
-    (r.shard(a, 0, 0, 2, (2, 1)), "segments [2, 1] do not split 4 over 2 ranks"),
-    (r.shard(a, 0, 0, 2, (3, 1)), "segments [3, 1] do not split 4 over 2 ranks"),
-    (r.shard(a, 0, 2, 2), "rank 2 is none of 2"),
-    (r.shard(a, 0, -1, 2), "rank -1 is none of 2"),
-    (r.shard(a, 0, 0, 0), "rank 0 is none of 0"),
-    (r.shard(a, 5, 0, 2), "'shard' cannot be applied"),
+    (r.shard(a, "tp", 0), "each rank has a part of its own, and no rank was named"),
+    (part(a, 0, 0, 3), "segments [4] do not split 4 over 3 ranks"),
+    (part(a, 0, 0, 2, (2, 1)), "segments [2, 1] do not split 4 over 2 ranks"),
+    (part(a, 0, 0, 2, (3, 1)), "segments [3, 1] do not split 4 over 2 ranks"),
+    (part(a, 0, 2, 2), "rank 2 is none of 2"),
+    (part(a, 0, -1, 2), "rank -1 is none of 2"),
+    (part(a, 0, 0, 0), "rank 0 is none of 0"),
+    (part(a, 5, 0, 2), "'shard' cannot be applied"),
     (r.split(a, 0, (3, 2))[0], "'split' cannot be applied to shapes ([4, 6])"),
     (
         r.dequantize({"weight": a, "scales": r.permute(a, (1, 0))}, "int8"),

@@ -237,6 +237,6 @@ def test_recipes_read_back(name: str, attrs: dict[str, object]) -> None:
     from ingot.ir.recipe import Recipe
 
     leaf = Recipe("table", (), tuple(attrs.items()), "part")  # type: ignore[arg-type]
-    recipe = shard(concat([source(name), leaf, source("b")], 1), 0, 1, 2, (4, 8))
+    recipe = shard(concat([source(name), leaf, source("b")], 1), "tp", 0, (4, 8))
     again = parse_recipe(str(recipe))
     assert again == recipe and str(again) == str(recipe) and again.digest() == recipe.digest()

@@ -125,16 +125,18 @@ def test_fused_append_is_healthy() -> None:
 def test_every_op_says_where_it_may_stand() -> None:
     """And so do the stages: an op with states never before CACHED, a fused one never before FUSED."""
     for op in OPS.values():
-        assert op.legal in ("any", "pure", "cached") and (op.legal == "cached" or not op.states)
+        assert op.legal in ("any", "pure", "cached", "open") and (op.legal == "cached" or not op.states)
         legal = [stage for stage, rules in RULES.items() if f"ingot.{op.name}" in rules.ops()]
         expected = [
             stage
             for stage in Stage
-            if (op.legal == "any" or (stage >= Stage.CACHED) == (op.legal == "cached"))
+            if (op.legal in ("any", "open") or (stage >= Stage.CACHED) == (op.legal == "cached"))
+            and (op.legal != "open" or stage < Stage.SHARDED)
             and (stage >= Stage.FUSED or not op.decompose)
         ]
         assert legal == expected, op.name
-    named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached")}
+    named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached", "open")}
+    assert named["open"] == {"redistribute"}
     assert named["pure"] == {"attention"}
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}

@@ -14,12 +14,12 @@ from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass
 from ingot.passes.manager import run_pass
-from ingot.passes.pipeline import ON_REQUEST, PIPELINE
+from ingot.passes.pipeline import ON_REQUEST, PIPELINE, SHARDING
 
 # A pass that stands in several phases is tested on its way to the first.
 STAGES: Mapping[str, Stage] = {
     **{name: made.joins for name, made in ON_REQUEST.items()},
-    **{one.name: phase.stage for phase in reversed(PIPELINE) for one in phase.passes},
+    **{one.name: phase.stage for phase in (SHARDING, *reversed(PIPELINE)) for one in phase.passes},
 }
 GOLDENS = Path(__file__).parent / "goldens"
 Apply = Callable[..., tuple[Program, PassRecord]]
@@ -31,8 +31,9 @@ def apply() -> Apply:
 
     def run(one: Pass, text: str, **changes: object) -> tuple[Program, PassRecord]:
         program = parse_program(text)
-        # A program with providers is on its way to LOWERED, whatever stage it has reached.
-        verify(program, under=Stage.LOWERED if " @" in text else None)
+        # A program with providers is on its way to LOWERED, and one on a mesh to SHARDED, whatever it has reached.
+        on_the_way = Stage.LOWERED if " @" in text else Stage.SHARDED if program.mesh else None
+        verify(program, under=None if on_the_way is None else max(on_the_way, program.stage))
         changes = {"bucket": program.bucket, **changes} if program.bucket else changes
         return run_pass(one, program, pass_context(**changes), under=STAGES[one.name])  # type: ignore[arg-type]
 

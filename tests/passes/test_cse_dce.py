@@ -221,7 +221,11 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
     for op in OPS.values():
         assert (op.effect is Effect.WRITES_STATE) == bool(op.states)
         assert op.effect is not Effect.RANDOM, "draws are keyed by arguments"
-    assert {name for name, op in OPS.items() if op.effect is Effect.READS_STATE} == {"paged_attention", "feed", "penalize"}
+    assert {name for name, op in OPS.items() if op.effect is Effect.READS_STATE} == {
+        "paged_attention",
+        "feed",
+        "penalize",
+    }
 
 
 # Random programs: few arguments, so that calls are often equal; writes in between; many results that nobody takes.

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.ir.interpret import interpret
+from ingot.ir import ops
+from ingot.ir.interpret import interpret, interpret_ranks
+from ingot.ir.mesh import ranks
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.record import Numerics, PassRecord, Refusal
@@ -130,3 +132,67 @@ def test_types_follow_through_views(apply: Apply) -> None:
     program, _ = apply(MergeLinears(), text)
     assert str(program.output_nodes()["s"].meta["type"]) == "f32[T, 1, 2; 8, 2, 1]"
     assert str(program.output_nodes()["y"].meta["type"]) == "f32[T, 4]"
+
+
+# --- on a mesh -------------------------------------------------------------------------------------------------------
+
+ON_MESH = """program main stage=CACHED
+mesh tp=2
+dim T in [1, 8]
+input x: f32[T, 4]
+param a: f32[4, 4] tp=shard(0) = shard(source(name="a"), axis="tp", dim=0, segments=[])
+param b: f32[2, 4] tp=shard(0) = shard(source(name="b"), axis="tp", dim=0, segments=[])
+%linear = ingot.linear(%x, %a) : f32[T, 4] tp=shard(1)
+%linear_1 = ingot.linear(%x, %b) : f32[T, 2] tp=shard(1)
+%all_gather = ingot.all_gather(%linear, axis="tp", dim=1, parts=2) : f32[T, 8]
+%all_gather_1 = ingot.all_gather(%linear_1, axis="tp", dim=1, parts=2) : f32[T, 4]
+return a=%all_gather, b=%all_gather_1
+"""
+
+
+def test_parts_of_ranks_merge(apply: Apply) -> None:
+    """One tensor whose segments are the whole params, split each by itself; a rank's slices are its parts of each."""
+    program, record = apply(MergeLinears(), ON_MESH)
+    spec = program.params["a_b"]
+    assert record.matches == 1 and spec.type.shape == (6, 4)
+    assert spec.placement == (Placement("tp", "shard", 0, (8, 4)),)
+    assert str(spec.recipe) == (
+        'shard(concat(source(name="a"), source(name="b"), dim=0), axis="tp", dim=0, segments=[8, 4])'
+    )
+    product, *slices = [node for node in program.calls() if node.target != ops.all_gather.overload]
+    assert product.meta["placement"] == (Placement("tp", "shard", 1, (8, 4)),)
+    assert [node.args[2:] for node in slices] == [(0, 4), (4, 6)]
+    assert all(node.meta["placement"] == (Placement("tp", "shard", 1),) for node in slices)
+    stored = {"a": torch.randn(8, 4), "b": torch.randn(4, 4)}
+    x = torch.randn(3, 4)
+    parts = [{"x": x, "a_b": spec.recipe.for_rank(rank).execute(stored.__getitem__)} for rank in ranks(program.mesh)]
+    for outputs in interpret_ranks(program, parts):
+        torch.testing.assert_close(outputs["a"], x @ stored["a"].T)
+        torch.testing.assert_close(outputs["b"], x @ stored["b"].T)
+
+
+_B = 'param b: f32[2, 4] tp=shard(0) = shard(source(name="b"), axis="tp", dim=0, segments=[])'
+_GATHERED = '%all_gather_1 = ingot.all_gather(%linear_1, axis="tp", dim=1, parts=2) : f32[T, 4]\n'
+WHOLE = {
+    _B: 'param b: f32[2, 4] = source(name="b")',
+    " : f32[T, 2] tp=shard(1)": " : f32[T, 2]",
+    _GATHERED: "",
+    "b=%all_gather_1": "b=%linear_1",
+}
+MERGED = {  # its segments are not those of a plain shard
+    _B: _B.replace("shard(0)", "shard(0, segments=[2, 2])").replace("[])", "[2, 2])"),
+    " : f32[T, 2] tp=shard(1)": " : f32[T, 2] tp=shard(1, segments=[2, 2])",
+    _GATHERED: "%slice_1 = aten.slice.Tensor(%linear_1, 1, 0, 1) : f32[T, 1; 2, 1] tp=shard(1)\n"
+    + _GATHERED.replace("%linear_1", "%slice_1").replace("f32[T, 4]", "f32[T, 2]"),
+}
+
+
+@pytest.mark.parametrize("changes", [WHOLE, MERGED], ids=["whole on every rank", "merged before"])
+def test_linears_that_lie_otherwise_stay_apart(apply: Apply, changes: dict[str, str]) -> None:
+    text = ON_MESH
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    _, record = apply(MergeLinears(), text)
+    assert record.matches == 0 and record.op_count_diff == {}
+    assert record.refusals == (Refusal("linear", "the weights have no common placement along axis 0"),)

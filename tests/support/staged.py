@@ -10,7 +10,7 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.backend import Backend, signature_of
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.harness import InterpreterRun, MeshRun, Run, load_params, teacher_forced
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Model, Program, Region
 from ingot.ir.record import Numerics, PassRecord
@@ -96,13 +96,24 @@ class Logits:
         return (self.found.double() - self.exact).abs()
 
 
-def logits_of(program: Program, read: Callable[[str], torch.Tensor], requests: Sequence[Sequence[int]]) -> Logits:
-    """Teacher-forced logits of all positions of all requests, one after the other: [positions, vocab]."""
-    params = load_params(program.params, read)
+def logits_of(
+    program: Program,
+    read: Callable[[str], torch.Tensor],
+    requests: Sequence[Sequence[int]],
+    chunk: int = CHUNK,
+) -> Logits:
+    """Teacher-forced logits of all positions of all requests, one after the other: [positions, vocab].
+
+    A program on a mesh is run by all its ranks.
+    """
     results = []
     for exact in (False, True):
-        run = InterpreterRun(program, params, exact=exact)
-        results.append(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=CHUNK, seed=3)))
+        run: Run = (
+            MeshRun.load(program, read, exact=exact)
+            if program.mesh
+            else InterpreterRun(program, load_params(program.params, read), exact=exact)
+        )
+        results.append(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=3)))
     return Logits(*results)
 
 

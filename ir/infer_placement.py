@@ -1,0 +1,170 @@
+"""Where values lie on a mesh: inferred through a program by the rules of its ops, as types are, and checked."""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops import op_of
+from ingot.ir.placements import RULES, Call, Fit, Spot, whole
+from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.types import Placement, StateType, TensorType, TupleType
+
+Placements = tuple[Placement, ...]
+Look = Callable[[fx.Node], Placements]
+
+# The parameters of aten's ops, with what their calls leave out.
+_ATEN_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "aten.add.Tensor": {"x": None, "other": None, "alpha": 1},
+    "aten.mul.Tensor": {"x": None, "other": None},
+    "aten.slice.Tensor": {"x": None, "dim": 0, "start": None, "end": None, "step": 1},
+    "aten.view.default": {"x": None, "size": None},
+}
+
+
+def placement_of(node: fx.Node, program: Program) -> Placements:
+    """Where a value lies, axes on which it is replicated left out. A tuple has no placement, its items do."""
+    if node.op != "placeholder":
+        found: Placements = node.meta.get("placement", ())
+        return found
+    kind, name = node.meta["kind"], str(node.target)
+    spec = program.params[name] if kind == "param" else program.states[name] if kind == "state" else None
+    return tuple(place for place in spec.placement if place.kind != "replicated") if spec is not None else ()
+
+
+def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
+    """What the rule of the node's op says on `axis`, given where its arguments lie."""
+    look = look or (lambda value: placement_of(value, program))
+    name, named = target_name(node.target), _arguments(node)
+    nodes = {key: value for key, value in named.items() if isinstance(value, fx.Node)}
+    types = {
+        key: program.states[value.meta["type"].name].type
+        if isinstance(value.meta["type"], StateType)
+        else value.meta["type"]
+        for key, value in nodes.items()
+    }
+    at = {key: _spot(look(value), axis) for key, value in nodes.items()}
+    call = Call(named, at, types, node.meta["type"], axis, program.mesh[axis])
+    try:
+        return RULES.get(name, whole)(call)
+    except VerifyError as error:
+        raise VerifyError(f"{name} on axis {axis}: {error.what}", expected=error.expected) from error
+
+
+def infer_placement(node: fx.Node, program: Program) -> Placements:
+    """Where the result of a call lies, given where its arguments do. VerifyError when its op cannot take them so."""
+    if isinstance(node.meta["type"], TupleType):
+        _results(node, program, lambda value: placement_of(value, program))
+        return ()
+    return _results(node, program, lambda value: placement_of(value, program))[0]
+
+
+def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
+    """Placements of each result of a call."""
+    if node.target is operator.getitem:
+        whole, index = node.args
+        assert isinstance(whole, fx.Node) and isinstance(index, int)
+        return (_results(whole, program, look)[index],)
+    if isinstance(node.target, RegionCall):
+        return _region_results(node, program, look)
+    count = len(node.meta["type"].items) if isinstance(node.meta["type"], TupleType) else 1
+    results: list[list[Placement]] = [[] for _ in range(count)]
+    for axis in program.mesh:
+        found = fit(node, program, axis, look)
+        _check_needs(node, found, axis, look)
+        spots = found.result if isinstance(found.result, tuple) else (found.result,) * count
+        for result, spot in zip(results, spots, strict=True):
+            if spot is not None:
+                result.append(spot)
+    return tuple(tuple(result) for result in results)
+
+
+def _region_results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
+    """A region's body knows nothing of a mesh: the rules go through it with the placements of this call."""
+    assert isinstance(node.target, RegionCall)
+    body = program.regions[node.target.name].body
+    known: dict[fx.Node, Placements] = {}
+    for inner, outer in zip(body.placeholders(), node.args, strict=True):
+        assert isinstance(outer, fx.Node)
+        known[inner] = look(outer)
+    on_mesh = Program(body.name, body.stage, body.dims, mesh=program.mesh)
+    for inner in body.calls():
+        if not isinstance(inner.meta["type"], TupleType):
+            known[inner] = _results(inner, on_mesh, known.__getitem__)[0]
+    return tuple(known[inner] for inner in body.output_nodes().values())
+
+
+def _check_needs(node: fx.Node, found: Fit, axis: str, look: Look) -> None:
+    for name, value in _arguments(node).items():
+        if isinstance(value, fx.Node) and (at := _spot(look(value), axis)) != found.needs.get(name):
+            raise VerifyError(
+                f"{target_name(node.target)} is given '{name}' as {spot_text(at, axis)}",
+                expected=spot_text(found.needs.get(name), axis),
+                hint="a collective is missing in front of it",
+            )
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Arguments by parameter name, the absent ones that default to None left out."""
+    op = op_of(node.target)
+    if op is not None:
+        return {name: value for name, value in op.bind(node.args, dict(node.kwargs)).items() if value is not None}
+    parameters = _ATEN_PARAMETERS[target_name(node.target)]
+    return {**parameters, **dict(zip(parameters, node.args, strict=False)), **node.kwargs}
+
+
+def _spot(placements: Placements, axis: str) -> Spot:
+    return next((place for place in placements if place.axis == axis), None)
+
+
+def spot_text(spot: Spot, axis: str) -> str:
+    return f"{axis}=replicated" if spot is None else str(spot)
+
+
+def cache_placement(keys: Placements) -> Placements:
+    """Where a cache [pages, 2, page, kv_heads, head_dim] of keys [T, kv_heads, head_dim] lies."""
+    return tuple(Placement(place.axis, "shard", 3) for place in keys if place.kind == "shard" and place.dim == 1)
+
+
+def check_param(name: str, program: Program) -> None:
+    """That a param's placement names axes of the mesh and splits its whole, and that its recipe makes that part."""
+    spec = program.params[name]
+    recipe = spec.recipe
+    for place in reversed(spec.placement):
+        _check_place(place, spec.type, program)
+        if place.kind == "partial":
+            raise VerifyError(f"a param cannot be {place}", expected="replicated or shard")
+        if place.kind != "shard":
+            continue
+        size, parts = spec.type.shape[place.dim], program.mesh[place.axis]
+        assert isinstance(size, int)
+        if place.segments and (sum(place.segments) != size * parts or any(part % parts for part in place.segments)):
+            raise VerifyError(
+                f"{place} of {spec.type} over {parts} ranks",
+                expected=f"multiples of {parts} that sum to {size * parts}",
+            )
+        wanted = {"axis": place.axis, "dim": place.dim, "segments": place.segments}
+        found = dict(recipe.attrs) if recipe.step == "shard" else {}
+        if found != wanted:
+            raise VerifyError(f"the recipe does not end in the shard of {place}", expected=f"shard(…, {wanted})")
+        recipe = recipe.inputs[0]
+    if recipe.step == "shard":
+        raise VerifyError("the recipe shards more than the placement says", expected="as many shards as splits")
+
+
+def _check_place(place: Placement, value_type: TensorType, program: Program) -> None:
+    if place.axis not in program.mesh:
+        raise VerifyError(f"the mesh has no axis '{place.axis}'", expected=", ".join(program.mesh))
+    if place.kind == "shard" and not (0 <= place.dim < len(value_type.shape)):
+        raise VerifyError(f"{place} of {value_type}", expected=f"one of {len(value_type.shape)} axes")
+
+
+def check_state(name: str, program: Program) -> None:
+    """That a state's placement names axes of the mesh and of the state."""
+    spec = program.states[name]
+    for place in spec.placement:
+        _check_place(place, spec.type, program)
+        if place.kind == "partial":
+            raise VerifyError(f"a state cannot be {place}", expected="replicated or shard")

@@ -1,0 +1,77 @@
+"""A mesh of devices: axes by name and size, and the ranks on it.
+
+One process compiles for all ranks; which one it is, a rank learns when its weights are loaded.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ingot.ir.errors import OptionError
+
+Mesh = Mapping[str, int]
+ONE_DEVICE: Mesh = MappingProxyType({})
+
+AXIS_MEANINGS: Mapping[str, str] = {"tp": "tensor parallelism: every rank holds a part of each layer"}
+# Far beyond one host: the largest NVLink domain joins 72 GPUs (NVIDIA GB200 NVL72).
+_MAX_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of the devices of a mesh. `index` counts them with the last axis fastest; `axes` are (name, place, size)."""
+
+    index: int
+    axes: tuple[tuple[str, int, int], ...]
+
+    def on(self, axis: str) -> tuple[int, int] | None:
+        """(place, size) on an axis; None for an axis that the mesh lacks."""
+        return next(((place, size) for name, place, size in self.axes if name == axis), None)
+
+
+def world_size(mesh: Mesh) -> int:
+    return math.prod(mesh.values())
+
+
+def ranks(mesh: Mesh) -> tuple[Rank, ...]:
+    """All ranks in order."""
+    places = itertools.product(*(range(size) for size in mesh.values()))
+    return tuple(Rank(index, tuple(zip(mesh, place, mesh.values(), strict=True))) for index, place in enumerate(places))
+
+
+def groups(mesh: Mesh, axis: str) -> tuple[tuple[int, ...], ...]:
+    """The ranks that a collective over `axis` joins, by index: those that differ in their place on it alone."""
+    joined: dict[tuple[tuple[str, int, int], ...], list[int]] = {}
+    for rank in ranks(mesh):
+        joined.setdefault(tuple(item for item in rank.axes if item[0] != axis), []).append(rank.index)
+    return tuple(tuple(group) for group in joined.values())
+
+
+def mesh_text(mesh: Mesh) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def check_mesh(mesh: Mesh) -> dict[str, int]:
+    """The mesh without its axes of size one. OptionError for an unknown axis or a bad size."""
+    for axis, size in mesh.items():
+        if axis not in AXIS_MEANINGS:
+            raise OptionError(f"unknown mesh axis '{axis}'", expected=", ".join(AXIS_MEANINGS))
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise OptionError(f"mesh axis {axis} is {size!r}", expected="a whole number above 0")
+    if world_size(mesh) > _MAX_RANKS:
+        raise OptionError(f"a mesh of {world_size(mesh)} ranks", expected=f"at most {_MAX_RANKS}")
+    return {axis: size for axis, size in mesh.items() if size > 1}
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """A mesh from `AXIS=SIZE`, several separated by spaces or commas; the empty text is one device."""
+    mesh: dict[str, int] = {}
+    for part in text.replace(",", " ").split():
+        match = re.fullmatch(r"([a-z]+)=(\d{1,9})", part, re.ASCII)
+        if match is None or match[1] in mesh:
+            raise OptionError(f"the mesh is '{text}'", expected="each axis once with its size, like tp=2")
+        mesh[match[1]] = int(match[2])
+    return check_mesh(mesh)

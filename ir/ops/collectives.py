@@ -1,0 +1,175 @@
+"""What ranks do together. A collective names an axis of the mesh and never a rank.
+
+`across` is the meaning of each: from the arguments of all ranks along the axis, in order, to all their results. A rank
+alone has no reference for it. `parts` is the size of the axis, which shapes depend on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import InternalError
+from ingot.ir.ops.registry import Sample, define, wide
+
+Ranks = list[torch.Tensor]
+
+
+def _alone(name: str, axis: str) -> InternalError:
+    return InternalError(
+        f"collective '{name}' over axis '{axis}' was called by one rank alone",
+        expected="all ranks of the axis together",
+        hint="interpret the program on its mesh: serving on more than one device is not supported yet",
+    )
+
+
+def _samples(**attrs: Any) -> Callable[[torch.Generator, torch.dtype], list[Sample]]:
+    def samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+        return [Sample((torch.randn(3, 8, generator=g).to(dtype),), {"axis": "tp", **attrs})]
+
+    return samples
+
+
+def _resized(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    return torch.empty((*x.shape[:dim], size, *x.shape[dim + 1 :]), dtype=x.dtype, device=x.device)
+
+
+def _divided(x: torch.Tensor, dim: int, parts: int) -> int:
+    if x.shape[dim] % parts:
+        raise ValueError(f"dim {dim} of {list(x.shape)} does not split into {parts} parts")
+    return x.shape[dim] // parts
+
+
+def _reduce(xs: Sequence[torch.Tensor], **_: Any) -> Ranks:
+    total = wide(xs[0])
+    for x in xs[1:]:
+        total = total + wide(x)
+    return [total.to(xs[0].dtype, copy=True) for _ in xs]
+
+
+def _gather(xs: Sequence[torch.Tensor], *, dim: int, **_: Any) -> Ranks:
+    return [torch.cat(list(xs), dim) for _ in xs]
+
+
+def _part(xs: Sequence[torch.Tensor], *, dim: int, **_: Any) -> Ranks:
+    return [x.chunk(len(xs), dim)[place].clone(memory_format=torch.contiguous_format) for place, x in enumerate(xs)]
+
+
+def _reduce_part(xs: Sequence[torch.Tensor], *, dim: int, **_: Any) -> Ranks:
+    return _part(_reduce(xs), dim=dim)
+
+
+def _lookup(tokens: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], **_: Any) -> Ranks:
+    results = []
+    for place, (ids, weight) in enumerate(zip(tokens, weights, strict=True)):
+        local = ids.long() - place * weight.shape[0]
+        mine = (local >= 0) & (local < weight.shape[0])
+        rows = weight.index_select(0, torch.where(mine, local, 0))
+        results.append(torch.where(mine[:, None], rows, torch.zeros((), dtype=weight.dtype)))
+    return results
+
+
+def _move(xs: Sequence[torch.Tensor], *, src: str, dst: str, dim: int = 0, **_: Any) -> Ranks:
+    """From one placement to another, by the collective that `collective_of` names."""
+    return _MOVES[src, dst][1](xs, dim=dim)
+
+
+# How a value gets from one placement to another: the op, and what it means.
+_MOVES: dict[tuple[str, str], tuple[str, Callable[..., Ranks]]] = {
+    ("partial", "replicated"): ("all_reduce", _reduce),
+    ("shard", "replicated"): ("all_gather", _gather),
+    ("partial", "shard"): ("reduce_scatter", _reduce_part),
+    ("replicated", "shard"): ("take_part", _part),
+}
+
+
+def collective_of(source: str, target: str) -> str | None:
+    """The op that moves a value from one kind of placement to another; None where there is none."""
+    move = _MOVES.get((source, target))
+    return move[0] if move else None
+
+
+def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
+    if (src, dst) not in _MOVES:
+        raise ValueError(f"nothing moves a value from {src} to {dst}")
+    if dst == "shard":
+        return _resized(x, dim, _divided(x, dim, parts))
+    return _resized(x, dim, x.shape[dim] * (parts if src == "shard" else 1))
+
+
+@define(
+    "all_reduce(Tensor x, *, str axis) -> Tensor",
+    samples=_samples(),
+    fake=lambda x, *, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
+    across=_reduce,
+    fusible=False,
+)
+def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
+    """The sum of x over the ranks of `axis`, accumulated wider in their order and rounded to x's dtype once."""
+    raise _alone("all_reduce", axis)
+
+
+@define(
+    "all_gather(Tensor x, *, str axis, int dim, int parts) -> Tensor",
+    samples=_samples(dim=1, parts=2),
+    fake=lambda x, *, axis, dim, parts: _resized(x, dim, x.shape[dim] * parts),
+    across=_gather,
+    fusible=False,
+)
+def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    """The x of all ranks of `axis` one after the other along `dim`."""
+    raise _alone("all_gather", axis)
+
+
+@define(
+    "reduce_scatter(Tensor x, *, str axis, int dim, int parts) -> Tensor",
+    samples=_samples(dim=1, parts=2),
+    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
+    across=_reduce_part,
+    fusible=False,
+)
+def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    """A rank's part along `dim` of what `all_reduce` gives."""
+    raise _alone("reduce_scatter", axis)
+
+
+@define(
+    "take_part(Tensor x, *, str axis, int dim, int parts) -> Tensor",
+    samples=_samples(dim=1, parts=2),
+    fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
+    across=_part,
+    fusible=False,
+)
+def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
+    """A rank's part along `dim` of an x that every rank has whole; nothing is sent."""
+    raise _alone("take_part", axis)
+
+
+def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    ids = torch.randint(0, 50, (7,), generator=g, dtype=torch.int32)
+    return [Sample((ids, torch.randn(25, 24, generator=g).to(dtype)), {"axis": "tp", "parts": 2})]
+
+
+@define(
+    "vocab_embedding(Tensor tokens, Tensor weight, *, str axis, int parts) -> Tensor",
+    samples=_lookup_samples,
+    fake=lambda tokens, weight, *, axis, parts: weight.index_select(0, tokens),
+    across=_lookup,
+    fusible=False,
+)
+def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int) -> torch.Tensor:
+    """Rows of a vocabulary split over `axis`, weight [V / parts, D]: [T, D], zero for tokens of other ranks' parts."""
+    raise _alone("vocab_embedding", axis)
+
+
+@define(
+    "redistribute(Tensor x, *, str axis, str src, str dst, int dim=0, int parts=1) -> Tensor",
+    samples=_samples(src="partial", dst="replicated", parts=2),
+    fake=_move_fake,
+    across=_move,
+    fusible=False,
+    legal="open",
+)
+def redistribute(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
+    """x in another placement: a collective that is owed. `src`, `dst` are kinds, `dim` is that of the shard."""
+    raise _alone("redistribute", axis)

@@ -1,0 +1,223 @@
+"""shard: params are split over the mesh by the model's plan, and every value gets the placement that follows."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ingot.ir import build, ops, recipe
+from ingot.ir.errors import OptionError, PassError
+from ingot.ir.infer import infer
+from ingot.ir.infer_placement import fit, placement_of, spot_text
+from ingot.ir.mesh import mesh_text
+from ingot.ir.ops import Op
+from ingot.ir.ops.collectives import collective_of
+from ingot.ir.placements import Spot, viewed_dim
+from ingot.ir.program import ParamSpec, Program, is_call, tensor_type
+from ingot.ir.recipe import Recipe
+from ingot.ir.record import Numerics
+from ingot.ir.types import Placement, Size, Split, TensorType, ValueType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+_VIEW = torch.ops.aten.view.default
+
+
+@dataclass(frozen=True)
+class Shard(Pass):
+    """From the types of whole values to those of one rank.
+
+    Where a value lies otherwise than its user needs it, a `redistribute` stands between them, which is owed until
+    insert-collectives. A match is a param that was split.
+    """
+
+    name: ClassVar[str] = "shard"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        if not context.mesh:
+            return
+        if program.states:
+            raise PassError("the program has states already", where=self.name, expected="a pure program")
+        program.mesh = dict(context.mesh)
+        for param in program.placeholders("param"):
+            _split_param(rewriter, param, context.tp_plan)
+        _prepare(rewriter)
+        walk = _Walk(rewriter, {node: node.meta.get("type") for node in program.graph.nodes}, {})
+        for node in list(program.calls()):
+            walk.localize(node)
+        end = program.graph.output_node()
+        for node in program.output_nodes().values():
+            for place in placement_of(node, program):
+                end.replace_input_with(node, walk.moved(node, place.axis, place, None, before=end))
+
+
+def _split_param(rewriter: Rewriter, param: fx.Node, plan: Mapping[str, Split]) -> None:
+    """Split a param along the axis that the plan names for it; whole on every rank without one."""
+    program, name = rewriter.program, str(param.target)
+    spec = program.params[name]
+    split = next((found for end, found in plan.items() if f".{name}".endswith(f".{end}")), None)
+    program.params[name] = ParamSpec(spec.type, spec.recipe)
+    if split is None or split.placement.axis not in program.mesh:
+        return
+    place, parts, size = split.placement, program.mesh[split.placement.axis], spec.type.shape[split.placement.dim]
+    assert isinstance(size, int)
+    units, made = size // split.unit, spec.recipe
+    if units % parts:
+        problem = f"'{name}' has {units} parts of {split.unit}, which do not divide among {parts} ranks"
+        if not split.needed:
+            rewriter.refuse(param, f"{problem}: every rank has it whole")
+            return
+        if not split.repeat:
+            raise OptionError(problem, where=f"mesh {mesh_text(program.mesh)}", expected=f"a divisor of {units}")
+        times = parts // math.gcd(units, parts)
+        made = _repeated(made, spec.type.shape, place.dim, split.unit, times)
+        size *= times
+    local = (*spec.type.shape[: place.dim], size // parts, *spec.type.shape[place.dim + 1 :])
+    sharded = recipe.shard(made, place.axis, place.dim, place.segments)
+    program.params[name] = ParamSpec(TensorType(spec.type.dtype, local), sharded, (place,))
+    param.meta["type"] = program.params[name].type
+    rewriter.matched()
+
+
+def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times: int) -> Recipe:
+    """Each run of `unit` elements along `dim` `times` times in place."""
+    sizes = [int(size) for size in shape]
+    heads = (*sizes[:dim], sizes[dim] // unit, unit, *sizes[dim + 1 :])
+    flat = (*sizes[:dim], sizes[dim] * times, *sizes[dim + 1 :])
+    return recipe.reshape(recipe.repeat(recipe.reshape(made, heads), dim, times), flat)
+
+
+def _prepare(rewriter: Rewriter) -> None:
+    """Give ops that know nothing of ranks the form that does: a split embedding, a bias behind a sum over ranks."""
+    program = rewriter.program
+    for node in list(program.calls()):
+        target, bound = _target(node), _bound(node)
+        if target is ops.embedding and (place := _splits(program, bound["weight"], 0)):
+            node.target, node.args = ops.vocab_embedding.overload, (bound["tokens"], bound["weight"])
+            node.kwargs = {"axis": place.axis, "parts": program.mesh[place.axis]}
+        elif target is ops.linear and bound["bias"] is not None and _splits(program, bound["weight"], 1):
+            _part_with_bias(rewriter, node, bound)
+
+
+def _part_with_bias(rewriter: Rewriter, node: fx.Node, bound: dict[str, Any]) -> None:
+    """linear(x, w, b) becomes linear(x, w) + b: partial sums are summed before the bias is added once."""
+    node.args, node.kwargs = (bound["x"], bound["weight"]), {}
+    graph = rewriter.program.graph
+    with graph.inserting_after(node):
+        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, bound["bias"]), name="add")
+    add.meta = dict(node.meta)
+    node.replace_all_uses_with(add, delete_user_cb=lambda user: user is not add)
+
+
+def _splits(program: Program, weight: fx.Node, dim: int) -> Placement | None:
+    """The placement that splits `weight` along `dim`; None when it is not split so."""
+    placements = placement_of(weight, program)
+    return next((place for place in placements if place.kind == "shard" and place.dim == dim), None)
+
+
+def _target(node: fx.Node) -> Op | None:
+    return ops.op_of(node.target)
+
+
+def _bound(node: fx.Node) -> dict[str, Any]:
+    op = _target(node)
+    return op.bind(node.args, dict(node.kwargs)) if op is not None else {}
+
+
+@dataclass
+class _Walk:
+    """Goes through the calls in order. `whole` keeps the types of whole values, `known` what was moved already."""
+
+    rewriter: Rewriter
+    whole: dict[fx.Node, ValueType | None]
+    known: dict[tuple[fx.Node, Spot], fx.Node]
+
+    def localize(self, node: fx.Node) -> None:
+        """Arguments where the op needs them, then the rank's type of the result and its placement."""
+        program = self.rewriter.program
+        for value in node.all_input_nodes:  # a sum that was made for one user serves all
+            if (value, None) in self.known and any(place.kind == "partial" for place in placement_of(value, program)):
+                node.replace_input_with(value, self.known[value, None])
+        for axis in program.mesh:
+            if is_call(node, _VIEW):
+                self._localize_view(node, axis)
+            elif _target(node) is not None or node.target in _ARITHMETIC:
+                needs = fit(node, program, axis).needs
+                for name, value in _named_nodes(node).items():
+                    at = next((place for place in placement_of(value, program) if place.axis == axis), None)
+                    if at != needs.get(name):
+                        moved = self.moved(value, axis, at, needs.get(name), before=node)
+                        node.replace_input_with(value, moved)
+        node.meta["type"] = infer(node.target, node.args, node.kwargs, program)
+        build.set_placement(node, program)
+
+    def _localize_view(self, node: fx.Node, axis: str) -> None:
+        """The sizes of a view are those of a part; a split that the view would tear apart is gathered first."""
+        source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+        assert isinstance(source, fx.Node)
+        place = next((item for item in placement_of(source, self.rewriter.program) if item.axis == axis), None)
+        if place is None or place.kind != "shard":
+            return
+        before, after = self.whole[source], self.whole[node]
+        assert isinstance(before, TensorType) and isinstance(after, TensorType)
+        found = viewed_dim(before.shape, after.shape, place.dim)
+        if found is None:
+            node.replace_input_with(source, self.moved(source, axis, place, None, before=node))
+            return
+        local, others = _elements(tensor_type(source).shape), _elements(after.shape[:found] + after.shape[found + 1 :])
+        if local % others:
+            raise PassError(f"a view takes {local} elements of a rank in runs of {others}", where=f"%{node.name}")
+        sizes[found] = local // others
+        node.args = (source, sizes)
+
+    def moved(self, value: fx.Node, axis: str, at: Spot, need: Spot, *, before: fx.Node) -> fx.Node:
+        """`value` lying as `need` on `axis`, by a `redistribute` that all its users share."""
+        if value.op == "placeholder" and value.meta["kind"] == "param":
+            raise PassError(
+                f"param '{value.target}' is {spot_text(at, axis)}",
+                where=f"%{before.name}",
+                expected=spot_text(need, axis),
+            )
+        if at is not None and need is not None and at.kind == need.kind == "shard":  # by way of the whole
+            value, at = self.moved(value, axis, at, None, before=before), None
+        if (value, need) in self.known:
+            return self.known[value, need]
+        source, target = (spot.kind if spot is not None else "replicated" for spot in (at, need))
+        split = at if source == "shard" else need
+        if collective_of(source, target) is None or (split is not None and split.segments):
+            raise PassError(
+                f"nothing moves a value from {spot_text(at, axis)} to {spot_text(need, axis)}", where=f"%{before.name}"
+            )
+        attrs: dict[str, Any] = {
+            "axis": axis,
+            "src": source,
+            "dst": target,
+            "parts": self.rewriter.program.mesh[axis],
+        }
+        if split is not None:
+            attrs["dim"] = split.dim
+        result = self.rewriter.call(ops.redistribute, value, before=before, **attrs)
+        self.whole[result] = self.whole[value]
+        self.known[value, need] = result
+        return result
+
+
+_ARITHMETIC = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.slice.Tensor})
+
+
+def _named_nodes(node: fx.Node) -> dict[str, fx.Node]:
+    """The arguments of a call that are values, by parameter name."""
+    op = _target(node)
+    named = (
+        op.bind(node.args, dict(node.kwargs)) if op is not None else dict(zip(("x", "other"), node.args, strict=False))
+    )
+    return {name: value for name, value in named.items() if isinstance(value, fx.Node)}
+
+
+def _elements(sizes: tuple[Size, ...]) -> int:
+    return math.prod(size for size in sizes if isinstance(size, int))

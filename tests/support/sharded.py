@@ -1,0 +1,56 @@
+"""Tiny checkpoints whose sizes divide over a mesh, by what they show of sharding."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from staged import LIMITS
+from tiny import TINY
+
+from ingot.frontend.checkpoint import Checkpoint
+from ingot.frontend.trace import trace
+from ingot.ir.program import Model
+from ingot.models.architectures import read_spec
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny checkpoint with some fields of its config changed, on a mesh of `tp` ranks."""
+
+    checkpoint: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    tp: int = 2
+    slow: bool = False
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        return {"tp": self.tp}
+
+    def open(self, folder: Any) -> tuple[Model, Callable[[str], torch.Tensor]]:
+        """The traced model, and what reads its checkpoint, which is written into `folder`."""
+        found = Checkpoint.open(TINY[self.checkpoint].write(folder / self.checkpoint, **self.changes))
+        stored = {name: info.dtype for name, info in found.tensors.items()}
+        return trace(read_spec(found.config), LIMITS, stored), found.read
+
+
+CASES: Mapping[str, Case] = {
+    "key-value groups": Case("llama-scaled", {"num_hidden_layers": 2, "intermediate_size": 100, "vocab_size": 366}),
+    # Three heads of k and v for two ranks; a tied head; biases everywhere.
+    "repeated key-value heads and biases": Case(
+        "llama-biased", {"num_hidden_layers": 1, "intermediate_size": 132, "vocab_size": 402}
+    ),
+    # A vocabulary that does not divide.
+    "q and k norms": Case("qwen3-scaled", {"num_hidden_layers": 2, "intermediate_size": 108}),
+    # One norm over all heads of a token: q and k are gathered for it and taken apart again.
+    "norms over all heads": Case("olmo2-biased", {"num_hidden_layers": 1, "intermediate_size": 104}),
+    # Gains of their own for each head, repeated with the heads; attention and MLP beside each other.
+    "norms by head": Case("cohere-normed", {"num_hidden_layers": 1, "intermediate_size": 105, "vocab_size": 378}, tp=3),
+    "one key-value head on four ranks": Case(
+        "llama-plain", {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 116}, tp=4, slow=True
+    ),
+    "merged in the checkpoint": Case("phi3-long", {"intermediate_size": 104}, slow=True),
+    "soft caps and windows": Case("gemma2-capped", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
+    "a scaled stream": Case("granite-scaled", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
+    "layers without rotation": Case("smollm3-nope", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
+}
