@@ -12,6 +12,7 @@ from ingot.ir import build, ops
 from ingot.ir import recipe as r
 from ingot.ir.errors import CheckpointError, OptionError, VerifyError
 from ingot.ir.program import Program, Stage
+from ingot.ir.mesh import ranks
 from ingot.ir.recipe import Recipe, source
 from ingot.ir.schemes import ELEMENTS, SCHEMES, Scheme, dequantize, find_scheme, quantize
 from ingot.ir.tolerances import TOLERANCES, compare
@@ -158,20 +159,21 @@ def test_a_scheme_is_frozen_and_named_once() -> None:
 def test_a_shard_of_whole_groups_is_the_shards_own(name: str) -> None:
     """Along the rows' elements: quantizing a part gives the part of what was quantized."""
     stored = {"w": matrix(0)}
-    for rank in range(2):
-        own = r.quantize(r.shard(source("w"), 1, rank, 2), name)
-        for part, whole in r.quantize(source("w"), name).items():
-            found = r.shard(whole, 1, rank, 2).execute(stored.__getitem__)
-            assert torch.equal(found, own[part].execute(stored.__getitem__))
+    own = r.quantize(r.shard(source("w"), "tp", 1), name)
+    for part, whole in r.quantize(source("w"), name).items():
+        for rank in ranks({"tp": 2}):
+            found = r.shard(whole, "tp", 1).for_rank(rank).execute(stored.__getitem__)
+            assert torch.equal(found, own[part].for_rank(rank).execute(stored.__getitem__))
 
 
 @pytest.mark.parametrize("part", ["weight", "scales", "zeros"])
 def test_a_shard_that_cuts_a_group_is_refused(part: str) -> None:
     """256 elements over 8 ranks are 32 each: half a group of 64."""
-    recipe = r.shard(r.quantize(source("w"), "int4_g64")[part], 1, 0, 8)
+    rank = ranks({"tp": 8})[0]
+    recipe = r.shard(r.quantize(source("w"), "int4_g64")[part], "tp", 1).for_rank(rank)
     with pytest.raises(CheckpointError, match="a shard of 256 elements over 8 ranks is no multiple of the group of 64"):
         recipe.execute(lambda _: matrix(0))
-    r.shard(r.quantize(source("w"), "int4_g32")[part], 1, 0, 8).execute(lambda _: matrix(0))
+    r.shard(r.quantize(source("w"), "int4_g32")[part], "tp", 1).for_rank(rank).execute(lambda _: matrix(0))
 
 
 def test_the_steps_that_several_params_share() -> None:
