@@ -23,7 +23,7 @@ _TOKEN = re.compile(
       | (?P<value>%[A-Za-z_0-9][\w.]*)
       | (?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)
       | (?P<punct>[()\[\]{}<>=:;,@+.])""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 
 
@@ -62,14 +62,18 @@ class _Line:
         self.comment = tokens.pop().text[1:].strip() if tokens and tokens[-1].kind == "comment" else ""
         self.tokens, self.number, self.place, self.depth = tokens, number, 0, 0
 
-    def error(self, what: str, expected: str = "", *, at: int | None = None) -> ParseError:
-        """An error at the token `at`, by default the next one."""
+    def where(self, at: int | None = None) -> str:
+        """Line and column of the token `at`, by default the next one."""
         place = self.place if at is None else at
         if place < len(self.tokens):
             column = self.tokens[place].column
         else:
             column = self.tokens[-1].column + len(self.tokens[-1].text) if self.tokens else 1
-        return ParseError(what, where=f"line {self.number}, column {column}", expected=expected)
+        return f"line {self.number}, column {column}"
+
+    def error(self, what: str, expected: str = "", *, at: int | None = None) -> ParseError:
+        """An error at the token `at`, by default the next one."""
+        return ParseError(what, where=self.where(at), expected=expected)
 
     def peek(self) -> str:
         return self.tokens[self.place].text if self.place < len(self.tokens) else ""
@@ -348,7 +352,7 @@ def _call(line: _Line, program: Program, values: dict[str, fx.Node]) -> None:
     line.need(":")
     value_type = line.guarded(lambda: _type(line))
     node = program.graph.create_node("call_function", target, tuple(args), kwargs, name=name.replace(".", "_"))
-    node.meta["type"] = value_type
+    node.meta.update(type=value_type, place=line.where(0))
     if line.skip("@"):
         node.meta["provider"] = line.name("a provider")
     if line.comment:
@@ -398,6 +402,7 @@ def _declare(line: _Line, program: Program, values: dict[str, fx.Node], keyword:
         make = partial(StateSpec, kind, options["group"], options["unit"], value_type)
         spec = line.guarded(make, at=line.place - 1)
         values[name] = program.add_state(name, spec)
+    values[name].meta["place"] = line.where(0)
     line.end()
 
 
@@ -432,6 +437,7 @@ def _statements(lines: _Lines, program: Program, *, in_region: bool = False) -> 
                     raise line.error("an output must be a value", "%name")
                 outputs[name] = value
             program.set_outputs(outputs)
+            program.graph.output_node().meta["place"] = line.where(0)
             return
         else:
             line.place -= 1
@@ -506,10 +512,12 @@ def _program(lines: _Lines) -> Program:
 
 def parse_program(text: str) -> Program:
     """The program that the text describes. Types are taken as written: verify it before use."""
-    programs = parse_programs(text)
-    if len(programs) != 1:
-        raise ParseError(f"the text holds {len(programs)} programs", expected="one")
-    return programs[0]
+    lines = _Lines(text)
+    program = _program(lines)
+    if lines.place < len(lines.lines):
+        following = lines.lines[lines.place]
+        raise following.error(f"unexpected '{following.peek()}'", "the end of the text, after one program")
+    return program
 
 
 def parse_programs(text: str) -> list[Program]:
