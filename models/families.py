@@ -11,6 +11,7 @@ from ingot.models.dense import DenseSpec, LayerSpec
 _SILU = {"silu": "silu"}
 # Transformers, configuration_cwm.py.
 _CWM_ROPE = {
+    "rope_theta": 1e6,
     "rope_type": "llama3",
     "factor": 16.0,
     "low_freq_factor": 1.0,

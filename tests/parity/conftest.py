@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny import TINY, Tiny
+from hf_model import fix_rotary_table
+from tiny import CHECKPOINTS, Tiny
 
 NEW_TOKENS = 40
 MARGIN = 1e-3  # between the two most likely tokens: below it, which one wins is a matter of rounding
@@ -37,7 +37,7 @@ def _reference(tiny: Tiny, folder: Path) -> Reference:
     )
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"
     model.eval()
-    _fix_rotary_table(model, tiny.max_seq_len)
+    fix_rotary_table(model, tiny.max_seq_len)
     sequences, logprobs, decided = [], [], []
     with torch.no_grad():
         for prompt in tiny.prompts():
@@ -59,19 +59,6 @@ def _reference(tiny: Tiny, folder: Path) -> Reference:
     return Reference(tiny, tiny.prompts(), sequences, logprobs, decided)
 
 
-def _fix_rotary_table(model: Any, max_seq_len: int) -> None:
-    """Ingot chooses a table once, for the context it compiles for; transformers chooses at every step. Here it gets the
-    table that its own functions give for that context, and keeps it."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rotary = model.model.rotary_emb
-    if rotary.rope_type in ("dynamic", "longrope"):
-        rotary.inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
-            model.config, seq_len=max_seq_len
-        )
-        rotary.rope_type = "default"
-
-
 @pytest.fixture(scope="session")
 def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Reference]:
     """By the checkpoint's name."""
@@ -79,7 +66,7 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Reference]:
 
     def get(name: str) -> Reference:
         if name not in known:
-            known[name] = _reference(TINY[name], checkpoint(name))
+            known[name] = _reference(CHECKPOINTS[name], checkpoint(name))
         return known[name]
 
     return get

@@ -1,7 +1,8 @@
 """Ingot against transformers in float32: the same log-probabilities and the same greedy tokens.
 
 Tiny checkpoints of every family, each compiled once per backend and served with prompts fed whole and in chunks; eight
-prompts of mixed length are served together. Six of them are also served in a new process.
+prompts of mixed length are served together. Through inductor goes one checkpoint of each family in every run, of most
+families a cut of one layer, and with --run-slow one of full depth. Six are also served in a new process.
 """
 
 from collections.abc import Callable
@@ -11,32 +12,32 @@ from typing import Any
 import pytest
 import torch
 from serve_artifact import STEP_TOKENS, Job, Result, serve, serve_in_new_process
-from tiny import TINY
+from tiny import CHECKPOINTS, CUTS, TINY
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
-from ingot.models.architectures import read_spec
+from ingot.models.architectures import ARCHITECTURES, read_spec
 
 TOLERANCE = 1e-4  # of a log-probability
 COMPARED = 32  # greedy tokens of each prompt, at least
-# One per family goes through inductor in every run, the others with --run-slow. These two have all biases, grouped
-# heads and several files; one head is tied, the other is not.
-THROUGH_INDUCTOR = ("llama-biased", "qwen3-biased")
+# Through inductor in every run: two of full depth, with all biases, grouped heads and several files, one head tied and
+# the other not; and a cut of each other family.
+THROUGH_INDUCTOR = ("llama-biased", "qwen3-biased", *CUTS)
 
 
 # Also served in a process that never compiled; of that nothing depends on the family.
 IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for kind in ("plain", "biased", "scaled"))
 # One of each family, and those six.
-INDUCTOR = (*IN_NEW_PROCESS, *{TINY[name].family: name for name in reversed(TINY)}.values())
+INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].family: name for name in reversed(TINY)}.values())
 
 
 def _cases(*backends: str) -> list[Any]:
     """(name, backend, place) of what is served; each checkpoint in one worker, for what it compiles."""
     cases = []
-    for name in TINY:
+    for name in CHECKPOINTS:
         for backend in backends:
-            if backend == "inductor" and name not in INDUCTOR:
+            if name not in (INDUCTOR if backend == "inductor" else TINY):
                 continue
             for place in ("here", "new-process") if name in IN_NEW_PROCESS else ("here",):
                 slow = backend == "inductor" and name not in THROUGH_INDUCTOR
@@ -67,6 +68,11 @@ def served(
         return known[key]
 
     return get
+
+
+def test_every_family_goes_through_inductor() -> None:
+    named = {CHECKPOINTS[name].config["architectures"][0] for name in THROUGH_INDUCTOR}
+    assert named == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
