@@ -11,13 +11,16 @@ def hf_model(
 ) -> torch.nn.Module:
     """The model with the weights `tensors`, in `dtype`. The tables of `rope` are those for `max_seq_len`."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     kind = getattr(transformers, config["architectures"][0])
     config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
-    model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager").eval()
-    missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
+    with no_init_weights():  # they are all replaced
+        model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager")
+    missing, unexpected = model.eval().load_state_dict(dict(tensors), strict=False)
     tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
     assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"
+    model.tie_weights()
     fix_rotary_table(model, max_seq_len)
     return model
 
