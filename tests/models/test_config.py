@@ -117,6 +117,7 @@ OPTIONAL = {
     "logits_scaling",
     "logit_scale",
     "use_qk_norm",
+    "use_post_norm",
     "partial_rotary_factor",
 }
 
@@ -159,6 +160,7 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
         ("granite-scaled", "residual_multiplier", -1),
         ("granite-scaled", "attention_multiplier", "1"),
         ("granite-scaled", "logits_scaling", 0.0),
+        ("hyperclovax-scaled", "use_post_norm", "yes"),
         ("cohere-normed", "logit_scale", -1),
         ("cohere-normed", "use_qk_norm", 1),
         ("cohere-normed", "layer_norm_eps", 0),

@@ -227,7 +227,7 @@ def _exaone4(config: dict[str, Any], draw: random.Random) -> None:
 
 
 # Whose hidden size transformers wants to be a multiple of the heads, whatever the size of a head.
-_HIDDEN_OF_HEADS = ("llama", "cwm", "gemma2", "gemma3_text")
+_HIDDEN_OF_HEADS = ("llama", "cwm", "gemma2", "gemma3_text", "hyperclovax")
 _ROPE_OF_THEIR_OWN = ("phi3", "gemma3_text", "olmo3")
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"),
@@ -238,6 +238,7 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "olmo2": ("attention_bias",),
     "olmo3": ("attention_bias",),
     "granite": ("attention_bias", "mlp_bias"),
+    "hyperclovax": ("attention_bias", "mlp_bias", "use_post_norm"),
     "cohere": ("attention_bias", "use_qk_norm"),
     "cohere2": ("attention_bias",),
     "smollm3": ("attention_bias", "mlp_bias"),
@@ -256,6 +257,7 @@ _EXTRAS: Mapping[str, Callable[[dict[str, Any], random.Random], None]] = {
     "gemma3_text": _gemma3,
     "olmo3": _olmo3,
     "granite": _granite,
+    "hyperclovax": _granite,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "smollm3": _smollm3,

@@ -99,6 +99,9 @@ def layout(config: Mapping[str, Any]) -> Layout:
             return Layout(**everywhere, norms=_BEHIND, qk_norms=all_heads)
         case "exaone4":
             return Layout(norms=_BEHIND, qk_norms=a_head)
+        case "hyperclovax":
+            behind = ("post_norm1", "post_norm2") if config.get("use_post_norm", True) else ()
+            return Layout(**everywhere, norms=(*Layout.norms, *behind))
         case "cohere" | "cohere2":
             each = ((heads, head_dim), (kv_heads, head_dim)) if config.get("use_qk_norm") else ()
             return Layout(**everywhere, norms=("input_layernorm",), qk_norms=each)
@@ -514,6 +517,18 @@ _FAMILIES = (
         rope_theta=811.0,
     ),
     _family(
+        "hyperclovax-scaled",
+        "HyperCLOVAXForCausalLM",
+        0,
+        hidden_size=84,
+        embedding_multiplier=2.6,
+        residual_multiplier=0.6,
+        attention_multiplier=0.45,
+        logits_scaling=1.3,
+        attention_bias=True,
+        rope_theta=811.0,
+    ),
+    _family(
         "cohere-normed",
         "CohereForCausalLM",
         0,
@@ -576,7 +591,16 @@ _FAMILIES = (
 TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*_TINIES, *_FAMILIES)}
 
 # Seeds of the cuts whose greedy tokens are no close calls; 0 where none is given.
-_CUT_SEEDS = {"cohere": 2, "cohere2": 1, "ernie4_5": 1, "exaone4": 1, "granite": 2, "helium": 1, "olmo2": 1}
+_CUT_SEEDS = {
+    "cohere": 2,
+    "cohere2": 1,
+    "ernie4_5": 1,
+    "exaone4": 1,
+    "granite": 2,
+    "helium": 1,
+    "olmo2": 1,
+    "hyperclovax": 1,
+}
 
 
 def _cut(tiny: Tiny) -> Tiny:
