@@ -28,9 +28,9 @@ from ingot.ir.tolerances import compare
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hub-shapes")]
 
 LENGTHS = (1, 19, 40)
-# The table is for single ops; these logits come of some ten sums in a row, each with a rounding of its own. In 16 bits
-# transformers' own error is the measure.
-FACTOR = 4.0
+# The table is for single ops, and these logits come of some ten sums in a row, each with a rounding of its own: measured
+# 1.2e-5 at worst over millions of logits. In 16 bits transformers' own error is the measure.
+FACTOR = 2.0
 
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -179,7 +179,7 @@ def test_two_layers_of_a_hub_shape_agree(name: str, dtype: torch.dtype) -> None:
     def interpreted(
         config: dict[str, Any], tensors: dict[str, torch.Tensor], requests: list[list[int]]
     ) -> torch.Tensor:
-        program = staged(traced(config))[0][-1].program
+        program = staged(traced(config, **{name: tensor.dtype for name, tensor in tensors.items()}))[0][-1].program
         run = InterpreterRun(program, load_params(program.params, tensors.__getitem__))
         return torch.cat(teacher_forced(program.input_types(), run, requests, chunk=23, seed=1))
 
