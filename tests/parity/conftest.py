@@ -1,15 +1,20 @@
 """What transformers says about the tiny checkpoints, computed once per worker."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hf_model import fix_rotary_table
-from tiny import CHECKPOINTS, Tiny
+from run_seed import again, run_seed
+from tiny import CHECKPOINTS, PROMPT_LENGTHS, Tiny
 
 NEW_TOKENS = 40
+COMPARED = 32  # greedy tokens of each prompt, at least
+DRAWS = 12  # of a prompt, until its greedy tokens are no close calls: nine of ten are not
 MARGIN = 1e-3  # between the two most likely tokens: below it, which one wins is a matter of rounding
 
 
@@ -38,25 +43,47 @@ def _reference(tiny: Tiny, folder: Path) -> Reference:
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"
     model.eval()
     fix_rotary_table(model, tiny.max_seq_len)
-    sequences, logprobs, decided = [], [], []
+    answers = [_answer(model, tiny, length) for length in PROMPT_LENGTHS]
     with torch.no_grad():
-        for prompt in tiny.prompts():
-            made = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                do_sample=False,
-                max_new_tokens=NEW_TOKENS,
-                eos_token_id=None,
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            best = torch.stack([step[0].topk(2).values for step in made.logits])
-            close = (best[:, 0] - best[:, 1] < MARGIN).nonzero().flatten().tolist()
-            decided.append(close[0] if close else NEW_TOKENS)
-            sequences.append(made.sequences[0].tolist())
-            logprobs.append(model(made.sequences).logits[0].double().log_softmax(-1))
-    return Reference(tiny, tiny.prompts(), sequences, logprobs, decided)
+        logprobs = [model(torch.tensor([answer.tokens])).logits[0].double().log_softmax(-1) for answer in answers]
+    return Reference(
+        tiny,
+        prompts=[answer.tokens[:length] for answer, length in zip(answers, PROMPT_LENGTHS, strict=True)],
+        sequences=[answer.tokens for answer in answers],
+        logprobs=logprobs,
+        decided=[answer.decided for answer in answers],
+    )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A prompt with its greedy tokens, and how many of those come before the first close call."""
+
+    tokens: list[int]
+    decided: int
+
+
+def _answer(model: Any, tiny: Tiny, length: int) -> _Answer:
+    """A prompt of `length` random tokens, drawn until its answer is decided for COMPARED tokens."""
+    draw = random.Random(f"{run_seed()} {tiny.name} {length}")
+    for _ in range(DRAWS):
+        prompt = [draw.randrange(tiny.config["vocab_size"]) for _ in range(length)]
+        made = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, length, dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack([step[0].topk(2).values for step in made.logits])
+        close = (best[:, 0] - best[:, 1] < MARGIN).nonzero().flatten().tolist()
+        decided = close[0] if close else NEW_TOKENS
+        if decided >= COMPARED:
+            return _Answer(made.sequences[0].tolist(), decided)
+    raise AssertionError(f"{tiny.name} gives too many close calls: {again(f'prompts of {length} tokens')}")
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,8 @@ from ingot.ir.tolerances import compare
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hub-shapes")]
 
 LENGTHS = (1, 19, 40)
-# The table is for single ops, and these logits come of some ten sums in a row, each with a rounding of its own: measured
-# 1.2e-5 at worst over millions of logits. In 16 bits transformers' own error is the measure.
+# The table is for single ops, and these logits come of some ten sums in a row, each with a rounding of its own: 1.2e-5
+# at worst was measured, over millions of logits. In 16 bits transformers' own error is the measure.
 FACTOR = 2.0
 
 _LLAMA3 = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_seed import run_seed
 from serve_artifact import STEP_TOKENS, Job, Result, serve, serve_in_new_process
 from tiny import CHECKPOINTS, CUTS, TINY
 
@@ -20,7 +21,6 @@ from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import ARCHITECTURES, read_spec
 
 TOLERANCE = 1e-4  # of a log-probability
-COMPARED = 32  # greedy tokens of each prompt, at least
 # Through inductor in every run: two of full depth, with all biases, grouped heads and several files, one head tied and
 # the other not; and a cut of each other family.
 THROUGH_INDUCTOR = ("llama-biased", "qwen3-biased", *CUTS)
@@ -85,8 +85,8 @@ def test_artifact_agrees_with_transformers(
     reference: Callable[[str], Any],
     served: Callable[[str, str, str], list[Result]],
 ) -> None:
+    print(f"INGOT_TEST_SEED={run_seed()}")
     expected = reference(name)
-    assert min(expected.decided) >= COMPARED, "the checkpoint's seed gives too many close calls"
     result = served(name, backend, place)[chunked]
     error = _worst([logits.double().log_softmax(-1) for logits in result.logits], expected.logprobs)
     compared = 0
@@ -131,6 +131,7 @@ def test_traced_program_agrees_with_transformers(
     name: str, reference: Callable[[str], Any], checkpoint: Callable[[str], Path]
 ) -> None:
     """The program that the mutations in test_mutations.py start from."""
+    print(f"INGOT_TEST_SEED={run_seed()}")
     expected = reference(name)
     opened = Checkpoint.open(checkpoint(name))
     limits = Limits(expected.tiny.max_seq_len, 8, 1024)

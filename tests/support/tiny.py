@@ -590,18 +590,6 @@ _FAMILIES = (
 )
 TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*_TINIES, *_FAMILIES)}
 
-# Seeds of the cuts whose greedy tokens are no close calls; 0 where none is given.
-_CUT_SEEDS = {
-    "cohere": 2,
-    "cohere2": 1,
-    "ernie4_5": 1,
-    "exaone4": 1,
-    "granite": 2,
-    "helium": 1,
-    "olmo2": 1,
-    "hyperclovax": 1,
-}
-
 
 def _cut(tiny: Tiny) -> Tiny:
     """The first layer of a checkpoint, in sizes that all cuts share.
@@ -614,8 +602,7 @@ def _cut(tiny: Tiny) -> Tiny:
     config = {**tiny.config, **sizes}
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:1]
-    name = f"{tiny.family}-cut"
-    return replace(tiny, name=name, config=config, seed=_CUT_SEEDS.get(tiny.family, 0))
+    return replace(tiny, name=f"{tiny.family}-cut", config=config)
 
 
 # One of each family but the first two, whose checkpoints are small enough to be compiled whole.
