@@ -28,14 +28,6 @@ TOLERANCE = 1e-4  # of a logit, for each unit of the largest
 FAMILIES = {TINY[name].family: TINY[name].config for name in reversed(TINY)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_config_agrees(family: str) -> None:
     problem, refused = _problem(family, 0)
