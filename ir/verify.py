@@ -78,20 +78,27 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
             _check_node(node, program, rules, legal)
         except VerifyError as error:
             line = print_call(node) if node.op == "call_function" and "type" in node.meta else f"%{node.name}"
-            raise VerifyError(error.what, where=f"{where}: {line}", expected=error.expected, hint=error.hint) from error
+            at = f"{_at(node, where)}: {line}"
+            raise VerifyError(error.what, where=at, expected=error.expected, hint=error.hint) from error
     _check_names(program, where)
     if len(program.outputs) != len(set(program.outputs)) or not program.outputs:
-        raise VerifyError("outputs must be named, each once", where=where)
+        raise VerifyError("outputs must be named, each once", where=_at(program.graph.output_node(), where))
     _check_states(program, where)
     _check_outputs(program, where)
     for region in program.regions.values():
+        at = _at(next(iter(region.body.graph.nodes)), where)
         if not any(program.calls(RegionCall(region.name))):
-            raise VerifyError(f"region '{region.name}' is never called", where=where)
+            raise VerifyError(f"region '{region.name}' is never called", where=at)
         if region.body.states or region.body.params or region.body.regions:
-            raise VerifyError(f"region '{region.name}' holds states, params or regions of its own", where=where)
+            raise VerifyError(f"region '{region.name}' holds states, params or regions of its own", where=at)
         verify(region.body, under=Stage.FUSED, after=after)
     if rules.planned and program.plan is None:
-        raise VerifyError("the program has no plan", where=where)
+        raise VerifyError("the program has no plan", where=_at(program.graph.output_node(), where))
+
+
+def _at(node: fx.Node, where: str) -> str:
+    """`where`, with the node's line and column when the program was read from text."""
+    return f"{where}, {node.meta['place']}" if "place" in node.meta else where
 
 
 def _check_names(program: Program, where: str) -> None:
@@ -99,7 +106,7 @@ def _check_names(program: Program, where: str) -> None:
     names: set[str] = set()
     for node in program.graph.nodes:
         if node.op != "output" and value_name(node) in names:
-            raise VerifyError(f"two values are named {value_name(node)}", where=where)
+            raise VerifyError(f"two values are named {value_name(node)}", where=_at(node, where))
         names.add(value_name(node))
     for kind, declared in (("param", list(program.params)), ("state", list(program.states))):
         placed = {str(node.target) for node in program.placeholders(kind)}
@@ -213,6 +220,7 @@ def _check_states(program: Program, where: str) -> None:
     """Each state has one line of versions: written in order, never read once overwritten, the last one returned."""
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     outputs = program.output_nodes()
+    returned = _at(program.graph.output_node(), where)
     for placeholder in program.placeholders("state"):
         name = str(placeholder.target)
         version: fx.Node = placeholder
@@ -221,19 +229,19 @@ def _check_states(program: Program, where: str) -> None:
                 if order[reader] > order[writer] and reader.op != "output":
                     raise VerifyError(
                         f"%{reader.name} reads a version of state '{name}' that %{writer.name} has overwritten",
-                        where=where,
+                        where=_at(reader, where),
                     )
             version = _next_version(writer, name, where)
         if outputs.get(name) is not version:
             found = f"%{outputs[name].name}" if name in outputs else "nothing"
             raise VerifyError(
-                f"state '{name}' is returned as {found}", where=where, expected=f"%{version.name}, its last version"
+                f"state '{name}' is returned as {found}", where=returned, expected=f"%{version.name}, its last version"
             )
     for name, node in outputs.items():
         if isinstance(node.meta["type"], StateType) and node.meta["type"].name != name:
-            raise VerifyError(f"output '{name}' is state '{node.meta['type'].name}'", where=where)
+            raise VerifyError(f"output '{name}' is state '{node.meta['type'].name}'", where=returned)
         if isinstance(node.meta["type"], TupleType):
-            raise VerifyError(f"output '{name}' is a tuple", where=where, expected="its items, one by one")
+            raise VerifyError(f"output '{name}' is a tuple", where=returned, expected="its items, one by one")
 
 
 def _writer(version: fx.Node, where: str) -> fx.Node | None:
@@ -241,7 +249,7 @@ def _writer(version: fx.Node, where: str) -> fx.Node | None:
     found = [user for user in version.users if version in _states_written(user)]
     if len(found) > 1:
         writers = " and ".join(f"%{node.name}" for node in found)
-        raise VerifyError(f"{value_name(version)} is overwritten twice, by {writers}", where=where)
+        raise VerifyError(f"{value_name(version)} is overwritten twice, by {writers}", where=_at(found[1], where))
     return found[0] if found else None
 
 
@@ -260,5 +268,7 @@ def _next_version(writer: fx.Node, name: str, where: str) -> fx.Node:
     found = [node for node in writer.users if node.target is operator.getitem and node.meta["type"] == StateType(name)]
     if len(found) != 1:
         takers = " and ".join(f"%{node.name}" for node in found) or "nothing"
-        raise VerifyError(f"%{writer.name} writes state '{name}', but {takers} takes the new version", where=where)
+        raise VerifyError(
+            f"%{writer.name} writes state '{name}', but {takers} takes the new version", where=_at(writer, where)
+        )
     return found[0]

@@ -70,6 +70,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GemmaForCausalLM": Architecture("gemma", families.gemma, DENSE),
     "GraniteForCausalLM": Architecture("granite", families.granite, DENSE),
     "HeliumForCausalLM": Architecture("helium", families.helium, DENSE),
+    "HyperCLOVAXForCausalLM": Architecture("hyperclovax", families.hyperclovax, DENSE),
     "LlamaForCausalLM": Architecture("llama", families.llama, DENSE),
     "MinistralForCausalLM": Architecture("ministral", families.ministral, DENSE),
     "MistralForCausalLM": Architecture("mistral", families.mistral, DENSE),

@@ -147,6 +147,9 @@ class ConfigReader:
         table = self.fields.get(field)
         if isinstance(table, dict) and layer_type is not None and layer_type in table:
             table = table[layer_type]
+        if isinstance(table, dict) and layer_type is not None and table.get("truncate") is False:
+            # Transformers looks for it outside of the tables by kind of layer, so what was meant is not known.
+            raise self.error(field, f"no 'truncate' in the table of {layer_type}")
         table = {} if table is None else table
         if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
             raise self.error(field, "an object with one rope_type and its numbers")

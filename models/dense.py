@@ -36,6 +36,7 @@ class DenseSpec:
     attention_scale   None: head_dim ** -0.5
     embed_scale, residual_scale, logit_scale   factors on embeddings, on what is added to the stream, on logits
     embed_scale_rounded   the factor on embeddings is rounded to the model's dtype first
+    post_norm_names   how the checkpoint calls the norms behind attention and MLP; None: as Gemma 2 and OLMo 2 do
     fused_weights     the checkpoint stores q, k, v as one tensor, and gate and up as one
     """
 
@@ -54,6 +55,7 @@ class DenseSpec:
     norm_offset: float = 0.0
     pre_norm: bool = True
     post_norm: bool = False
+    post_norm_names: tuple[str, str] | None = None
     parallel: bool = False
     qk_norm: str | None = None
     qkv_bias: bool = False
@@ -219,6 +221,10 @@ def _layer_norms(spec: DenseSpec) -> dict[str, str]:
     if not spec.post_norm:
         names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
         return {"attention_norm": "input_layernorm"} if spec.parallel else names
+    if spec.post_norm_names is not None:
+        attention, mlp = spec.post_norm_names
+        in_front = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+        return {**in_front, "attention_post_norm": attention, "mlp_post_norm": mlp}
     behind = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
     in_front = {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
     return {**in_front, **behind} if spec.pre_norm else behind

@@ -11,6 +11,7 @@ from ingot.models.dense import DenseSpec, LayerSpec
 _SILU = {"silu": "silu"}
 # Transformers, configuration_cwm.py.
 _CWM_ROPE = {
+    "rope_theta": 1e6,
     "rope_type": "llama3",
     "factor": 16.0,
     "low_freq_factor": 1.0,
@@ -283,15 +284,34 @@ def exaone4(config: ConfigReader) -> DenseSpec:
     return _base(config, eps=1e-5, pre_norm=False, post_norm=True, qk_norm="head", layers=specs)
 
 
-def granite(config: ConfigReader) -> DenseSpec:
+def _granite(config: ConfigReader, **flags: Any) -> DenseSpec:
     return _base(
         config,
         mlp_bias=config.flag("mlp_bias", False),
         embed_scale=config.number("embedding_multiplier", 1.0),
         residual_scale=config.number("residual_multiplier", 1.0),
+        **_attention_bias(config),
+        **flags,
+    )
+
+
+def granite(config: ConfigReader) -> DenseSpec:
+    return _granite(
+        config,
         attention_scale=config.number("attention_multiplier", 1.0),
         logit_scale=1.0 / config.number("logits_scaling", 1.0),
-        **_attention_bias(config),
+    )
+
+
+def hyperclovax(config: ConfigReader) -> DenseSpec:
+    """Granite with norms behind attention and MLP as well; logits are multiplied where Granite divides."""
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads") or 1)
+    return _granite(
+        config,
+        attention_scale=config.number("attention_multiplier", head_dim**-0.5),
+        logit_scale=config.number("logits_scaling", 1.0),
+        post_norm=config.flag("use_post_norm", True),
+        post_norm_names=("post_norm1", "post_norm2"),
     )
 
 

@@ -49,14 +49,14 @@ def ingot_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny checkpoint by its name in `tiny.TINY`, written when first asked for."""
-    from tiny import TINY  # imports torch, which reads the environment set above
+    """The folder of a tiny checkpoint by its name in `tiny.CHECKPOINTS`, written when first asked for."""
+    from tiny import CHECKPOINTS  # imports torch, which reads the environment set above
 
     written: dict[str, Path] = {}
 
     def get(name: str) -> Path:
         if name not in written:
-            written[name] = TINY[name].write(tmp_path_factory.mktemp("checkpoint") / name)
+            written[name] = CHECKPOINTS[name].write(tmp_path_factory.mktemp("checkpoint") / name)
         return written[name]
 
     return get
@@ -71,14 +71,14 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str
     compiled: dict[tuple[str, str], Path] = {}
 
     def get(name: str, **options: Any) -> Path:
-        from tiny import TINY
+        from tiny import CHECKPOINTS
 
         from ingot import compile_model
 
         key = name, repr(sorted(options.items()))
         if key not in compiled:
             output = tmp_path_factory.mktemp("artifact") / f"{name}.ingot"
-            defaults = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": TINY[name].max_seq_len, "jobs": 1}
+            defaults = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": CHECKPOINTS[name].max_seq_len, "jobs": 1}
             compile_model(checkpoint(name), output, **{**defaults, **options})
             compiled[key] = output
         return compiled[key]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ingot.ir import build, ops
 from ingot.ir import recipe as r
 from ingot.ir.errors import CheckpointError, OptionError, VerifyError
-from ingot.ir.program import Program, Stage
 from ingot.ir.mesh import ranks
+from ingot.ir.program import Program, Stage
 from ingot.ir.recipe import Recipe, source
 from ingot.ir.schemes import ELEMENTS, SCHEMES, Scheme, dequantize, find_scheme, quantize
 from ingot.ir.tolerances import TOLERANCES, compare

@@ -83,9 +83,8 @@ def test_what_a_stage_allows_the_next_one_forbids_only_by_name() -> None:
     fused = healthy(Stage.FUSED)
     error = refusal(fused, under=Stage.CACHED, after="fuse-norms")
     assert error.what == "op ingot.add_rms_norm is not legal here" and "ingot.rms_norm" in error.expected
-    assert error.where.startswith(
-        "program p, stage FUSED, after pass fuse-norms: %y = ingot.add_rms_norm(%x, %x, %w, eps="
-    )
+    where = "program p, stage FUSED, after pass fuse-norms, line 8, column 1: %y = ingot.add_rms_norm(%x, %x, %w, eps="
+    assert error.where.startswith(where)
 
 
 ATTEND = "input q: f32[T, 2, 4]\ninput t: i32[T]\n"
@@ -341,7 +340,9 @@ def test_an_error_in_a_region_names_the_region() -> None:
     broken = program("LOWERED", body.replace("region.r(%x) : f32[T, 4]", "region.r(%x) : f32[T, 5]"))
     with pytest.raises(VerifyError) as caught:
         verify(broken)
-    assert caught.value.where == "program r, stage LOWERED: %y = aten.mul.Tensor(%a, 2.0) : f32[T, 5]"
+    assert (
+        caught.value.where == "program r, stage LOWERED, line 10, column 3: %y = aten.mul.Tensor(%a, 2.0) : f32[T, 5]"
+    )
     assert caught.value.what == "declared as f32[T, 5]"
 
 

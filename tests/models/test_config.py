@@ -56,6 +56,11 @@ def test_olmo3_scales_only_layers_without_a_window() -> None:
     assert [rope.theta for rope in old.ropes] == [5e5, 5e5]
 
 
+def test_a_base_without_a_table_is_no_table() -> None:
+    """Transformers takes CWM's default table as a whole, with its own base."""
+    assert read_spec(_config("cwm-window", rope_scaling=...)).dims.ropes[0].theta == 1e6
+
+
 @pytest.mark.parametrize(
     ("rope", "expected"),
     [
@@ -112,6 +117,7 @@ OPTIONAL = {
     "logits_scaling",
     "logit_scale",
     "use_qk_norm",
+    "use_post_norm",
     "partial_rotary_factor",
 }
 
@@ -154,6 +160,7 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
         ("granite-scaled", "residual_multiplier", -1),
         ("granite-scaled", "attention_multiplier", "1"),
         ("granite-scaled", "logits_scaling", 0.0),
+        ("hyperclovax-scaled", "use_post_norm", "yes"),
         ("cohere-normed", "logit_scale", -1),
         ("cohere-normed", "use_qk_norm", 1),
         ("cohere-normed", "layer_norm_eps", 0),
@@ -164,6 +171,7 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
         ("seed_oss-biased", "attention_out_bias", 0.0),
         ("ernie4_5-biased", "use_bias", "no"),
         ("exaone4-window", "sliding_window_pattern", "LLLX"),
+        ("olmo3-window", "rope_parameters", {"full_attention": {**YARN, "truncate": False}}),
         ("phi3-short", "partial_rotary_factor", 2.0),
         ("phi3-short", "original_max_position_embeddings", "long"),
     ],

@@ -1,5 +1,6 @@
 """What transformers says about the tiny checkpoints, computed once per worker."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TINY, Tiny
+from hf_model import fix_rotary_table
+from run_seed import again, run_seed
+from tiny import CHECKPOINTS, PROMPT_LENGTHS, Tiny
 
 NEW_TOKENS = 40
+COMPARED = 32  # greedy tokens of each prompt, at least
+DRAWS = 12  # of a prompt, until its greedy tokens are no close calls: nine of ten are not
 MARGIN = 1e-3  # between the two most likely tokens: below it, which one wins is a matter of rounding
 
 
@@ -37,39 +42,48 @@ def _reference(tiny: Tiny, folder: Path) -> Reference:
     )
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"
     model.eval()
-    _fix_rotary_table(model, tiny.max_seq_len)
-    sequences, logprobs, decided = [], [], []
+    fix_rotary_table(model, tiny.max_seq_len)
+    answers = [_answer(model, tiny, length) for length in PROMPT_LENGTHS]
     with torch.no_grad():
-        for prompt in tiny.prompts():
-            made = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                do_sample=False,
-                max_new_tokens=NEW_TOKENS,
-                eos_token_id=None,
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            best = torch.stack([step[0].topk(2).values for step in made.logits])
-            close = (best[:, 0] - best[:, 1] < MARGIN).nonzero().flatten().tolist()
-            decided.append(close[0] if close else NEW_TOKENS)
-            sequences.append(made.sequences[0].tolist())
-            logprobs.append(model(made.sequences).logits[0].double().log_softmax(-1))
-    return Reference(tiny, tiny.prompts(), sequences, logprobs, decided)
+        logprobs = [model(torch.tensor([answer.tokens])).logits[0].double().log_softmax(-1) for answer in answers]
+    return Reference(
+        tiny,
+        prompts=[answer.tokens[:length] for answer, length in zip(answers, PROMPT_LENGTHS, strict=True)],
+        sequences=[answer.tokens for answer in answers],
+        logprobs=logprobs,
+        decided=[answer.decided for answer in answers],
+    )
 
 
-def _fix_rotary_table(model: Any, max_seq_len: int) -> None:
-    """Ingot chooses a table once, for the context it compiles for; transformers chooses at every step. Here it gets the
-    table that its own functions give for that context, and keeps it."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+@dataclass(frozen=True)
+class _Answer:
+    """A prompt with its greedy tokens, and how many of those come before the first close call."""
 
-    rotary = model.model.rotary_emb
-    if rotary.rope_type in ("dynamic", "longrope"):
-        rotary.inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
-            model.config, seq_len=max_seq_len
+    tokens: list[int]
+    decided: int
+
+
+def _answer(model: Any, tiny: Tiny, length: int) -> _Answer:
+    """A prompt of `length` random tokens, drawn until its answer is decided for COMPARED tokens."""
+    draw = random.Random(f"{run_seed()} {tiny.name} {length}")
+    for _ in range(DRAWS):
+        prompt = [draw.randrange(tiny.config["vocab_size"]) for _ in range(length)]
+        made = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, length, dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
-        rotary.rope_type = "default"
+        best = torch.stack([step[0].topk(2).values for step in made.logits])
+        close = (best[:, 0] - best[:, 1] < MARGIN).nonzero().flatten().tolist()
+        decided = close[0] if close else NEW_TOKENS
+        if decided >= COMPARED:
+            return _Answer(made.sequences[0].tolist(), decided)
+    raise AssertionError(f"{tiny.name} gives too many close calls: {again(f'prompts of {length} tokens')}")
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +93,7 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Reference]:
 
     def get(name: str) -> Reference:
         if name not in known:
-            known[name] = _reference(TINY[name], checkpoint(name))
+            known[name] = _reference(CHECKPOINTS[name], checkpoint(name))
         return known[name]
 
     return get

@@ -47,16 +47,21 @@ class Result:
     later_chunks: int
 
 
-def serve(job: Job) -> Result:
-    loaded = load_artifact(job.artifact)
-    logits = teacher_forced(
+def teacher_forced_artifact(artifact: str, sequences: Sequence[Sequence[int]], chunk: int | None) -> list[torch.Tensor]:
+    """Logits of every position of each sequence, at most `chunk` tokens of it a step."""
+    loaded = load_artifact(artifact)
+    return teacher_forced(
         {name: parse_type(text) for name, text in loaded.plan.inputs.items()},
         lambda inputs: loaded.executor.launch(inputs).outputs,
-        job.sequences,
-        chunk=CHUNK if job.chunked else None,
+        sequences,
+        chunk=chunk,
         pages=loaded.num_pages,
         seed=1,
     )
+
+
+def serve(job: Job) -> Result:
+    logits = teacher_forced_artifact(job.artifact, job.sequences, CHUNK if job.chunked else None)
     llm = LLM(
         job.artifact,
         enable_chunked_prefill=job.chunked,

@@ -7,7 +7,7 @@ norm gains 1 + N(0, 0.3²) and biases N(0, 0.3²), and the constants of norms an
 import json
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Tiny:
         config = {**self.config, **changes}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2))
-        tensors = _weights(config, self.seed)
+        tensors = weights(config, self.seed)
         if self.shards == 1:
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             return folder
@@ -99,19 +99,24 @@ def layout(config: Mapping[str, Any]) -> Layout:
             return Layout(**everywhere, norms=_BEHIND, qk_norms=all_heads)
         case "exaone4":
             return Layout(norms=_BEHIND, qk_norms=a_head)
+        case "hyperclovax":
+            behind = ("post_norm1", "post_norm2") if config.get("use_post_norm", True) else ()
+            return Layout(**everywhere, norms=(*Layout.norms, *behind))
         case "cohere" | "cohere2":
             each = ((heads, head_dim), (kv_heads, head_dim)) if config.get("use_qk_norm") else ()
             return Layout(**everywhere, norms=("input_layernorm",), qk_norms=each)
         case "seed_oss":
-            return Layout(qkv_bias=bias, o_bias=config["attention_out_bias"], mlp_bias=mlp_bias)
+            qkv_bias = config.get("attention_bias", True)
+            return Layout(qkv_bias=qkv_bias, o_bias=config.get("attention_out_bias", False), mlp_bias=mlp_bias)
         case "helium":
             return Layout(qkv_bias=bias, mlp_bias=mlp_bias)
         case "ernie4_5":
-            return Layout(qkv_bias=config["use_bias"], o_bias=config["use_bias"], mlp_bias=config["use_bias"])
+            bias = config.get("use_bias", False)
+            return Layout(qkv_bias=bias, o_bias=bias, mlp_bias=bias)
     return Layout(**everywhere)
 
 
-def _weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+def weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint, in Hugging Face's names."""
     generator = torch.Generator().manual_seed(seed)
     hidden, ffn, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
@@ -512,6 +517,18 @@ _FAMILIES = (
         rope_theta=811.0,
     ),
     _family(
+        "hyperclovax-scaled",
+        "HyperCLOVAXForCausalLM",
+        0,
+        hidden_size=84,
+        embedding_multiplier=2.6,
+        residual_multiplier=0.6,
+        attention_multiplier=0.45,
+        logits_scaling=1.3,
+        attention_bias=True,
+        rope_theta=811.0,
+    ),
+    _family(
         "cohere-normed",
         "CohereForCausalLM",
         0,
@@ -572,6 +589,29 @@ _FAMILIES = (
     ),
 )
 TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*_TINIES, *_FAMILIES)}
+
+
+def _cut(tiny: Tiny) -> Tiny:
+    """The first layer of a checkpoint, in sizes that all cuts share.
+
+    What two families compute alike is then one executable. Each takes the compiler some seven seconds, whatever its
+    size; and the region between two layers, which a cut lacks, repeats what stands in the others.
+    """
+    sizes = {"hidden_size": 84, "head_dim": 14, "num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 103, "vocab_size": 379, "num_hidden_layers": 1}
+    config = {**tiny.config, **sizes}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:1]
+    return replace(tiny, name=f"{tiny.family}-cut", config=config)
+
+
+# One of each family but the first two, whose checkpoints are small enough to be compiled whole.
+CUTS: Mapping[str, Tiny] = {
+    f"{tiny.family}-cut": _cut(tiny)
+    for tiny in reversed(_FAMILIES)  # the first checkpoint of a family comes last and stays
+    if tiny.family not in {whole.family for whole in _TINIES}
+}
+CHECKPOINTS: Mapping[str, Tiny] = {**TINY, **CUTS}
 
 # One checkpoint for each mechanism, for what every test run can afford; the others are for `--run-slow`.
 QUICK = ("llama-biased", "qwen3-scaled", "gemma2-capped", "cohere-normed", "smollm3-nope", "phi3-long")

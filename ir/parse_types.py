@@ -1,0 +1,119 @@
+"""The parts of a statement, read from a line: types, placements and recipes."""
+
+from functools import partial
+
+from ingot.ir.recipe import STEPS, Attr, Recipe
+from ingot.ir.scan import Line
+from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, StateType, TensorType, TupleType, ValueType
+
+
+def read_type(line: Line) -> ValueType:
+    """A tensor, a state or a tuple of such."""
+    if line.skip("("):
+        return TupleType(tuple(line.listed(lambda: read_type(line), ")")))
+    name = line.name("a type")
+    if name == "state":
+        line.need("<")
+        state = StateType(line.name())
+        line.need(">")
+        return state
+    return _tensor_rest(line, name)
+
+
+def _tensor_rest(line: Line, dtype: str) -> TensorType:
+    if dtype not in DTYPES:
+        line.place -= 1
+        raise line.error(f"unknown dtype '{dtype}'", ", ".join(DTYPES))
+    start = line.place - 1
+    line.need("[")
+    sizes: list[Size] = []
+    strides: tuple[int, ...] | None = None
+    while not line.skip("]"):
+        if sizes and not line.skip(","):
+            line.need(";")
+            strides = tuple(line.listed(line.integer, "]"))
+            break
+        if line.kind() == "name" and line.peek() in DIM_MEANINGS:
+            sizes.append(line.name())
+        else:
+            size = line.integer()
+            if size < 0:
+                line.place -= 1
+                raise line.error(f"size {size} is negative")
+            sizes.append(size)
+    if strides is not None and len(strides) != len(sizes):
+        raise line.error(f"{len(strides)} strides for {len(sizes)} sizes", at=start)
+    return TensorType(DTYPES[dtype], tuple(sizes), strides)
+
+
+def read_tensor(line: Line) -> TensorType:
+    """A tensor type: dtype, sizes, and strides where they are not row-major."""
+    return _tensor_rest(line, line.name("a tensor type"))
+
+
+def read_placements(line: Line) -> tuple[Placement, ...]:
+    """The placements that follow a type, one for each axis named, if any."""
+    placements = []
+    while line.kind() == "name":
+        axis = line.name("a mesh axis")
+        line.need("=")
+        start = line.place
+        kind = line.name("replicated, shard or partial")
+        dim = 0
+        segments: tuple[int, ...] = ()
+        if kind == "shard":
+            line.need("(")
+            dim = line.integer()
+            if line.skip(","):
+                if line.name("segments") != "segments":
+                    raise line.error("unknown option of a shard", "segments", at=line.place - 1)
+                line.need("=")
+                line.need("[")
+                segments = tuple(line.listed(line.integer, "]"))
+            line.need(")")
+        placements.append(line.guarded(partial(Placement, axis, kind, dim, segments), at=start))
+    return tuple(placements)
+
+
+def _attr(line: Line) -> Attr:
+    if line.kind() == "string":
+        return line.string()
+    if line.kind() == "number":
+        return line.number_value()
+    if line.skip("["):
+        return tuple(line.listed(lambda: _attr(line), "]"))
+    word = line.name("a constant")
+    words: dict[str, Attr] = {"true": True, "false": False, "null": None}
+    if word not in words:
+        line.place -= 1
+        raise line.error(f"unknown constant '{word}'", "a string, a number, a list, true, false or null")
+    return words[word]
+
+
+def read_recipe(line: Line) -> Recipe:
+    """A recipe and those that it is made from."""
+    start = line.place
+    step, output = line.name("a recipe step"), ""
+    if step not in STEPS:
+        line.place = start
+        raise line.error(f"unknown recipe step '{step}'", ", ".join(STEPS))
+    line.need("(")
+    inputs: list[Recipe] = []
+    attrs: list[tuple[str, Attr]] = []
+
+    def item() -> None:
+        following = line.tokens[line.place + 1].text if line.place + 1 < len(line.tokens) else ""
+        if following == "=":
+            name = line.name()
+            if any(name == known for known, _ in attrs):
+                line.place -= 1
+                raise line.error(f"'{name}' is given twice")
+            line.need("=")
+            attrs.append((name, _attr(line)))
+        else:
+            inputs.append(read_recipe(line))
+
+    line.listed(item, ")")
+    if line.skip("."):
+        output = line.name("a result's name")
+    return Recipe(step, tuple(inputs), tuple(attrs), output)

@@ -1,0 +1,38 @@
+"""Transformers' model of a config.json, as the reference of parity tests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def hf_model(
+    config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, max_seq_len: int
+) -> torch.nn.Module:
+    """The model with the weights `tensors`, in `dtype`. The tables of `rope` are those for `max_seq_len`."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    kind = getattr(transformers, config["architectures"][0])
+    config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
+    with no_init_weights():  # they are all replaced
+        model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager")
+    missing, unexpected = model.eval().load_state_dict(dict(tensors), strict=False)
+    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"
+    model.tie_weights()
+    fix_rotary_table(model, max_seq_len)
+    return model
+
+
+def fix_rotary_table(model: Any, max_seq_len: int) -> None:
+    """Ingot chooses a table once, for the context it compiles for; transformers chooses at every step. Here it gets the
+    table that its own functions give for that context, and keeps it."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rotary = model.model.rotary_emb
+    if getattr(rotary, "rope_type", None) in ("dynamic", "longrope"):
+        rotary.inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
+            model.config, seq_len=max_seq_len
+        )
+        rotary.rope_type = "default"
