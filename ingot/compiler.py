@@ -23,7 +23,7 @@ from ingot.ir.artifact import SCHEMA_VERSION, Manifest
 from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import FEW_TOKENS, BucketClass, Plan
+from ingot.ir.plan import FEW_TOKENS, BucketClass, Executable, Plan, ResidentMemory
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, ModelSpec, Program
 from ingot.ir.record import PassRecord
@@ -70,6 +70,7 @@ class CompileReport:
     nodes_per_backend: dict[str, int]
     weight_bytes: int
     artifact_bytes: int
+    plan: Plan
 
 
 @dataclass
@@ -287,6 +288,7 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 deterministic=request.deterministic,
                 emit=emitter.emit,
                 emit_library=emitter.emit_library,
+                measure=emitter.measure,
             )
             lowered = run_pipeline(model, context, request.buckets(), edit_pipeline(request.passes))
         with clock.phase("weights") as step:
@@ -309,13 +311,24 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
 def _merged_plan(programs: list[Program]) -> Plan:
     """One plan over all bucket classes; what is not per class is the same in each."""
     plans = [program.plan for program in programs if program.plan is not None]
+    executables: dict[str, Executable] = {}
+    for item in (executable for plan in plans for executable in plan.executables.values()):
+        known = executables.get(item.id, item)  # the class with the larger steps says what a call takes at most
+        executables[item.id] = max(known, item, key=lambda one: one.workspace)
     return plans[0].model_copy(
         update={
-            "executables": {key: item for plan in plans for key, item in sorted(plan.executables.items())},
+            "executables": dict(sorted(executables.items())),
             "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
             "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
+            "memory": _merged_memory([plan.memory for plan in plans]),
         }
     )
+
+
+def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
+    """Field by field the most: classes share the weights and states, and the largest step has the largest inputs."""
+    dumped = [memory.model_dump() for memory in memories]
+    return ResidentMemory(**{name: max(one[name] for one in dumped) for name in dumped[0]})
 
 
 def _write_program(writer: ArtifactWriter, model: Model, lowered: Lowered, plan: Plan) -> None:
@@ -425,5 +438,6 @@ def _report(
         cached_executables=len(emitter.hits & plan.executables.keys()),
         nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
+        plan=plan,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

@@ -1,9 +1,9 @@
 """The protocols that backends keep. Passes see backends as objects of these types and import none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import fx
 
@@ -41,6 +41,18 @@ class Backend(Protocol):
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         """Whether the backend would compute these nodes, taken together. Reads only."""
+        ...
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        """For a call that the backend computes by itself: a function of tensors without data that allocates as the
+        call does when it needs most."""
+        ...
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        """For a region that the backend compiled into `directory`: bytes that one call allocates at its peak, its
+        results among them, with dims of these sizes."""
         ...
 
     def sources(self) -> Sequence[Path]:

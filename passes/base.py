@@ -19,6 +19,8 @@ from ingot.passes.rewrite import Rewriter
 # What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
 Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
 EmitLibrary = Callable[[Backend], Executable]
+# Bytes that calls of regions allocate at their peak, by the region's name, with dims of the given sizes.
+Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class PassContext:
     """What passes may know beside the program.
 
     `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
-    preferred ones first. `emit` and `emit_library` compile regions and kernels; they are absent where nothing is to be
-    compiled.
+    preferred ones first. `emit` and `emit_library` compile regions and kernels; `measure` runs what
+    was compiled. They are absent where nothing is to be compiled; a region's memory is then that of its references.
     """
 
     target: Target
@@ -39,6 +41,7 @@ class PassContext:
     bucket: BucketClass | None = None
     emit: Emit | None = None
     emit_library: EmitLibrary | None = None
+    measure: Measure | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:

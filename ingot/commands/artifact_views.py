@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ingot.commands.memory_view import memory_rows
 from ingot.console import console, counts_text, facts, print_table, size_text, table
 from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS
 from ingot.ir.errors import ArtifactError, OptionError
@@ -195,7 +196,8 @@ def _trace_file(number: int, record: dict[str, Any]) -> str:
 
 
 def print_plan(artifact: Artifact) -> None:
-    """The instructions of every bucket class."""
+    """The instructions of every bucket class, and the memory that they take."""
+    plan = _plan(artifact)
     rows = [
         (
             bucket.bucket.name,
@@ -208,11 +210,13 @@ def print_plan(artifact: Artifact) -> None:
             ", ".join([*(name or "–" for name in one.results), *(f"{name}!" for name in one.updates)]),
             ", ".join(one.frees),
         )
-        for bucket in _plan(artifact).buckets
+        for bucket in plan.buckets
         for index, one in enumerate(bucket.instructions)
     ]
     out = console()
     print_table(out, table(("bucket", "#>", "target", "provider", "arguments", "results", "frees"), rows))
+    out.print()
+    print_table(out, facts(memory_rows(plan)))
     out.print("\nname!: a state updated in place    –: a result that nothing uses", style="dim", markup=False)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from ingot.commands import Flag
+from ingot.commands.memory_view import memory_rows
 from ingot.console import console, counts_text, facts, print_table, size_text
 
 if TYPE_CHECKING:
@@ -96,12 +97,13 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
             [
                 ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
                 ("nodes per backend", counts_text(report.nodes_per_backend)),
-                ("weights", size_text(report.weight_bytes)),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
             ]
         ),
     )
+    out.print("\nMemory", style="bold")
+    print_table(out, facts(memory_rows(report.plan)))
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
     path = shlex.quote(output)
     out.print(f"\nNext:  ingot run {path} {prompt}", markup=False, soft_wrap=True)

@@ -73,12 +73,37 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((logits, *columns))]
 
 
+def _choose(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    draw: bool = True,
+) -> torch.Tensor:
+    """`sample`; without `draw` no temperature is above 0, and nothing is drawn."""
+    greedy = logits.argmax(-1)
+    drawn = greedy
+    if draw:
+        # Below its maximum a row cannot overflow, whatever the temperature.
+        below = logits - logits.amax(-1, keepdim=True)
+        scaled = below / torch.where(temperature > 0, temperature, 1.0)[:, None]
+        noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
+        kept = scaled.masked_fill(~keep_mask(scaled, top_k, top_p, min_p), float("-inf"))
+        drawn = torch.where(temperature > 0, (kept + noise).argmax(-1), greedy)
+    return torch.where(logits.amax(-1).isfinite(), drawn, -1).int()
+
+
 @define(
     "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
     " Tensor positions) -> Tensor",
     samples=_samples,
     rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
+    costliest=_choose,
     fusible=False,
     legal="cached",
 )
@@ -97,13 +122,5 @@ def sample(
     `softmax(logits / temperature)` cut down by `keep_mask`, by the Gumbel-max method with noise keyed by
     (seeds i64, positions i32). A row with NaN, +inf or nothing finite gives -1.
     """
-    greedy = logits.argmax(-1)
-    drawn = greedy
-    if bool((temperature > 0).any()):
-        # Below its maximum a row cannot overflow, whatever the temperature.
-        below = logits - logits.amax(-1, keepdim=True)
-        scaled = below / torch.where(temperature > 0, temperature, 1.0)[:, None]
-        noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
-        kept = scaled.masked_fill(~keep_mask(scaled, top_k, top_p, min_p), float("-inf"))
-        drawn = torch.where(temperature > 0, (kept + noise).argmax(-1), greedy)
-    return torch.where(logits.amax(-1).isfinite(), drawn, -1).int()
+    draw = bool((temperature > 0).any())
+    return _choose(logits, temperature, top_k, top_p, min_p, seeds, positions, draw=draw)
