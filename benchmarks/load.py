@@ -14,24 +14,21 @@ Only minima count: other work on the machine adds to a time and never takes from
 """
 
 import argparse
-import json
 import math
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import torch
+from random_llama import Shape, write_checkpoint
 from results import Figure, write_result
-from safetensors.torch import save_file
 
 from ingot import compile_model
 from ingot.ir.digest import digest_files
 from ingot.runtime.loader import load_artifact
 
 _BLOCK_BYTES = 1 << 20
-# A Llama of few wide layers: what is loaded is bytes, however they are divided.
-_HIDDEN, _INTERMEDIATE, _VOCAB, _HEADS, _KV_HEADS = 2048, 8192, 32000, 32, 8
 
 
 def main() -> None:
@@ -86,53 +83,10 @@ def _read(files: list[Path], buffer: bytearray) -> None:
 
 
 def _artifact(folder: Path, size: int) -> Path:
-    """An artifact whose weights take about `size` bytes in bfloat16, all of them random."""
-    head = _HIDDEN // _HEADS
-    shapes = {
-        "self_attn.q_proj": (_HIDDEN, _HIDDEN),
-        "self_attn.k_proj": (_KV_HEADS * head, _HIDDEN),
-        "self_attn.v_proj": (_KV_HEADS * head, _HIDDEN),
-        "self_attn.o_proj": (_HIDDEN, _HIDDEN),
-        "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
-        "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
-        "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
-        "input_layernorm": (_HIDDEN,),
-        "post_attention_layernorm": (_HIDDEN,),
-    }
-    layers = max(1, round((size / 2 - _VOCAB * _HIDDEN) / sum(map(math.prod, shapes.values()))))
-    generator = torch.Generator().manual_seed(0)
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-
-    tensors = {"model.embed_tokens.weight": weight(_VOCAB, _HIDDEN), "model.norm.weight": weight(_HIDDEN)}
-    for layer in range(layers):
-        tensors |= {f"model.layers.{layer}.{name}.weight": weight(*shape) for name, shape in shapes.items()}
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    save_file(tensors, checkpoint / "model.safetensors")
-    (checkpoint / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["LlamaForCausalLM"],
-                "model_type": "llama",
-                "hidden_size": _HIDDEN,
-                "intermediate_size": _INTERMEDIATE,
-                "num_hidden_layers": layers,
-                "num_attention_heads": _HEADS,
-                "num_key_value_heads": _KV_HEADS,
-                "vocab_size": _VOCAB,
-                "max_position_embeddings": 2048,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 10000.0,
-                "hidden_act": "silu",
-                "tie_word_embeddings": True,
-                "torch_dtype": "bfloat16",
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        )
-    )
+    """An artifact whose weights take about `size` bytes in bfloat16, in as many layers as that takes."""
+    shape = Shape(vocab_size=32000)
+    layers = round((size / 2 - shape.vocab_size * shape.hidden_size) / sum(map(math.prod, shape.layer().values())))
+    checkpoint = write_checkpoint(folder / "checkpoint", replace(shape, num_hidden_layers=max(1, layers)))
     output = folder / "model.ingot"
     compile_model(checkpoint, output, backend="reference", max_batch=1, max_tokens=64, max_seq_len=2048)
     return output

@@ -22,10 +22,11 @@ from ingot.identity import request_key
 from ingot.ir.artifact import SCHEMA_VERSION, Manifest
 from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
+from ingot.ir.layout import Layout
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import FEW_TOKENS, BucketClass, Executable, Plan, ResidentMemory
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Model, ModelSpec, Program
+from ingot.ir.program import Model, ModelSpec, ParamSpec, Program
 from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
@@ -33,8 +34,10 @@ from ingot.ir.types import DTYPE_NAMES
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
+from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
+from ingot.passes.plan_memory import weight_bytes
 from ingot.publish import ArtifactWriter
 
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
@@ -71,6 +74,7 @@ class CompileReport:
     weight_bytes: int
     artifact_bytes: int
     plan: Plan
+    second_copies: tuple[SecondCopy, ...] = ()
 
 
 @dataclass
@@ -99,6 +103,7 @@ def compile_model(
     max_batch: int = DEFAULT_MAX_BATCH,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     deterministic: bool = False,
+    weight_budget: float = 1.0,
     passes: str = "default",
     jobs: int | None = None,
     progress: Progress = lambda phase, done, total: None,
@@ -107,8 +112,10 @@ def compile_model(
 
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
     and `max_tokens` the tokens of one step. `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers
-    whose results do not depend on the batch. `passes` edits the pipeline ("default,-name,name{option=value}"). `jobs`
-    bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and all.
+    whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
+    above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
+    `jobs` bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and
+    all.
 
     Nothing is visible at `output` until all of it is there. Raises IngotError.
     """
@@ -123,6 +130,7 @@ def compile_model(
             max_batch=max_batch,
             max_tokens=max_tokens,
             deterministic=deterministic,
+            weight_budget=weight_budget,
             passes=passes,
         )
         return _compile(request, writer, _Clock(progress), jobs)
@@ -160,6 +168,7 @@ class Request:
     target: Target
     backends: tuple[Backend, ...]
     deterministic: bool
+    weight_budget: float
     passes: str
 
     @staticmethod
@@ -173,6 +182,7 @@ class Request:
         max_batch: int = DEFAULT_MAX_BATCH,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         deterministic: bool = False,
+        weight_budget: float = 1.0,
         passes: str = "default",
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
@@ -193,6 +203,7 @@ class Request:
             spec = replace(spec, dtype=getattr(torch, dtype))
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
+        _check_budget(weight_budget)
         return Request(
             checkpoint=opened,
             spec=spec,
@@ -200,6 +211,7 @@ class Request:
             target=machine,
             backends=backends,
             deterministic=deterministic,
+            weight_budget=weight_budget,
             passes=passes,
         )
 
@@ -231,6 +243,7 @@ class Request:
                 "max_batch": self.limits.max_batch,
                 "max_tokens": self.limits.max_tokens,
                 "deterministic": self.deterministic,
+                "weight_budget": float(self.weight_budget),
                 "eos_token_ids": list(self.spec.eos_token_ids),  # in the manifest, and in no program
                 "schema_version": SCHEMA_VERSION,
             },
@@ -265,6 +278,13 @@ def _check_limits(limits: Limits, spec: ModelSpec) -> None:
         )
 
 
+def _check_budget(budget: float) -> None:
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 1.0 <= budget <= len(Layout):
+        raise OptionError(
+            f"the weight budget is {budget!r}", expected=f"a number from 1.0 to {len(Layout)}.0, copies of the weights"
+        )
+
+
 def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None) -> CompileReport:
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
@@ -286,13 +306,14 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 max_tokens=request.limits.max_tokens,
                 backends=request.backends,
                 deterministic=request.deterministic,
+                weight_budget=request.weight_budget,
                 emit=emitter.emit,
                 emit_library=emitter.emit_library,
                 measure=emitter.measure,
             )
             lowered = run_pipeline(model, context, request.buckets(), edit_pipeline(request.passes))
         with clock.phase("weights") as step:
-            packed = pack_weights(lowered.fused.params, request.checkpoint.read, writer, step)
+            packed = pack_weights(lowered.params(), request.checkpoint.read, writer, step)
         with clock.phase("write"):
             plan = _merged_plan(list(lowered.programs.values()))
             _write_program(writer, model, lowered, plan)
@@ -315,20 +336,23 @@ def _merged_plan(programs: list[Program]) -> Plan:
     for item in (executable for plan in plans for executable in plan.executables.values()):
         known = executables.get(item.id, item)  # the class with the larger steps says what a call takes at most
         executables[item.id] = max(known, item, key=lambda one: one.workspace)
+    params = {name: spec for program in programs for name, spec in program.params.items()}
     return plans[0].model_copy(
         update={
+            "params": {name: str(spec.type) for name, spec in params.items()},
             "executables": dict(sorted(executables.items())),
             "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
             "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
-            "memory": _merged_memory([plan.memory for plan in plans]),
+            "memory": _merged_memory([plan.memory for plan in plans], params),
         }
     )
 
 
-def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Field by field the most: classes share the weights and states, and the largest step has the largest inputs."""
+def _merged_memory(memories: list[ResidentMemory], params: Mapping[str, ParamSpec]) -> ResidentMemory:
+    """Field by field the most, since the largest step has the largest inputs; weights are those of all classes."""
     dumped = [memory.model_dump() for memory in memories]
-    return ResidentMemory(**{name: max(one[name] for one in dumped) for name in dumped[0]})
+    merged = {name: max(one[name] for one in dumped) for name in dumped[0]}
+    return ResidentMemory(**{**merged, "weights": weight_bytes(params.values())})
 
 
 def _write_program(writer: ArtifactWriter, model: Model, lowered: Lowered, plan: Plan) -> None:
@@ -343,13 +367,15 @@ def _write_program(writer: ArtifactWriter, model: Model, lowered: Lowered, plan:
 
 
 def _choices(lowered: Lowered) -> dict[str, Any]:
-    """Which provider computes each node, per bucket class, and who refused why."""
+    """Which provider computes each node, per bucket class, and who refused why; weights that are there twice."""
     refusals: dict[str, list[PassRecord]] = {}
     for record in lowered.records:
         if record.name == "choose-providers" and record.bucket:
             refusals.setdefault(record.bucket, []).append(record)
+    copies = {copy.first: copy.second for copy in second_copies(lowered.params())}
     return {
         bucket: {
+            "second_copies": copies,
             "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
             "refusals": [
                 {"node": refusal.node, "reason": refusal.reason}
@@ -439,5 +465,6 @@ def _report(
         nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
         plan=plan,
+        second_copies=second_copies(lowered.params()),
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

@@ -28,8 +28,10 @@ class PassContext:
     """What passes may know beside the program.
 
     `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
-    preferred ones first. `emit` and `emit_library` compile regions and kernels; `measure` runs what
-    was compiled. They are absent where nothing is to be compiled; a region's memory is then that of its references.
+    preferred ones first. `buckets` are all bucket classes, `bucket` the one that is lowered. `weight_budget` bounds the
+    resident weights, in multiples of their size in one copy. `emit` and `emit_library` compile regions and kernels,
+    `measure` runs what was compiled; they are absent where nothing is to be compiled, and a region's memory is then
+    that of its references.
     """
 
     target: Target
@@ -39,6 +41,8 @@ class PassContext:
     backends: tuple[Backend, ...] = ()
     deterministic: bool = False
     bucket: BucketClass | None = None
+    buckets: tuple[BucketClass, ...] = ()
+    weight_budget: float = 1.0
     emit: Emit | None = None
     emit_library: EmitLibrary | None = None
     measure: Measure | None = None

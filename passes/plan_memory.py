@@ -1,7 +1,7 @@
 """The memory of a plan: what a step allocates at its peak, and what stays between steps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -13,7 +13,7 @@ from ingot.ir.interpret import interpret
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketMemory, Instruction, ResidentMemory, Value
-from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name
 from ingot.ir.types import StateType, TensorType
 from ingot.passes.base import PassContext
 
@@ -70,17 +70,22 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
     """What stays between steps; `sizes` are those of the largest step of all."""
-    distinct = {(spec.recipe, spec.placement, spec.type): spec.type for spec in program.params.values()}
     states = [spec.type for spec in program.states.values()]
     outputs = [node.meta["type"] for node in program.output_nodes().values()]
     return ResidentMemory(
-        weights=sum(_bytes(value_type, {}) for value_type in distinct.values()),
+        weights=weight_bytes(program.params.values()),
         states=sum(_bytes(item, sizes) for item in states if "pages" not in item.shape),
         page=sum(_bytes(item, {**sizes, "pages": 1}) for item in states if "pages" in item.shape),
         pages_per_sequence=sizes.get("P", 0),
         inputs=sum(_bytes(value_type, sizes) for value_type in program.input_types().values()),
         outputs=sum(_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),
     )
+
+
+def weight_bytes(specs: Iterable[ParamSpec]) -> int:
+    """Bytes of resident tensors: equal recipe, placement and type are one."""
+    distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
+    return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
 
 
 def largest_step(program: Program) -> dict[str, int]:

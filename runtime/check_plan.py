@@ -23,7 +23,13 @@ LOAD_DIMS = frozenset({"pages", "S"})
 _STEP_INPUTS = {name: f"{DTYPE_NAMES[dtype]}[{', '.join(dims)}]" for name, dtype, dims in STEP_FIELDS}
 _TOKENS = "tokens"
 # The aten calls of the dialect: how many arguments they take.
-_ATEN_ARITY = {"aten.add.Tensor": 2, "aten.mul.Tensor": 2, "aten.view.default": 2, "aten.slice.Tensor": 4}
+_ATEN_ARITY = {
+    "aten.add.Tensor": 2,
+    "aten.mul.Tensor": 2,
+    "aten.view.default": 2,
+    "aten.slice.Tensor": 4,
+    "aten.permute.default": 2,
+}
 
 
 def check_plan(plan: Plan) -> None:

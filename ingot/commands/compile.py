@@ -28,6 +28,7 @@ def compile_checkpoint(
     max_tokens: int = 2048,
     passes: str = "default",
     deterministic: Flag = False,
+    weight_budget: float = 1.0,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
 ) -> None:
     """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
@@ -54,6 +55,8 @@ def compile_checkpoint(
         Changes to the pipeline: "default,-name,name{option=value}".
     deterministic
         Use only what computes a sequence alike in every batch.
+    weight_budget
+        Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
     jobs
         Compiler processes. Default: the cores.
     """
@@ -76,6 +79,7 @@ def compile_checkpoint(
             max_tokens=max_tokens,
             passes=passes,
             deterministic=deterministic,
+            weight_budget=weight_budget,
             jobs=jobs,
             progress=progress,
         )
@@ -103,8 +107,16 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
         ),
     )
     out.print("\nMemory", style="bold")
-    print_table(out, facts(memory_rows(report.plan)))
+    print_table(out, facts([*memory_rows(report.plan), *_second_copies(report)]))
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
     path = shlex.quote(output)
     out.print(f"\nNext:  ingot run {path} {prompt}", markup=False, soft_wrap=True)
     out.print(f"       ingot inspect {path}", markup=False, soft_wrap=True)
+
+
+def _second_copies(report: "CompileReport") -> list[tuple[str, object]]:
+    copies = report.second_copies
+    if not copies:
+        return []
+    names = ", ".join(copy.first for copy in copies)
+    return [("second copies", f"{size_text(sum(copy.bytes for copy in copies))} of the weights: {names}")]
