@@ -33,13 +33,16 @@ def bucket_memory(
     sizes = largest_step(program)
     live = peak = place = 0
     views: dict[str, int] = {}  # of each storage alive, the values that lie in it
+    known: dict[str, int] = {}  # the layers of a model repeat a few dozen calls
     for number, (node, instruction) in enumerate(zip(nodes, instructions, strict=True)):
         made = [name for name in instruction.results if name]
         taken = sum(_held(values[name], sizes) for name in made)
         if isinstance(node.target, RegionCall):
             needed = workspaces[node.target.name]
         else:
-            needed = _call_bytes(node, program, sizes, context)
+            text = _text(node, program)
+            needed = known[text] if text in known else _call_bytes(node, program, sizes, context)
+            known[text] = needed
         inside = live + max(taken, needed)
         if inside > peak:
             peak, place = inside, number
@@ -111,6 +114,17 @@ def _held(value: Value, sizes: Mapping[str, int]) -> int:
 
 def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
     return math.prod(value_type.bind(sizes)) * value_type.dtype.itemsize
+
+
+def _text(node: fx.Node, program: Program) -> str:
+    """All of a call that its memory depends on."""
+
+    def typed(source: fx.Node) -> str:
+        value_type = source.meta["type"]
+        return str(program.states[value_type.name].type if isinstance(value_type, StateType) else value_type)
+
+    args, kwargs = fx.node.map_arg(node.args, typed), fx.node.map_arg(node.kwargs, typed)
+    return f"{node.meta['provider']} {target_name(node.target)} {args} {kwargs}"
 
 
 def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:

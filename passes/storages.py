@@ -20,12 +20,13 @@ class Storage:
 def storages(program: Program) -> dict[fx.Node, Storage]:
     """For every call that gives a tensor, the storage of the result; a param, input or state holds its own."""
     found: dict[fx.Node, Storage] = {}
+    shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the call of a region and what its body made
     for node in program.calls():
         if not isinstance(node.meta["type"], TensorType):
             continue
         call, index = _made_by(node)
         if isinstance(call.target, RegionCall):
-            found[node] = _of_region(program, call, index, node, found)
+            found[node] = _of_region(program, call, index, node, found, shared)
         elif node.target in VIEWS and call is node:
             found[node] = _of(node.args[0], found)
         else:
@@ -47,18 +48,21 @@ def _of(source: object, found: dict[fx.Node, Storage]) -> Storage:
     return found[source] if source in found else Storage(source, tensor_type(source))
 
 
-def _of_region(program: Program, call: fx.Node, index: int, node: fx.Node, found: dict[fx.Node, Storage]) -> Storage:
+def _of_region(
+    program: Program,
+    call: fx.Node,
+    index: int,
+    node: fx.Node,
+    found: dict[fx.Node, Storage],
+    shared: dict[tuple[fx.Node, fx.Node], Storage],
+) -> Storage:
     """A region gives out views as they are: of what it made itself, or of what it was given."""
     assert isinstance(call.target, RegionCall)
     body = program.regions[call.target.name].body
-    bases = [_base(output) for output in body.output_nodes().values()]
-    base = bases[index]
+    base = _base(list(body.output_nodes().values())[index])
     if base.op == "placeholder":
         return _of(call.args[list(body.placeholders()).index(base)], found)
-    for other, storage in found.items():
-        if _made_by(other)[0] is call and bases[_made_by(other)[1]] is base:
-            return storage  # an earlier result is part of the same memory
-    return Storage(node, tensor_type(base))
+    return shared.setdefault((call, base), Storage(node, tensor_type(base)))
 
 
 def _base(node: fx.Node) -> fx.Node:
