@@ -14,6 +14,7 @@ from ingot.backends.toolchain import compiler_path, compiler_version
 from ingot.ir import ops
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
+from ingot.ir.layout import Layout
 from ingot.ir.ops import op_of
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name, tensor_type
@@ -61,7 +62,8 @@ class Cpu:
             cost += _BEST if bucket.few_tokens or not op.fusible else _BEHIND_REGIONS
             # Attention takes another way for many tokens of a sequence than for few.
             batch_invariant &= op is not ops.paged_attention
-        return Yes(cost, batch_invariant)
+        rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
+        return Yes(cost, rows, batch_invariant)
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return costliest(node.target, len(os.sched_getaffinity(0)))

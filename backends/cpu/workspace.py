@@ -1,6 +1,6 @@
 """What the cpu provider's calls allocate, in a form for tensors without data.
 
-The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in `load.py`.
+The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in `calls.py`.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,13 @@ def costliest(target: Any, threads: int) -> Callable[..., Any]:
     assert op is not None
     if op is paged_attention:
         return lambda *args, **kwargs: _attention(threads, *args, **kwargs)
-    if op.states:
-        return lambda *args, **kwargs: op.fake(*args, **kwargs)[: -len(op.states)] if len(op.states) > 1 else None
-    return op.fake
+
+    def results_alone(*args: Any, **kwargs: Any) -> Any:
+        named = op.bind(args, kwargs)
+        # A state is updated in place: of the results that stand for states nothing is allocated.
+        return op.fake(**{name: value[:0] if name in op.states else value for name, value in named.items()})
+
+    return results_alone
 
 
 def _attention(
