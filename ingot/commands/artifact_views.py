@@ -180,6 +180,8 @@ def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
         for number, record in enumerate(records, 1)
         if record["stage"] == wanted
     }
+    if len(last) > 1:  # the stage ends apart for each bucket class
+        last.pop("", None)
     return {bucket: _with_stage(artifact.read_text(_trace_file(*one)), wanted) for bucket, one in last.items()}
 
 
