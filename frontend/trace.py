@@ -1,18 +1,19 @@
 """From a ModelSpec to a traced Model: the definition runs once on the meta device, and no weight is read."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ingot.ir import build
 from ingot.ir.errors import InternalError
 from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, Stage
 from ingot.ir.recipe import Recipe, cast
 from ingot.ir.types import DTYPES, Dim, TensorType
-from ingot.models.architectures import ARCHITECTURES
+from ingot.models.architectures import ARCHITECTURES, Entry
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ INPUTS = {"tokens": "T", "positions": "T", "token_seqs": "T", "logit_rows": "L"}
 
 
 def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None = None) -> Model:
-    """Trace the definition of `spec` into one program, `main`, at stage TRACED.
+    """Trace each entry of the definition of `spec` into a program at stage TRACED, `main` first.
 
     `stored` gives the dtypes of the checkpoint's tensors: a weight stored in another dtype than the model's gets a
     cast as its recipe's last step.
@@ -36,7 +37,30 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, limits.max_seq_len)
-        example = {name: torch.zeros(4, dtype=torch.int32) for name in INPUTS}
+        main = Entry(module, definition.expected_matches(spec.dims))
+        entries = {"main": main, **definition.more_entries(spec.dims, module)}
+    recipes = definition.weight_map(spec.dims, limits.max_seq_len)
+    parameters = dict(module.named_parameters())
+    if recipes.keys() != parameters.keys():
+        odd = sorted(recipes.keys() ^ parameters.keys())
+        raise InternalError(f"weight map and definition of {spec.family} differ in {', '.join(odd)}")
+    params = {
+        name: ParamSpec(
+            TensorType(parameter.dtype, tuple(parameter.shape)),
+            _in_dtype(recipes[name], parameter.dtype, stored or {}),
+            definition.placement(name),
+        )
+        for name, parameter in parameters.items()
+    }
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    programs = {name: _trace_entry(name, entry.module, params, names, limits) for name, entry in entries.items()}
+    return Model(spec, programs, {name: entry.expected_matches for name, entry in entries.items()})
+
+
+def _trace_entry(
+    entry: str, module: nn.Module, params: Mapping[str, ParamSpec], names: Mapping[int, str], limits: Limits
+) -> Program:
+    """The program of one entry. `names` tells a parameter, by its identity, from what the module calls it."""
     dims = {
         "T": Dim("T", 1, limits.max_tokens),
         "L": Dim("L", 1, limits.max_tokens),
@@ -45,39 +69,28 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
     exported = torch.export.export(
         module,
         (),
-        kwargs=example,
+        kwargs={name: torch.zeros(4, dtype=torch.int32, device="meta") for name in INPUTS},
         dynamic_shapes={name: {0: symbols[dim]} for name, dim in INPUTS.items()},
         strict=False,
     )
-    program = Program("main", Stage.TRACED, dims)
-    recipes = definition.weight_map(spec.dims, limits.max_seq_len)
-    parameters = dict(module.named_parameters())
-    if recipes.keys() != parameters.keys():
-        odd = sorted(recipes.keys() ^ parameters.keys())
-        raise InternalError(f"weight map and definition of {spec.family} differ in {', '.join(odd)}")
+    program = Program(entry, Stage.TRACED, dims)
     values: dict[fx.Node, Any] = {}
+    own = dict(module.named_parameters(remove_duplicate=False))
     param_of = exported.graph_signature.inputs_to_parameters
     for node in exported.graph.nodes:
         if node.op == "placeholder":
-            if node.name in param_of:
-                name = param_of[node.name]
-                values[node] = program.add_param(
-                    name,
-                    ParamSpec(
-                        TensorType(parameters[name].dtype, tuple(parameters[name].shape)),
-                        _in_dtype(recipes[name], parameters[name].dtype, stored or {}),
-                        definition.placement(name),
-                    ),
-                )
-            else:
+            if node.name not in param_of:
                 values[node] = program.add_input(node.name, TensorType(torch.int32, (INPUTS[node.name],)))
+            elif node.users:  # an entry may use a part of the model only
+                name = names[id(own[param_of[node.name]])]
+                values[node] = program.add_param(name, params[name])
         elif node.op == "call_function":
             args = fx.node.map_arg(node.args, values.__getitem__)
             kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
             values[node] = build.call(program, node.target, args, kwargs, origin=_origin(node))
         elif node.op == "output":
             program.set_outputs({"logits": values[node.args[0][0]]})
-    return Model(spec, {"main": program}, definition.expected_matches(spec.dims))
+    return program
 
 
 def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: dict[str, torch.dtype]) -> Recipe:

@@ -19,14 +19,14 @@ from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import request_key
-from ingot.ir.artifact import SCHEMA_VERSION, Manifest
+from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
 from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 from ingot.ir.layout import Layout
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import FEW_TOKENS, BucketClass, Executable, Plan, ResidentMemory
+from ingot.ir.plan import FEW_TOKENS, BucketClass, Executable, Plan, Plans, ResidentMemory
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Model, ModelSpec, ParamSpec, Program
+from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, merged_params
 from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
@@ -73,7 +73,7 @@ class CompileReport:
     nodes_per_backend: dict[str, int]
     weight_bytes: int
     artifact_bytes: int
-    plan: Plan
+    plans: Plans
     second_copies: tuple[SecondCopy, ...] = ()
 
 
@@ -220,7 +220,7 @@ class Request:
         stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
         model = trace(self.spec, self.limits, stored)
         definition = ARCHITECTURES[self.spec.architecture].definition
-        params = model.entries["main"].params.values()
+        params = model.params.values()
         consumed = frozenset().union(*(param.recipe.sources() for param in params))
         expected: dict[str, tuple[int, ...]] = {}
         for param in params:
@@ -311,22 +311,29 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 emit_library=emitter.emit_library,
                 measure=emitter.measure,
             )
-            lowered = run_pipeline(model, context, request.buckets(), edit_pipeline(request.passes))
+            pipeline = edit_pipeline(request.passes)
+            lowered = {
+                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry) for entry in model.entries
+            }
         with clock.phase("weights") as step:
-            packed = pack_weights(lowered.params(), request.checkpoint.read, writer, step)
+            params = _resident(lowered)
+            packed = pack_weights(params, request.checkpoint.read, writer, step)
         with clock.phase("write"):
-            plan = _merged_plan(list(lowered.programs.values()))
-            _write_program(writer, model, lowered, plan)
-            for executable in (*plan.executables.values(), *plan.libraries.values()):
+            merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
+            plans = Plans(
+                plans={entry: _with_weights(plan, weight_bytes(params.values())) for entry, plan in merged.items()}
+            )
+            _write_program(writer, model, lowered, plans)
+            for executable in (*plans.executables.values(), *plans.libraries.values()):
                 folder = f"exe/{request.target.name}/{executable.id}"
                 for name in executable.files:
                     shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
             _write_timings(writer, clock, lowered, emitter)
-            manifest = _manifest(request, key, plan)
+            manifest = _manifest(request, key, plans)
             build_id = writer.publish(manifest)
-    return _report(request, writer, key, build_id, clock, lowered, plan, emitter, packed)
+    return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
 
 
 def _merged_plan(programs: list[Program]) -> Plan:
@@ -343,57 +350,71 @@ def _merged_plan(programs: list[Program]) -> Plan:
             "executables": dict(sorted(executables.items())),
             "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
             "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
-            "memory": _merged_memory([plan.memory for plan in plans], params),
+            "memory": _merged_memory([plan.memory for plan in plans]),
         }
     )
 
 
-def _merged_memory(memories: list[ResidentMemory], params: Mapping[str, ParamSpec]) -> ResidentMemory:
-    """Field by field the most, since the largest step has the largest inputs; weights are those of all classes."""
+def _resident(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
+    """What stays in memory: the params of all bucket classes of all entries."""
+    return merged_params(program for one in lowered.values() for program in one.programs.values())
+
+
+def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
+    """Field by field the most: the largest step has the largest inputs. `_with_weights` counts the weights."""
     dumped = [memory.model_dump() for memory in memories]
-    merged = {name: max(one[name] for one in dumped) for name in dumped[0]}
-    return ResidentMemory(**{**merged, "weights": weight_bytes(params.values())})
+    return ResidentMemory(**{name: max(one[name] for one in dumped) for name in dumped[0]})
 
 
-def _write_program(writer: ArtifactWriter, model: Model, lowered: Lowered, plan: Plan) -> None:
-    writer.write_text("program.ir", "".join(print_program(program) for program in lowered.programs.values()))
-    writer.write_json("plan.json", plan.to_json())
-    writer.write_text("trace/00-traced.ir", print_program(model.entries["main"]))
-    for number, record in enumerate(lowered.records, 1):
-        suffix = f"@{record.bucket}" if record.bucket else ""
-        writer.write_text(f"trace/{number:02d}-{record.name}{suffix}.ir", record.ir_after)
-    writer.write_json("trace/passes.json", [record.summary() for record in lowered.records])
+def _with_weights(plan: Plan, size: int) -> Plan:
+    """The plan, in whose memory the weights are those of all entries."""
+    return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})
+
+
+def _write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lowered], plans: Plans) -> None:
+    programs = [program for one in lowered.values() for program in one.programs.values()]
+    writer.write_text("program.ir", "".join(map(print_program, programs)))
+    writer.write_json("plan.json", plans.to_json())
+    writer.write_text("trace/00-traced.ir", "".join(map(print_program, model.entries.values())))
+    records = _records(lowered)
+    for number, record in enumerate(records, 1):
+        writer.write_text(trace_file(number, record.name, record.entry, record.bucket), record.ir_after)
+    writer.write_json("trace/passes.json", [record.summary() for record in records])
     writer.write_json("choices.json", _choices(lowered))
 
 
-def _choices(lowered: Lowered) -> dict[str, Any]:
-    """Which provider computes each node, per bucket class, and who refused why; weights that are there twice."""
-    refusals: dict[str, list[PassRecord]] = {}
-    for record in lowered.records:
-        if record.name == "choose-providers" and record.bucket:
-            refusals.setdefault(record.bucket, []).append(record)
-    copies = {copy.first: copy.second for copy in second_copies(lowered.params())}
-    return {
-        bucket: {
-            "second_copies": copies,
-            "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
-            "refusals": [
-                {"node": refusal.node, "reason": refusal.reason}
-                for record in refusals.get(bucket, [])
-                for refusal in record.refusals
-            ],
-        }
-        for bucket, program in lowered.programs.items()
-    }
+def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
+    """Of all entries, one behind the other."""
+    return [record for one in lowered.values() for record in one.records]
 
 
-def _write_timings(writer: ArtifactWriter, clock: _Clock, lowered: Lowered, emitter: Emitter) -> None:
+def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
+    """Which provider computes each node, per entry and bucket class, and who refused why; weights kept twice."""
+    choices: dict[str, Any] = {}
+    copies = {copy.first: copy.second for copy in second_copies(_resident(lowered))}
+    for one in lowered.values():
+        for bucket, program in one.programs.items():
+            choices[trace_name(program.name, bucket)] = {
+                "second_copies": copies,
+                "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
+                "refusals": [
+                    {"node": refusal.node, "reason": refusal.reason}
+                    for record in one.records
+                    if record.name == "choose-providers" and record.bucket == bucket
+                    for refusal in record.refusals
+                ],
+            }
+    return choices
+
+
+def _write_timings(writer: ArtifactWriter, clock: _Clock, lowered: Mapping[str, Lowered], emitter: Emitter) -> None:
     writer.write_json(
         "timings.json",
         {
             "phases": clock.seconds,
             "passes": [
-                {"name": record.name, "bucket": record.bucket, "seconds": record.seconds} for record in lowered.records
+                {"name": one.name, "entry": one.entry, "bucket": one.bucket, "seconds": one.seconds}
+                for one in _records(lowered)
             ],
             "executables": emitter.seconds,
             "cached": sorted(emitter.hits),
@@ -401,7 +422,7 @@ def _write_timings(writer: ArtifactWriter, clock: _Clock, lowered: Lowered, emit
     )
 
 
-def _manifest(request: Request, key: str, plan: Plan) -> Manifest:
+def _manifest(request: Request, key: str, plans: Plans) -> Manifest:
     spec = request.spec
     identity = request.target.identity()
     versions = identity.pop("versions")
@@ -410,7 +431,7 @@ def _manifest(request: Request, key: str, plan: Plan) -> Manifest:
         # Not the output's name: the same request in another place is the same artifact.
         name=spec.architecture,
         request_key=key,
-        exe_keys=sorted([*plan.executables, *(library.id for library in plan.libraries.values())]),
+        exe_keys=sorted([*plans.executables, *(library.id for library in plans.libraries.values())]),
         target={**identity, "features": list(request.target.features)},
         versions=versions,
         model={
@@ -421,15 +442,15 @@ def _manifest(request: Request, key: str, plan: Plan) -> Manifest:
             "max_seq_len": request.limits.max_seq_len,
             "max_batch": request.limits.max_batch,
             "max_tokens": request.limits.max_tokens,
-            "page_size": _page_size(plan),
+            "page_size": _page_size(plans),
             "eos_token_ids": ",".join(map(str, spec.eos_token_ids)),
             "deterministic": request.deterministic,
         },
     )
 
 
-def _page_size(plan: Plan) -> int:
-    for state in plan.states.values():
+def _page_size(plans: Plans) -> int:
+    for state in plans.states.values():
         if state.kind == "paged_kv":
             size = parse_type(state.type).shape[2]
             assert isinstance(size, int)
@@ -443,13 +464,14 @@ def _report(
     key: str,
     build_id: str,
     clock: _Clock,
-    lowered: Lowered,
-    plan: Plan,
+    plans: Plans,
     emitter: Emitter,
     packed: Packed,
+    copies: tuple[SecondCopy, ...],
 ) -> CompileReport:
     per_backend: dict[str, int] = {}
-    for bucket in plan.buckets:
+    buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
+    for bucket in buckets:
         for name, count in bucket.nodes_per_provider().items():
             per_backend[name] = per_backend.get(name, 0) + count
     return CompileReport(
@@ -458,13 +480,13 @@ def _report(
         request_key=key,
         seconds=clock.seconds,
         regions=sum(
-            1 for bucket in plan.buckets for instruction in bucket.instructions if instruction.target.startswith("exe.")
+            1 for bucket in buckets for instruction in bucket.instructions if instruction.target.startswith("exe.")
         ),
-        distinct_regions=len(plan.executables),
-        cached_executables=len(emitter.hits & plan.executables.keys()),
+        distinct_regions=len(plans.executables),
+        cached_executables=len(emitter.hits & plans.executables.keys()),
         nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
-        plan=plan,
-        second_copies=second_copies(lowered.params()),
+        plans=plans,
+        second_copies=copies,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ingot.ir.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.json_text import dump_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 CHECKSUMS = "manifest.sha256"
 TIMINGS = "timings.json"
@@ -28,6 +28,17 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Size = Annotated[int, Field(ge=0, lt=1 << 63)]
 Scalar = str | int | float | bool | None
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is taken as well
+
+
+def trace_name(entry: str, bucket: str | None) -> str:
+    """How views call a program: by its bucket class, "" before there are any, and its entry where that is not main."""
+    return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
+
+
+def trace_file(number: int, pass_name: str, entry: str, bucket: str | None) -> str:
+    """The file of the program that a pass left, the pass being the `number`th that ran, counted from 1."""
+    name = trace_name(entry, bucket)
+    return f"trace/{number:02d}-{pass_name}" + (f"@{name}" if name else "") + ".ir"
 
 
 def path_problem(path: str) -> str:

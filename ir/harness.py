@@ -147,6 +147,8 @@ def _step(
         "rows": _ints(batch),
         # The first step says where a sequence begins; later ones rely on the device's own position.
         "starts": _ints([0 if done[index] == 0 else -1 for index in batch]),
+        "state_read": _ints([-1 if done[index] == 0 else index for index in batch]),
+        "state_write": _ints(batch),
         "logit_rows": _ints(range(total)),
         "sample_index": _ints([sum(counts[: i + 1]) - 1 for i in range(len(batch))]),
         "temperature": torch.zeros(total),

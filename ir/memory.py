@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ingot.ir.plan import Plan
+from ingot.ir.plan import Plans
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,19 @@ class MemoryNeed:
     sequence: int
 
     @staticmethod
-    def of(plan: Plan) -> "MemoryNeed":
-        memory = plan.memory
+    def of(plans: Plans) -> "MemoryNeed":
+        """Entries share weights and states, and one step of one of them runs at a time: the most of each."""
+        memories = [plan.memory for plan in plans.plans.values()]
         return MemoryNeed(
-            weights=memory.weights,
-            activations=max(bucket.memory.activations for bucket in plan.buckets) + memory.outputs + memory.inputs,
-            states=memory.states,
-            page=memory.page,
-            sequence=memory.page * memory.pages_per_sequence,
+            weights=max(memory.weights for memory in memories),
+            activations=max(
+                bucket.memory.activations + plan.memory.outputs + plan.memory.inputs
+                for plan in plans.plans.values()
+                for bucket in plan.buckets
+            ),
+            states=max(memory.states for memory in memories),
+            page=max(memory.page for memory in memories),
+            sequence=max(memory.page * memory.pages_per_sequence for memory in memories),
         )
 
     @property

@@ -186,3 +186,31 @@ class Plan(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+
+class Plans(BaseModel):
+    """plan.json: the plan of every entry of a model, by the entry's name.
+
+    Entries share: params and states of one name are one tensor, executables and libraries of one id are loaded once.
+    """
+
+    model_config = _FROZEN
+    plans: dict[str, Plan]
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The states of all entries."""
+        return {name: state for plan in self.plans.values() for name, state in plan.states.items()}
+
+    @property
+    def executables(self) -> dict[str, Executable]:
+        """The executables of all entries, by id."""
+        return {key: one for plan in self.plans.values() for key, one in plan.executables.items()}
+
+    @property
+    def libraries(self) -> dict[str, Executable]:
+        """The libraries of all entries, by provider."""
+        return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")

@@ -2,7 +2,7 @@
 
 import enum
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -270,14 +270,34 @@ class ModelSpec:
 
 @dataclass
 class Model:
-    """A traced model: programs by entry name (`main`; later verify, draft, encode) over shared params and states.
+    """A traced model: programs by entry name (`main`; others as verify, draft, encode) over shared params and states.
 
-    `expected` holds the number of matches that each pass owes this model, by formula from its layers and flags.
+    What has one name in two entries is one thing. `expected` holds, by entry, the number of matches that each pass owes
+    it, by formula from the model's layers and flags.
     """
 
     spec: ModelSpec
     entries: dict[str, Program]
-    expected: Mapping[str, int]
+    expected: Mapping[str, Mapping[str, int]]
+
+    @property
+    def params(self) -> dict[str, ParamSpec]:
+        """The params of all entries. Raises VerifyError when one name has two specs."""
+        return merged_params(self.entries.values())
+
+
+def merged_params(programs: Iterable[Program]) -> dict[str, ParamSpec]:
+    """The params of several programs by name. Raises VerifyError when one name has two specs."""
+    merged: dict[str, ParamSpec] = {}
+    for program in programs:
+        for name, spec in program.params.items():
+            if merged.setdefault(name, spec) != spec:
+                raise VerifyError(
+                    f"the param '{name}' is {spec.type} by {spec.recipe}",
+                    where=f"program {program.name}",
+                    expected=f"{merged[name].type} by {merged[name].recipe}, as in the other entries",
+                )
+    return merged
 
 
 def tensor_type(node: fx.Node) -> TensorType:

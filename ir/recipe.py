@@ -61,6 +61,10 @@ class Recipe:
         if self.step == "slice":
             dim, end = _int(self.attr("dim")), _int(self.attr("end"))
             return self.inputs[0].source_shapes((*shape[:dim], end, *shape[dim + 1 :]))
+        if self.step == "stack":
+            dim = _int(self.attr("dim"))
+            parts = [recipe.source_shapes((*shape[:dim], *shape[dim + 1 :])) for recipe in self.inputs]
+            return {name: size for part in parts for name, size in part.items()}
         return {}
 
     def sources(self) -> frozenset[str]:

@@ -24,9 +24,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One run of one pass. `seconds` stays outside every identity."""
+    """One run of one pass, on a program of the model's entry `entry`. `seconds` stays outside every identity."""
 
     name: str
+    entry: str
     options: dict[str, Any]
     source_hash: str
     bucket: str | None
@@ -43,6 +44,7 @@ class PassRecord:
         """What the trace keeps beside the program text: everything but texts and time."""
         return {
             "name": self.name,
+            "entry": self.entry,
             "options": self.options,
             "source_hash": self.source_hash,
             "bucket": self.bucket,

@@ -53,9 +53,11 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
     """Raise VerifyError unless the program keeps every rule of its stage.
 
     `under` checks against a later stage's rules than the program's own: what a pass on the way there may already use.
+    What another pass on the way has yet to replace may stand until the program is of that stage.
     `after` names the pass that ran last, for the message.
     """
     rules = RULES[program.stage if under is None else under]
+    legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
     where = f"program {program.name}, stage {program.stage.name}" + (f", after pass {after}" if after else "")
     try:
         program.graph.lint()
@@ -66,7 +68,7 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
         raise VerifyError("the program returns nothing", where=where)
     for node in program.graph.nodes:
         try:
-            _check_node(node, program, rules)
+            _check_node(node, program, rules, legal)
         except VerifyError as error:
             line = print_call(node) if node.op == "call_function" and "type" in node.meta else f"%{node.name}"
             raise VerifyError(error.what, where=f"{where}: {line}", expected=error.expected, hint=error.hint) from error
@@ -98,7 +100,7 @@ def _check_names(program: Program, where: str) -> None:
                 raise VerifyError(f"{kind} '{name}' has no placeholder", where=where)
 
 
-def _check_node(node: fx.Node, program: Program, rules: StageRules) -> None:
+def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: frozenset[str]) -> None:
     if node.op == "output":
         return
     if node.op not in ("placeholder", "call_function"):
@@ -113,7 +115,7 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules) -> None:
     if isinstance(node.target, RegionCall):
         if not rules.regions:
             raise VerifyError("a region before stage LOWERED")
-    elif target_name(node.target) not in (legal := rules.ops()):
+    elif target_name(node.target) not in legal:
         raise VerifyError(f"op {target_name(node.target)} is not legal here", expected=", ".join(sorted(legal)))
     if rules.pruned and not node.users:
         raise VerifyError("nothing uses the result", hint="prune the program at the end of the pass")

@@ -17,14 +17,26 @@ from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A program of a model: the module that is traced, over parameters of the built one, and what passes owe it."""
+
+    module: nn.Module
+    expected_matches: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Definition:
-    """What the rest of Ingot asks of a model definition, as functions of its own spec."""
+    """What the rest of Ingot asks of a model definition, as functions of its own spec.
+
+    `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module.
+    """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
     weight_map: Callable[[Any, int], dict[str, Recipe]]
     ignored: Callable[[Any], tuple[str, ...]]
     placement: Callable[[str], tuple[Placement, ...]]
     expected_matches: Callable[[Any], dict[str, int]]
+    more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
 
 
 DENSE = Definition(

@@ -46,6 +46,7 @@ def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage)
     after = op_counts(rewriter.program)
     record = PassRecord(
         name=one.name,
+        entry=program.name,
         options=one.options(),
         source_hash=one.source_hash(),
         bucket=context.bucket.name if context.bucket else None,
@@ -104,7 +105,7 @@ def run_pipeline(
 
     `on_pass` is called with each record and the program that the pass left.
     """
-    context = replace(context, expected=model.expected, buckets=buckets)
+    context = replace(context, expected=model.expected.get(entry, {}), buckets=buckets)
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         # Nothing makes regions, so whoever computes regions only has nothing to compute.
         context = replace(context, backends=tuple(item for item in context.backends if not item.compiles_regions))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ingot.ir.errors import ArtifactError, IngotError
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
+from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Plans, Ref
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 from ingot.runtime.step import STEP_FIELDS
@@ -22,6 +22,7 @@ LOAD_DIMS = frozenset({"pages", "S"})
 # What the plan may take from a step, and what it must give.
 _STEP_INPUTS = {name: f"{DTYPE_NAMES[dtype]}[{', '.join(dims)}]" for name, dtype, dims in STEP_FIELDS}
 _TOKENS = "tokens"
+_MAIN = "main"
 # The aten calls of the dialect: how many arguments they take.
 _ATEN_ARITY = {
     "aten.add.Tensor": 2,
@@ -30,6 +31,23 @@ _ATEN_ARITY = {
     "aten.slice.Tensor": 4,
     "aten.permute.default": 2,
 }
+
+
+def check_plans(plans: Plans) -> None:
+    """Raise ArtifactError, naming the place, for plans that executors could not run, or not over the same weights,
+    states and executables."""
+    if _MAIN not in plans.plans:
+        raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
+    shared: dict[tuple[str, str], object] = {}
+    for entry, plan in plans.plans.items():
+        if plan.entry != entry:
+            raise _error(f"the plan is that of '{plan.entry}'", f"plans, {entry}", f"that of '{entry}'")
+        check_plan(plan)
+        for kind in ("params", "states", "executables", "libraries"):
+            for name, found in getattr(plan, kind).items():
+                if (other := shared.setdefault((kind, name), found)) != found:
+                    place = f"plans, {entry}, {kind}, {name}"
+                    raise _error(f"it is {found}"[:200], place, f"{other}, as in another entry"[:200])
 
 
 def check_plan(plan: Plan) -> None:

@@ -1,18 +1,18 @@
 """The executor: runs a plan's instructions over resident weights and states."""
 
-import math
-import mmap
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ingot.backends.reference.load import load_op
-from ingot.ir.errors import ArtifactError, BackendError, InternalError, OptionError
+from ingot.ir.errors import ArtifactError, BackendError, InternalError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.types import DTYPES, TensorType
+from ingot.runtime.states import States
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class Executor:
     """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
 
     `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
-    `S`). `libraries`: the ops of each provider that brought kernels. Raises ArtifactError when a weight does not fit
-    the plan's dtype, shape or strides, OptionError when there is no memory for the states.
+    `S`). `libraries`: the ops of each provider that brought kernels. `states`: those that other entries share, which
+    hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape or
+    strides, OptionError when there is no memory for the states.
     """
 
     def __init__(
@@ -55,14 +56,13 @@ class Executor:
         executables: Mapping[str, Callable[..., Sequence[torch.Tensor]]],
         sizes: Mapping[str, int],
         libraries: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
+        states: States | None = None,
     ) -> None:
         self.plan = plan
         self.libraries = libraries or {}
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
-        self.states: dict[str, torch.Tensor] = {}
-        for name, state in plan.states.items():
-            self.states[name] = _zeros(name, parse_type(state.type), self.sizes)
+        self.states = States(plan.states, self.sizes) if states is None else states
         for name, text in plan.params.items():
             if name not in params:
                 raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
@@ -85,11 +85,30 @@ class Executor:
         q_max = int(inputs["q_lens"].max()) if "q_lens" in inputs else sizes["T"]
         for bucket in self._buckets:
             if bucket.plan.bucket.holds(sizes["T"], q_max):
-                return StepHandle(bucket.run(inputs, sizes))
+                with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
+                    return StepHandle(bucket.run(inputs, sizes))
         raise InternalError(
             f"no bucket class holds a step of {sizes['T']} tokens, at most {q_max} of one sequence",
             expected=", ".join(f"{b.bucket.name}: {b.bucket.tokens}" for b in self.plan.buckets),
         )
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch's own ops on `count` threads.
+
+    A step of few tokens gives them little to share out, while OpenMP's barriers wait for every thread: on a machine
+    with other work that is a scheduler's time slice for each op. Kernels of a library have threads of their own.
+    """
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Bucket:
@@ -180,23 +199,6 @@ class _Bucket:
         for index in step.results:
             if index >= 0 and (problem := self._types[index].mismatch(self._table[index], sizes)):
                 raise InternalError(f"{step.what} yields {problem}", where=f"bucket class {self.plan.bucket.name}")
-
-
-def _zeros(name: str, state_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Zeros that take no memory before they are written: a KV pool is rarely full."""
-    shape = state_type.bind(sizes)
-    count = math.prod(shape) * state_type.dtype.itemsize
-    if count == 0:
-        return torch.zeros(shape, dtype=state_type.dtype)
-    try:
-        memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError, ValueError) as error:
-        raise OptionError(
-            f"there is no memory for the state '{name}': {error}",
-            expected=f"{count} bytes",
-            hint="ask for fewer KV pages",
-        ) from error
-    return torch.frombuffer(memory, dtype=state_type.dtype).view(shape)
 
 
 def _constant(argument: Argument) -> Any:

@@ -18,12 +18,13 @@ from ingot.ir.artifact import Manifest, WeightEntry
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Executable, Plan
+from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import Artifact, open_artifact
-from ingot.runtime.check_plan import check_plan
+from ingot.runtime.check_plan import check_plans
 from ingot.runtime.executor import Executor
+from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 
 LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {"inductor": inductor.load}
@@ -46,15 +47,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run. `tokenizer` is None when the checkpoint had none."""
+    """A model ready to run: an executor for each entry, over the same weights and states.
+
+    `tokenizer` is None when the checkpoint had none.
+    """
 
     artifact: Artifact
-    plan: Plan
-    executor: Executor
+    plans: Plans
+    executors: Mapping[str, Executor]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     limits: Limits
     num_pages: int
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the entry `main`."""
+        return self.plans.plans["main"]
+
+    @property
+    def executor(self) -> Executor:
+        """The executor of the entry `main`."""
+        return self.executors["main"]
 
 
 def load_artifact(
@@ -71,24 +85,28 @@ def load_artifact(
     """
     target = Target.detect("cpu")
     artifact = open_artifact(path, check=lambda manifest: _check_target(manifest, target), threads=threads)
-    plan = _plan(artifact)
-    limits = _limits(artifact, plan)
+    plans = _plans(artifact)
+    limits = _limits(artifact, plans)
     eos = _eos_token_ids(artifact)
-    pages = _pages(plan, limits, target, num_pages, memory)
+    pages = _pages(plans, limits, target, num_pages, memory)
     with ThreadPoolExecutor(1) as background:
         weights_whole = background.submit(artifact.verify_files, artifact.weight_files(), threads)
         executables = {
-            executable.id: _load_executable(executable, artifact, target) for executable in plan.executables.values()
+            executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
         }
-        libraries = {name: _load_library(library, artifact, target) for name, library in plan.libraries.items()}
+        libraries = {name: _load_library(library, artifact, target) for name, library in plans.libraries.items()}
         params = _map_weights(artifact)
-        executor = Executor(plan, params, executables, {"pages": pages, "S": limits.max_batch}, libraries)
+        sizes = {"pages": pages, "S": limits.max_batch}
+        states = States(plans.states, sizes)
+        executors = {
+            entry: Executor(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
+        }
         weights_whole.result()
     tokenizer = None
     if any(entry.path == "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=eos)
         eos = tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plan, executor, tokenizer, eos, limits, pages)
+    return Loaded(artifact, plans, executors, tokenizer, eos, limits, pages)
 
 
 def _check_target(manifest: Manifest, target: Target) -> None:
@@ -102,13 +120,13 @@ def _check_target(manifest: Manifest, target: Target) -> None:
         )
 
 
-def _plan(artifact: Artifact) -> Plan:
+def _plans(artifact: Artifact) -> Plans:
     try:
-        plan = Plan.model_validate_json(artifact.read_text("plan.json"))
+        plans = Plans.model_validate_json(artifact.read_text("plan.json"))
     except ValidationError as error:
         raise _malformed("plan.json", error) from None
-    check_plan(plan)
-    return plan
+    check_plans(plans)
+    return plans
 
 
 def _malformed(file: str, error: ValidationError) -> ArtifactError:
@@ -117,8 +135,8 @@ def _malformed(file: str, error: ValidationError) -> ArtifactError:
     return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
 
 
-def _limits(artifact: Artifact, plan: Plan) -> Limits:
-    """The manifest's limits, which must be those of the plan: compiled code is right within them only."""
+def _limits(artifact: Artifact, plans: Plans) -> Limits:
+    """The manifest's limits, which must be those of every plan: compiled code is right within them only."""
     model = artifact.manifest.model
     for name in Limits.__dataclass_fields__:
         value = model.get(name)
@@ -126,16 +144,19 @@ def _limits(artifact: Artifact, plan: Plan) -> Limits:
             raise _limit_error(f"{name} is {value!r:.80}", "a whole number above 0")
     limits = Limits(**{name: model[name] for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
     pages = -(-limits.max_seq_len // limits.page_size)
-    for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
-        if dim in plan.dims and plan.dims[dim][1] != needed:
-            raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
-    for name, state in plan.states.items():
+    for plan in plans.plans.values():
+        for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
+            if dim in plan.dims and plan.dims[dim][1] != needed:
+                raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
+        if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):
+            raise ArtifactError(
+                f"no bucket class of {plan.entry} holds a step of one token", where="plan.json, buckets"
+            )
+    for name, state in plans.states.items():
         if state.kind == "paged_kv" and limits.page_size not in parse_type(state.type).shape:
             raise _limit_error(f"page_size is {limits.page_size}", f"that of state {name}, {state.type}")
     if limits.max_tokens < limits.max_batch:
         raise _limit_error(f"max_tokens is {limits.max_tokens}", f"at least max_batch, {limits.max_batch}")
-    if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):
-        raise ArtifactError("no bucket class holds a step of one token", where="plan.json, buckets")
     return limits
 
 
@@ -240,12 +261,12 @@ def _weight_error(name: str, what: str, expected: str) -> ArtifactError:
     )
 
 
-def _pages(plan: Plan, limits: Limits, target: Target, asked: int | None, memory: int | None) -> int:
-    """Pages for every sequence at full length, or as many as fit beside all else that the plan needs."""
+def _pages(plans: Plans, limits: Limits, target: Target, asked: int | None, memory: int | None) -> int:
+    """Pages for every sequence at full length, or as many as fit beside all else that the plans need."""
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
-    need = MemoryNeed.of(plan)
+    need = MemoryNeed.of(plans)
     if not need.page:
         raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
     limit = min(memory or target.memory, target.memory)

@@ -30,6 +30,8 @@ STEP_FIELDS: tuple[tuple[str, torch.dtype, str], ...] = (
     ("q_lens", torch.int32, "B"),  # tokens fed of it
     ("rows", torch.int32, "B"),  # its device row, 0..max_batch-1
     ("starts", torch.int32, "B"),  # position of its first token fed; -1: the device's position[row]
+    ("state_read", torch.int32, "B"),  # the slot that its per-sequence state is read from; -1: it has none yet
+    ("state_write", torch.int32, "B"),  # the slot that the state after the step is written to
     ("sample_index", torch.int32, "B"),  # its logit row, 0..L-1; -1: no token sampled
     ("page_table", torch.int32, "BP"),  # unused entries 0
     ("logit_rows", torch.int32, "L"),  # which of T
@@ -162,6 +164,9 @@ def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: St
     arrays["q_lens"][:] = lengths
     arrays["rows"][:] = rows
     arrays["starts"][:] = [-1 if chunk.on_device else chunk.start for chunk in chunks]
+    # A sequence keeps its state in the slot of its row; one that begins, or begins again, reads none.
+    arrays["state_read"][:] = [-1 if chunk.start == 0 else chunk.row for chunk in chunks]
+    arrays["state_write"][:] = rows
     arrays["page_table"][:] = tables.pages[rows, :max_pages]
     tokens = arrays["tokens"]
     for chunk, end in zip(chunks, ends, strict=True):

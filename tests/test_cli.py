@@ -17,7 +17,7 @@ import pytest
 
 import ingot.cli as cli
 from ingot.ir.errors import InternalError
-from ingot.ir.plan import Plan
+from ingot.ir.plan import Plans
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -275,8 +275,8 @@ def test_without_a_tokenizer_the_report_suggests_token_ids(
     import ingot.compiler as compiler
 
     def compiled(checkpoint: str, output: str, **_: object) -> compiler.CompileReport:
-        plan = Plan.model_validate_json((world.artifact / "plan.json").read_text())
-        return compiler.CompileReport(Path(output), "b", "r", {"trace": 1.0}, 6, 2, 1, {"inductor": 6}, 7, 1500, plan)
+        plans = Plans.model_validate_json((world.artifact / "plan.json").read_text())
+        return compiler.CompileReport(Path(output), "b", "r", {"trace": 1.0}, 6, 2, 1, {"inductor": 6}, 7, 1500, plans)
 
     monkeypatch.setattr(compiler, "compile_model", compiled)
     done = ingot("compile", world.checkpoint, "-o", tmp_path / "a.ingot")

@@ -184,7 +184,7 @@ RACER = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
-from ingot.ir.artifact import Manifest
+from ingot.ir.artifact import SCHEMA_VERSION, Manifest
 from ingot.ir.errors import OutputError
 from ingot.publish import ArtifactWriter
 output, name = Path(sys.argv[1]), sys.argv[2]
@@ -194,7 +194,7 @@ try:
         print("ready", flush=True)
         sys.stdin.readline()
         empty = dict(exe_keys=(), target={}, versions={}, model={})
-        writer.publish(Manifest(schema_version=1, name=name, request_key="k", **empty))
+        writer.publish(Manifest(schema_version=SCHEMA_VERSION, name=name, request_key="k", **empty))
     print("won", flush=True)
 except OutputError as error:
     print("lost", flush=True)

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from ingot.commands.memory_view import memory_rows
 from ingot.console import console, counts_text, facts, print_table, size_text, table
-from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS
+from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS, trace_file, trace_name
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.json_text import parse_json
-from ingot.ir.plan import Argument, DType, Plan, Ref
+from ingot.ir.plan import Argument, BucketPlan, DType, Plans, Ref
 from ingot.runtime.artifact import Artifact
 
 _TRACED = "TRACED"  # what the frontend hands over: no pass leads there
@@ -19,10 +19,10 @@ _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to tell a fe
 
 def summary(artifact: Artifact) -> dict[str, Any]:
     """The summary as one JSON value; sizes in bytes, seconds None where the artifact lost its timings."""
-    manifest, plan = artifact.manifest, _plan(artifact)
+    manifest, plans = artifact.manifest, _plans(artifact)
     seconds = _pass_seconds(artifact)
     providers: dict[str, int] = {}
-    for bucket in plan.buckets:
+    for _, bucket in _buckets(plans):
         for name, count in bucket.nodes_per_provider().items():
             providers[name] = providers.get(name, 0) + count
     return {
@@ -40,23 +40,23 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         },
         "buckets": [
             {
-                "name": bucket.bucket.name,
+                "name": name,
                 "tokens": list(bucket.bucket.tokens),
                 "q_max": bucket.bucket.q_max,
                 "features": list(bucket.bucket.features),
                 "instructions": len(bucket.instructions),
                 "region_calls": sum(one.target.startswith("exe.") for one in bucket.instructions),
             }
-            for bucket in plan.buckets
+            for name, bucket in _buckets(plans)
         ],
-        "executables": len(plan.executables),
+        "executables": len(plans.executables),
         "nodes_per_provider": providers,
         "bytes": _sizes(artifact),
         "passes": [
             {
-                **{key: record[key] for key in ("name", "bucket", "stage", "options", "numerics", "matches")},
+                **{key: record[key] for key in ("name", "entry", "bucket", "stage", "options", "numerics", "matches")},
                 "refusals": len(record["refusals"]),
-                "seconds": seconds.get((record["name"], record["bucket"])),
+                "seconds": seconds.get((record["name"], record["entry"], record["bucket"])),
             }
             for record in _passes(artifact)
         ],
@@ -122,7 +122,7 @@ def print_summary(summary: dict[str, Any]) -> None:
             [
                 (
                     one["name"] + _options_text(one["options"]),
-                    one["bucket"] or "–",
+                    trace_name(one["entry"], one["bucket"]) or "–",
                     one["stage"],
                     one["numerics"],
                     one["matches"],
@@ -158,7 +158,7 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
             hint=f"the nearest is '{nearest[0]}'" if nearest else "",
         )
     return {
-        record["bucket"] or "": artifact.read_text(_trace_file(number, record))
+        _name(record): artifact.read_text(_file(number, record))
         for number, record in enumerate(records, 1)
         if record["name"] == name
     }
@@ -175,14 +175,10 @@ def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
         return {"": artifact.read_text("trace/00-traced.ir")}
     if wanted == stages[-1]:
         return {"": artifact.read_text("program.ir")}  # of all bucket classes, one behind the other
-    last = {
-        record["bucket"] or "": (number, record)
-        for number, record in enumerate(records, 1)
-        if record["stage"] == wanted
-    }
-    if len(last) > 1:  # the stage ends apart for each bucket class
-        last.pop("", None)
-    return {bucket: _with_stage(artifact.read_text(_trace_file(*one)), wanted) for bucket, one in last.items()}
+    last = {_name(record): (number, record) for number, record in enumerate(records, 1) if record["stage"] == wanted}
+    apart = {record["entry"] for _, record in last.values() if record["bucket"]}  # the stage ends for each class apart
+    last = {name: (number, one) for name, (number, one) in last.items() if one["bucket"] or one["entry"] not in apart}
+    return {bucket: _with_stage(artifact.read_text(_file(*one)), wanted) for bucket, one in last.items()}
 
 
 def _with_stage(text: str, stage: str) -> str:
@@ -192,17 +188,20 @@ def _with_stage(text: str, stage: str) -> str:
     return " ".join(words) + "\n" + body
 
 
-def _trace_file(number: int, record: dict[str, Any]) -> str:
-    suffix = f"@{record['bucket']}" if record["bucket"] else ""
-    return f"trace/{number:02d}-{record['name']}{suffix}.ir"
+def _name(record: dict[str, Any]) -> str:
+    return trace_name(record["entry"], record["bucket"])
+
+
+def _file(number: int, record: dict[str, Any]) -> str:
+    return trace_file(number, record["name"], record["entry"], record["bucket"])
 
 
 def print_plan(artifact: Artifact) -> None:
     """The instructions of every bucket class, and the memory that they take."""
-    plan = _plan(artifact)
+    plans = _plans(artifact)
     rows = [
         (
-            bucket.bucket.name,
+            name,
             index,
             _target_name(one.target),
             one.provider,
@@ -212,13 +211,13 @@ def print_plan(artifact: Artifact) -> None:
             ", ".join([*(name or "–" for name in one.results), *(f"{name}!" for name in one.updates)]),
             ", ".join(one.frees),
         )
-        for bucket in plan.buckets
+        for name, bucket in _buckets(plans)
         for index, one in enumerate(bucket.instructions)
     ]
     out = console()
     print_table(out, table(("bucket", "#>", "target", "provider", "arguments", "results", "frees"), rows))
     out.print()
-    print_table(out, facts(memory_rows(plan)))
+    print_table(out, facts(memory_rows(plans)))
     out.print("\nname!: a state updated in place    –: a result that nothing uses", style="dim", markup=False)
 
 
@@ -256,9 +255,14 @@ def print_weights(artifact: Artifact) -> None:
     out.print(f"\n{len(rows)} params, {size_text(total)} resident", markup=False)
 
 
-def _plan(artifact: Artifact) -> Plan:
+def _buckets(plans: Plans) -> list[tuple[str, BucketPlan]]:
+    """Every bucket class of every entry, and what it is called."""
+    return [(trace_name(key, one.bucket.name), one) for key, plan in plans.plans.items() for one in plan.buckets]
+
+
+def _plans(artifact: Artifact) -> Plans:
     try:
-        return Plan.model_validate_json(artifact.read_text("plan.json"))
+        return Plans.model_validate_json(artifact.read_text("plan.json"))
     except ValidationError as error:
         first = error.errors()[0]
         raise ArtifactError(
@@ -269,18 +273,18 @@ def _plan(artifact: Artifact) -> Plan:
 def _passes(artifact: Artifact) -> list[dict[str, Any]]:
     """The records of trace/passes.json, their fields checked."""
     records: Any = artifact.read_json("trace/passes.json")
-    wanted = {"name", "bucket", "stage", "options", "numerics", "matches", "refusals"}
+    wanted = {"name", "entry", "bucket", "stage", "options", "numerics", "matches", "refusals"}
     if not isinstance(records, list) or not all(isinstance(one, dict) and wanted <= one.keys() for one in records):
         raise ArtifactError("trace/passes.json is malformed", where=str(artifact.folder))
     return records
 
 
-def _pass_seconds(artifact: Artifact) -> dict[tuple[str, str | None], float]:
-    """Seconds by pass and bucket class; opening the artifact has compared the file with its checksum."""
+def _pass_seconds(artifact: Artifact) -> dict[tuple[str, str, str | None], float]:
+    """Seconds by pass, entry and bucket class; opening the artifact has compared the file with its checksum."""
     path = artifact.folder / TIMINGS
     try:
         timings: Any = parse_json(path.read_bytes()) if path.exists() else {"passes": []}
-        return {(one["name"], one["bucket"]): float(one["seconds"]) for one in timings["passes"]}
+        return {(one["name"], one["entry"], one["bucket"]): float(one["seconds"]) for one in timings["passes"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
 

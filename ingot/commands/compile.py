@@ -107,7 +107,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
         ),
     )
     out.print("\nMemory", style="bold")
-    print_table(out, facts([*memory_rows(report.plan), *_second_copies(report)]))
+    print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
     path = shlex.quote(output)
     out.print(f"\nNext:  ingot run {path} {prompt}", markup=False, soft_wrap=True)

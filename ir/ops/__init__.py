@@ -14,9 +14,11 @@ from ingot.ir.ops.dense import (
     silu_mul,
     soft_cap,
 )
+from ingot.ir.ops.moe import moe
 from ingot.ir.ops.registry import OPS, Cost, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
+from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "kv_append",
     "layer_norm",
     "linear",
+    "moe",
     "op_of",
     "paged_attention",
     "qk_norm_rope_append",
@@ -44,4 +47,7 @@ __all__ = [
     "select_rows",
     "silu_mul",
     "soft_cap",
+    "state_copy",
+    "state_move",
+    "state_zero",
 ]

@@ -6,7 +6,7 @@ A KV cache is [pages, 2, page, kv_heads, head_dim]: keys at index 0 of the secon
 
 import torch
 
-from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.ops.registry import Sample, define, own_row, wide
 
 
 def _attend(
@@ -73,7 +73,7 @@ def _attention_rowwise(
     for i in range(q.shape[0]):
         seen = (token_seqs == token_seqs[i]) & _seen(positions[i : i + 1], positions, window)[0]
         one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
-        out[i : i + 1] = _attend(q[i : i + 1], k[seen], v[seen], one, scale, soft_cap, sinks)
+        out[i : i + 1] = _attend(own_row(q, i), k[seen], v[seen], one, scale, soft_cap, sinks)
     return out
 
 
@@ -189,10 +189,9 @@ def _paged_rowwise(
     zero, one = q_starts.new_zeros(1), q_starts.new_ones(1)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         for i in range(count):
-            row = slice(start + i, start + i + 1)
             seen = zero + (length - count + i + 1)
-            out[row] = paged_attention.reference(
-                q[row],
+            out[start + i : start + i + 1] = paged_attention.reference(
+                own_row(q, start + i),
                 kv,
                 page_table[b : b + 1],
                 zero,

@@ -95,7 +95,11 @@ def _move(
     kv_lens: torch.Tensor,
     sampled: torch.Tensor,
     sample_index: torch.Tensor,
+    rejected: torch.Tensor | None = None,
 ) -> None:
+    if rejected is not None:
+        kv_lens = kv_lens - rejected
+        sample_index = torch.where(sample_index >= 0, sample_index - rejected, -1)
     real = rows >= 0
     position[rows[real].long()] = kv_lens[real]
     commits = real & (sample_index >= 0)
@@ -116,8 +120,8 @@ def _move_all(
 
 
 @define(
-    "advance(Tensor last_token, Tensor position, Tensor rows, Tensor kv_lens, Tensor sampled, Tensor sample_index)"
-    " -> (Tensor, Tensor)",
+    "advance(Tensor last_token, Tensor position, Tensor rows, Tensor kv_lens, Tensor sampled, Tensor sample_index,"
+    " Tensor? rejected=None) -> (Tensor, Tensor)",
     samples=_advance_samples,
     fake=lambda last_token, position, *_: (torch.empty_like(last_token), torch.empty_like(position)),
     states=("last_token", "position"),
@@ -132,12 +136,18 @@ def advance(
     kv_lens: torch.Tensor,
     sampled: torch.Tensor,
     sample_index: torch.Tensor,
+    rejected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The states `last_token` and `position` [S] after the step.
 
     Row `rows[b]` moves to position `kv_lens[b]` and, where `sample_index[b]` is not -1, takes the token
     `sampled[sample_index[b]]`. A row of -1 is padding.
+
+    Of the tokens fed, the last `rejected[b]` are not committed: the row moves that much less far, and takes the token
+    that was sampled behind the last committed one. Each rejected token has a row of logits of its own, and
+    `sample_index[b]` is the last of its sequence, or -1 where nothing is committed. What the rejected tokens left in
+    caches lies behind the row's position: it is never read, and overwritten by the next tokens fed there.
     """
     tokens, positions = last_token.clone(), position.clone()
-    _move(tokens, positions, rows, kv_lens, sampled, sample_index)
+    _move(tokens, positions, rows, kv_lens, sampled, sample_index, rejected)
     return tokens, positions

@@ -1,5 +1,6 @@
 """The cpu provider: its C++ kernels against the float64 references, how its library is built, a model through it."""
 
+import contextlib
 import json
 import math
 import random
@@ -19,7 +20,7 @@ from ingot.emitter import Emitter
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.ops import OPS
-from ingot.ir.plan import Executable
+from ingot.ir.plan import FEW_TOKENS, Executable
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 
@@ -353,6 +354,45 @@ def test_a_model_is_served_by_the_kernels(
         found = served_logits(loaded.executor, requests, chunk)
         for rows, wanted in zip(found, expected, strict=True):
             assert float((rows.log_softmax(-1) - wanted.log_softmax(-1)).abs().max()) < 1e-4
+
+
+def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tiny import TINY
+
+    from ingot.runtime import loader
+
+    seen: list[tuple[int, int]] = []
+
+    def counting(executable: Executable, directory: Path) -> Library:
+        library = dict(load_library(executable, directory))
+        linear = library["ingot.linear"]
+
+        def counted(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+            seen.append((x.shape[0], torch.get_num_threads()))
+            if len(seen) == 1:
+                raise RuntimeError("the first call fails")
+            return linear(x, *rest)
+
+        return {**library, "ingot.linear": counted}
+
+    monkeypatch.setitem(compiler.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
+    monkeypatch.setitem(loader.LIBRARY_LOADERS, "cpu", counting)
+    name = "mistral-window"
+    limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 64}
+    compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", jobs=1, **limits)
+    executor = loader.load_artifact(tmp_path / "out.ingot", num_pages=64).executor
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for step in ("fails", "runs"):
+            with contextlib.suppress(BackendError):
+                served_logits(executor, [list(range(1, 30))], chunk=21)
+            assert torch.get_num_threads() == 2, f"after a step that {step}"
+    finally:
+        torch.set_num_threads(before)
+    assert 8 <= FEW_TOKENS < 21 and set(seen[1:]) == {(21, 2), (8, 1)}
 
 
 def served_logits(executor: Any, requests: list[list[int]], chunk: int | None) -> list[torch.Tensor]:

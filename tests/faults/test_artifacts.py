@@ -264,13 +264,16 @@ def cut_output(plan: Any) -> None:
 
 
 WRONG_PLANS: dict[str, tuple[Edit, str]] = {
-    "no field": (lambda p: p.pop("buckets"), "plan.json is malformed: buckets"),
-    "a field too many": (lambda p: p.update(novel=1), "plan.json is malformed: novel"),
-    "a wrong type": (lambda p: p.update(inputs=[]), "plan.json is malformed: inputs"),
+    "no field": (lambda p: p.pop("buckets"), "plan.json is malformed: plans.main.buckets"),
+    "a field too many": (lambda p: p.update(novel=1), "plan.json is malformed: plans.main.novel"),
+    "a wrong type": (lambda p: p.update(inputs=[]), "plan.json is malformed: plans.main.inputs"),
     "no bucket": (lambda p: p.update(buckets=[]), "no bucket class"),
     "no instruction": (lambda p: p["buckets"][0].update(instructions=[]), "the output .* is"),
     "no values": (lambda p: p["buckets"][0].update(values={}), "the result is"),
-    "a bucket for no step": (lambda p: p["buckets"][0]["bucket"].update(tokens=[5, 4]), "no bucket class holds"),
+    "a bucket for no step": (
+        lambda p: p["buckets"][0]["bucket"].update(tokens=[5, 4]),
+        "no bucket class of main holds",
+    ),
     "an unknown op": (lambda p: first(p, "ingot.embedding").update(target="ingot.embed"), "the op is unknown"),
     "an op of python": (lambda p: first(p, "ingot.embedding").update(target="os.system"), "the op is unknown"),
     "an op of aten": (lambda p: first(p, "ingot.rms_norm").update(target="aten.exp.default"), "the op is unknown"),
@@ -335,7 +338,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("case", WRONG_PLANS)
 def test_a_plan_that_cannot_be_run(plain: Path, case: str) -> None:
     edit, message = WRONG_PLANS[case]
-    edit_json(plain, "plan.json", edit)
+    edit_json(plain, "plan.json", lambda plans: edit(plans["plans"]["main"]))
     with pytest.raises(IngotError, match=message) as caught:
         run(plain)
     # What only shows when it runs is reported as ours, for then the plan was one that reads well.
@@ -372,7 +375,7 @@ WRONG_EXECUTABLES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("case", WRONG_EXECUTABLES)
 def test_executables_that_do_not_fit_their_calls(compiled: Path, case: str) -> None:
     edit, message = WRONG_EXECUTABLES[case]
-    edit_json(compiled, "plan.json", edit)
+    edit_json(compiled, "plan.json", lambda plans: edit(plans["plans"]["main"]))
     assert re.search(message, refusal(compiled))
 
 

@@ -80,7 +80,7 @@ def test_exact_is_plain_float64(traced: Program) -> None:
     found = interpret(traced, given, exact=True)["logits"]
     assert found.dtype == torch.float64
     # 32 terms of size one after another, four times over: sums grow to about 10^4.
-    assert compare(found, plain(given), torch.float64, factor=10) is None
+    assert compare(found, plain(given), torch.float64, factor=100) is None  # logits sum products of sums
 
 
 def test_exact_takes_wider_values_than_declared(traced: Program) -> None:
@@ -88,7 +88,7 @@ def test_exact_takes_wider_values_than_declared(traced: Program) -> None:
     given = traced_values(traced)
     given["embed"] = given["embed"].double() + 1e-9
     found = interpret(traced, given, exact=True)["logits"]
-    assert compare(found, plain(given), torch.float64, factor=10) is None
+    assert compare(found, plain(given), torch.float64, factor=100) is None  # logits sum products of sums
 
 
 def test_inexact_rounds_where_it_is_declared(traced: Program) -> None:

@@ -777,6 +777,17 @@ def test_feed_and_advance_against_a_plain_model(seed: int) -> None:
     assert [tensor.tolist() for tensor in moved] == [last, position]
 
 
+def test_advance_takes_back_what_is_rejected() -> None:
+    """Rows 2, 0, 3 feed 3, 1 and 2 tokens, each with its row of logits; row 3 commits nothing, row 1 is not fed."""
+    last, position = ints(90, 91, 92, 93), ints(10, 11, 12, 13)
+    sampled = ints(70, 71, 72, 80, 60, 61)
+    args = (ints(2, 0, -1, 3), ints(15, 11, 0, 15), sampled, ints(2, 3, -1, -1))
+    found = OPS["advance"].reference(last, position, *args, ints(2, 0, 0, 2))
+    assert [tensor.tolist() for tensor in found] == [[80, 91, 70, 93], [11, 11, 13, 13]]
+    none = OPS["advance"].reference(last, position, *args, ints(0, 0, 0, 0))
+    assert all(map(torch.equal, none, OPS["advance"].reference(last, position, *args)))
+
+
 # --- what is promised of all ops -------------------------------------------------------------------------------------
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -791,12 +802,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "soft_cap": ("x",),
     "select_rows": ("rows",),
     "cast": ("x",),
+    "moe": ("x", "router_logits"),
     "sample": ("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
 }
 
 
 # Ops whose rows belong to sequences or to a state.
-WHOLE = ("attention", "paged_attention", "kv_append", "qk_norm_rope_append", "feed", "advance")
+MOVERS = ("state_copy", "state_move", "state_zero")
+WHOLE = ("attention", "paged_attention", "kv_append", "qk_norm_rope_append", "feed", "advance", *MOVERS)
 
 
 def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
@@ -835,6 +848,17 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],
+        "moe": [
+            Sample(
+                (
+                    merged[:, 37:74],
+                    torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32)),
+                    rand(7, 6, 37),
+                    rand(7, 37, 3),
+                ),
+                {"top_k": 7},
+            )
+        ],
         "cast": [Sample((merged[:, 3:8],), {"dtype": F16}), Sample((rand(3, 5),), {"dtype": dtype})],
         "attention": [
             Sample((heads[:, :4], heads[:, 4:], rand(11, 1, 18), *order), {"scale": 0.5, "layer": 3})
@@ -885,7 +909,19 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 )
             )
         ],
-        "advance": [Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1)))],
+        **{
+            name: [
+                Sample(
+                    (kv, *[torch.tensor([6, 0, 2]), torch.tensor([0, 5, 6])][: len(OPS[name].parameters()) - 2]),
+                    {"axis": 0},
+                )
+            ]
+            for name in MOVERS
+        },
+        "advance": [
+            Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1), *taken))
+            for taken in ((), (ints(1, 0, 2),))
+        ],
     }[name]
 
 
@@ -1008,6 +1044,22 @@ def test_rowwise_gives_a_row_the_same_bits_alone(name: str, dtype: torch.dtype) 
                 assert torch.equal(found, expected[row : row + 1])
 
 
+def test_rowwise_does_not_see_where_a_row_lies() -> None:
+    """Sizes at which a math library takes other kernels for rows at odd addresses."""
+    g = generator(4)
+    for inputs, outputs in ((75, 210), (141, 93)):
+        x, weight = randn(g, F32, 8, inputs), randn(g, F32, outputs, inputs)
+        alone = [OPS["linear"].rowwise(x[row : row + 1].clone(), weight) for row in range(8)]
+        assert torch.equal(OPS["linear"].rowwise(x, weight), torch.cat(alone))
+    q, kv = randn(g, F32, 9, 3, 5), randn(g, F32, 4, 2, 8, 3, 5)
+    places = (ints(0, 1, 2, 3).view(1, 4), ints(0), ints(9), ints(30))
+    whole = OPS["paged_attention"].rowwise(q, kv, *places, scale=0.3)
+    for row in range(9):
+        seen = ints(22 + row)
+        one = OPS["paged_attention"].rowwise(q[row : row + 1].clone(), kv, places[0], ints(0), ints(1), seen, scale=0.3)
+        assert torch.equal(one, whole[row : row + 1])
+
+
 @every_dtype
 def test_rowwise_attention_does_not_see_the_rest_of_the_step(dtype: torch.dtype) -> None:
     op = OPS["attention"]
@@ -1061,10 +1113,11 @@ def test_state_writes_do_not_depend_on_their_order(dtype: torch.dtype) -> None:
             one_by_one = OPS["kv_append"].rowwise(one_by_one, k[one], v[one], slots[one])
         assert torch.equal(one_by_one, OPS["kv_append"].rowwise(*sample.args))
     for sample in cases("advance", dtype):
-        states, (rows, kv_lens, sampled, index) = sample.args[:2], sample.args[2:]
+        states, (rows, kv_lens, sampled, index, *taken) = sample.args[:2], sample.args[2:]
         for b in reversed(range(rows.shape[0])):
             one = slice(b, b + 1)
-            states = OPS["advance"].rowwise(*states, rows[one], kv_lens[one], sampled, index[one])
+            back = [rejected[one] for rejected in taken]
+            states = OPS["advance"].rowwise(*states, rows[one], kv_lens[one], sampled, index[one], *back)
         expected = OPS["advance"].rowwise(*sample.args)
         assert all(torch.equal(left, right) for left, right in zip(states, expected, strict=True))
 
@@ -1073,8 +1126,25 @@ STATEFUL = sorted(name for name, op in OPS.items() if op.states)
 FUSED = sorted(name for name, op in OPS.items() if op.decompose)
 
 
+@pytest.mark.parametrize("axis", [0, 2])
+def test_state_movers_against_lists(axis: int) -> None:
+    """A page or slot at a time, all read before any is written: a rotation of three, and one that is copied away."""
+    state = torch.randn(7, 3, 7, generator=generator())
+    sources, targets = [1, 4, 2, 6], [4, 2, 1, 0]
+    for name, cleared in (("state_copy", []), ("state_move", [6])):
+        parts = list(state.unbind(axis))
+        for source, target in zip(sources, targets, strict=True):
+            parts[target] = state.select(axis, source)
+        for place in cleared:
+            parts[place] = torch.zeros_like(parts[place])
+        found = OPS[name].reference(state, torch.tensor(sources), torch.tensor(targets), axis=axis)
+        assert torch.equal(found, torch.stack(parts, axis)), name
+    zeroed = [part * (place not in (0, 5)) for place, part in enumerate(state.unbind(axis))]
+    assert torch.equal(OPS["state_zero"].reference(state, torch.tensor([5, 0]), axis=axis), torch.stack(zeroed, axis))
+
+
 def test_ops_that_write_states_say_how_in_place() -> None:
-    assert STATEFUL == ["advance", "kv_append", "qk_norm_rope_append"]
+    assert sorted({"advance", "kv_append", "qk_norm_rope_append", *MOVERS}) == STATEFUL
     assert FUSED == ["add_rms_norm", "qk_norm_rope_append"]
     assert all((OPS[name].in_place is not None) == bool(OPS[name].states) for name in OPS)
 

@@ -140,6 +140,7 @@ def test_a_result_that_a_step_has_not_is_an_error(recipe: Recipe, message: str) 
         (r.cast(r.affine(a, 1.0, 1.0), torch.float32), (4, 6), {"a": (4, 6)}),
         (r.take_slice(a, 1, 2, 5), (4, 3), {"a": (4, 5)}),
         (r.take_slice(r.cast(a, torch.float32), 0, 1, 3), (2, 6), {"a": (3, 6)}),
+        (r.stack([a, b], 1), (4, 2, 6), {"a": (4, 6), "b": (4, 6)}),
         (r.concat([a, b]), (8, 6), {}),
         (r.permute(a, (1, 0)), (6, 4), {}),
     ],

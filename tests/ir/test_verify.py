@@ -144,7 +144,9 @@ def test_every_op_says_where_it_may_stand() -> None:
         assert legal == expected, op.name
     named = {legal: {op.name for op in OPS.values() if op.legal == legal} for legal in ("pure", "cached")}
     assert named["pure"] == {"attention"}
-    assert named["cached"] == {"advance", "feed", "kv_append", "paged_attention", "qk_norm_rope_append", "sample"}
+    movers = {"state_copy", "state_move", "state_zero"}
+    step = {"advance", "feed", "kv_append", "paged_attention", "qk_norm_rope_append", "sample"}
+    assert named["cached"] == step | movers
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])
@@ -475,3 +477,11 @@ def test_state_as_an_argument_of_a_region() -> None:
 def test_types_refuse(make: Callable[[], object], message: str) -> None:
     with pytest.raises(VerifyError, match=message):
         make()
+
+
+def test_on_the_way_to_a_stage_another_pass_may_have_yet_to_do_its_part() -> None:
+    """A pure op among cached ones: legal until the program is of the stage."""
+    verify(program("NORMAL", ATTENTION), under=Stage.CACHED)
+    assert refusal(program("CACHED", ATTENTION)).what == "op ingot.attention is not legal here"
+    # Only what was legal before: a stage that lies further on is none on the way.
+    assert refusal(program("FUSED", FUSED), under=Stage.CACHED).what == "op ingot.add_rms_norm is not legal here"

@@ -177,7 +177,7 @@ def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
     two = compile_model(checkpoint(NAME), tmp_path / "two.ingot", weight_budget=2.0, **options)
     assert not one.second_copies and one.request_key != two.request_key
     copied = sum(copy.bytes for copy in two.second_copies)
-    assert two.weight_bytes == one.weight_bytes + copied == two.plan.memory.weights
+    assert two.weight_bytes == one.weight_bytes + copied == two.plans.plans["main"].memory.weights
     choices = json.loads((tmp_path / "two.ingot" / "choices.json").read_text())
     listed = {copy.first: copy.second for copy in two.second_copies}
     assert all(choices[bucket]["second_copies"] == listed for bucket in ("decode", "any"))

@@ -19,7 +19,7 @@ from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import OPS, paged_attention
-from ingot.ir.plan import Plan
+from ingot.ir.plan import Plans
 from ingot.runtime.loader import load_artifact
 
 PICO = Path(__file__).parents[2] / "models" / "pico"
@@ -105,8 +105,8 @@ def test_row_by_row_takes_a_row_and_the_results() -> None:
 
 
 def test_the_pool_gets_what_memory_remains(pico: Path) -> None:
-    plan = Plan.model_validate_json((pico / "plan.json").read_text())
-    need = MemoryNeed.of(plan)
+    plans = Plans.model_validate_json((pico / "plan.json").read_text())
+    need = MemoryNeed.of(plans)
     least = need.fixed + need.sequence
     assert load_artifact(pico, memory=least).num_pages == 64
     assert load_artifact(pico, memory=least + 5 * need.page + 1).num_pages == 69
@@ -123,7 +123,7 @@ def test_the_pool_gets_what_memory_remains(pico: Path) -> None:
 def test_views_are_counted_once(pico: Path) -> None:
     """q, k and v are slices of one product: its memory goes with the last of them."""
     plan = json.loads((pico / "plan.json").read_text())
-    values = plan["buckets"][0]["values"]
+    values = plan["plans"]["main"]["buckets"][0]["values"]
     views = {name: value for name, value in values.items() if value["buffer"] == "view"}
     assert views and all(value["of"] in values and values[value["of"]]["buffer"] == "pool" for value in views.values())
 

@@ -1,0 +1,129 @@
+"""A mixture of experts: each token goes through the few experts that its router likes best.
+
+How many tokens an expert gets is known on the device only. No size of a program depends on it: there are T * top_k
+rows, whatever the routing, in an order grouped by expert, and a count for each expert.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops.dense import silu_mul
+from ingot.ir.ops.registry import Sample, define, wide
+
+
+def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights f32[T, top_k], experts i64[T, top_k]) of router_logits [T, E], the heaviest first.
+
+    A weight is the expert's share of the softmax over all experts, with `renormalize` over the chosen ones. Of equals
+    the expert with the lowest number is chosen.
+    """
+    ordered = router_logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    weights, experts = ordered.values[:, :top_k], ordered.indices[:, :top_k]
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), experts
+
+
+def group_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(order i64[T * top_k], counts i64[num_experts]) of experts i64[T, top_k].
+
+    Row t * top_k + i is the i-th choice of token t. `order` lists the rows of expert 0 first, then those of expert 1,
+    and so on, each expert's by token; `counts` says how many each has.
+    """
+    flat = experts.flatten()
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
+    return flat.argsort(stable=True), counts.scatter_add_(0, flat, torch.ones_like(flat))
+
+
+def _checked(
+    x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, top_k: int
+) -> None:
+    if router_logits.dtype not in (torch.float32, torch.float64):
+        raise VerifyError(
+            f"the router's logits are {router_logits.dtype}",
+            expected="float32: experts are chosen by differences that a narrower dtype rounds away",
+            hint="cast them in front of moe",
+        )
+    num_experts, hidden = router_logits.shape[-1], x.shape[-1]
+    ffn = down.shape[-1]
+    if gate_up.shape != (num_experts, 2 * ffn, hidden) or down.shape != (num_experts, hidden, ffn):
+        raise VerifyError(
+            f"expert weights {list(gate_up.shape)} and {list(down.shape)}",
+            expected=f"[E, 2F, D] and [E, D, F], with E = {num_experts} and D = {hidden}",
+        )
+    if not 1 <= top_k <= num_experts:
+        raise VerifyError(f"top_k is {top_k}", expected=f"1 to {num_experts}, the number of experts")
+
+
+def _fake(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool = True,
+) -> torch.Tensor:
+    _checked(x, router_logits, gate_up, down, top_k)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _flops(
+    x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, **_: object
+) -> int:
+    return 6 * top_k * x.numel() * int(down.shape[2])  # gate, up and down, two operations a weight
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    def randn(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=g) / math.sqrt(shape[-1])).to(dtype)
+
+    router_dtype = torch.promote_types(dtype, torch.float32)
+    args = (randn(6, 24), torch.randn(6, 4, generator=g).to(router_dtype), randn(4, 40, 24), randn(4, 24, 20))
+    # With one token most experts get none.
+    return [
+        Sample(args, {"top_k": 2}),
+        Sample(args, {"top_k": 3, "renormalize": False}),
+        Sample((args[0][:1], args[1][:1], *args[2:]), {"top_k": 1}),
+    ]
+
+
+@define(
+    "moe(Tensor x, Tensor router_logits, Tensor gate_up, Tensor down, *, int top_k, bool renormalize=True) -> Tensor",
+    rows=("x", "router_logits"),
+    samples=_samples,
+    fake=_fake,
+    flops=_flops,
+    fusible=False,
+)
+def moe(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool = True,
+) -> torch.Tensor:
+    """x [T, D] through the `top_k` experts that `route` chooses by router_logits f32[T, E]: [T, D] in x's dtype.
+
+    Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]; its
+    products are rounded to x's dtype like those of `linear`. The weighted sum over a token's experts is rounded once.
+    """
+    _checked(x, router_logits, gate_up, down, top_k)
+    weights, experts = route(router_logits, top_k, renormalize)
+    order, counts = group_by_expert(experts, gate_up.shape[0])
+    rows = x[order // top_k]
+    made = torch.empty_like(rows)
+    begin = 0
+    for expert, count in enumerate(counts.tolist()):
+        if count:
+            mine = slice(begin, begin + count)
+            gate, up = F.linear(rows[mine], gate_up[expert]).chunk(2, -1)
+            made[mine] = F.linear(silu_mul.reference(gate, up), down[expert])
+        begin += count
+    by_choice = torch.empty_like(made)
+    by_choice[order] = made
+    shares = wide(by_choice).view(*weights.shape, x.shape[-1]) * weights[..., None]
+    return shares.sum(1).to(x.dtype)

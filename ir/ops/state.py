@@ -1,0 +1,85 @@
+"""What moves the contents of a state between steps, along the axis of its pages or slots.
+
+No program calls these: the runtime does, between steps, for copy-on-write, preemption and rewind. They are ops so that
+a device gets kernels for them as for every other op.
+"""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define
+
+
+def _places(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _copy_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    state = torch.randn(5, 2, 3, generator=g).to(dtype)
+    return [
+        Sample((state, _places(0, 1), _places(1, 4)), {"axis": 0}),
+        Sample((state, _places(2), _places(0)), {"axis": 2}),
+    ]
+
+
+def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
+    state.index_copy_(axis, targets, state.index_select(axis, sources))
+
+
+@define(
+    "state_copy(Tensor state, Tensor sources, Tensor targets, *, int axis) -> Tensor",
+    samples=_copy_samples,
+    fake=lambda state, *_, **__: torch.empty_like(state),
+    states=("state",),
+    in_place=_copy,
+    fusible=False,
+)
+def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
+    """The state with entries `targets` i64[N] along `axis` as `sources` i64[N] were; the targets are distinct."""
+    result = state.clone()
+    _copy(result, sources, targets, axis=axis)
+    return result
+
+
+def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
+    moved = state.index_select(axis, sources)
+    state.index_fill_(axis, sources, 0)
+    state.index_copy_(axis, targets, moved)
+
+
+@define(
+    "state_move(Tensor state, Tensor sources, Tensor targets, *, int axis) -> Tensor",
+    samples=_copy_samples,
+    fake=lambda state, *_, **__: torch.empty_like(state),
+    states=("state",),
+    in_place=_move,
+    fusible=False,
+)
+def state_move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
+    """As `state_copy`; sources that are no targets are zero then."""
+    result = state.clone()
+    _move(result, sources, targets, axis=axis)
+    return result
+
+
+def _zero_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    state = torch.randn(5, 2, 3, generator=g).to(dtype)
+    return [Sample((state, _places(3, 0)), {"axis": 0}), Sample((state, _places(1)), {"axis": 1})]
+
+
+def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
+    state.index_fill_(axis, targets, 0)
+
+
+@define(
+    "state_zero(Tensor state, Tensor targets, *, int axis) -> Tensor",
+    samples=_zero_samples,
+    fake=lambda state, *_, **__: torch.empty_like(state),
+    states=("state",),
+    in_place=_zero,
+    fusible=False,
+)
+def state_zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
+    """The state with entries `targets` i64[N] along `axis` zero."""
+    result = state.clone()
+    _zero(result, targets, axis=axis)
+    return result

@@ -1,0 +1,61 @@
+"""Names of token blocks by what a KV cache holds for them, so that equal beginnings of sequences can share pages.
+
+A block's KV depends on its tokens and on everything before them, so its hash covers its parent's:
+
+    root     = SHA-256(TAG, block size u32, length of salt u64, salt)
+    block i  = SHA-256(hash of block i - 1 or root, token ids u32 each, for each extra key: its length u64, the key)
+
+All integers are little-endian and every part has a fixed or a given length, so no two different contents read the same.
+SHA-256 and not something faster: whoever can make two blocks collide reads another's cache. The salt keeps tenants
+apart, who could else learn from the speed of an answer that somebody has asked the same before.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+
+from ingot.ir.errors import InternalError
+
+TAG = b"ingot block hashes 1"
+MAX_TOKEN = 2**32 - 1
+
+
+class BlockHashes:
+    """The hashes of a sequence's full blocks, which grow as tokens come.
+
+    `block_size` is in tokens. Sequences share blocks under one `salt` (a tenant's secret, or nothing) and the same
+    `extra_keys`, which name whatever else their KV depends on (an adapter's id, the digest of an image), in order.
+    """
+
+    def __init__(self, block_size: int, *, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> None:
+        if not 1 <= block_size < 2**32:
+            raise InternalError(f"blocks of {block_size} tokens", expected="at least 1")
+        self.block_size = block_size
+        self.digests: list[bytes] = []  # 32 bytes for each full block
+        self._parent = hashlib.sha256(TAG + struct.pack("<IQ", block_size, len(salt)) + salt).digest()
+        self._keys = b"".join(struct.pack("<Q", len(key)) + key for key in extra_keys)
+        self._open: list[int] = []  # tokens of the block that is not full
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, those of the block that is not full included."""
+        return len(self.digests) * self.block_size + len(self._open)
+
+    def extend(self, tokens: Iterable[int]) -> list[bytes]:
+        """Take the sequence's next tokens; the hashes of the blocks that they fill.
+
+        Raises InternalError, and takes none, when one is no token id.
+        """
+        fresh = list(tokens)
+        if odd := [token for token in fresh if not 0 <= token <= MAX_TOKEN]:
+            raise InternalError(f"{odd[0]} is no token id", where="BlockHashes.extend", expected=f"0 to {MAX_TOKEN}")
+        self._open += fresh
+        filled = len(self._open) // self.block_size * self.block_size
+        begin = len(self.digests)
+        for place in range(0, filled, self.block_size):
+            block = self._open[place : place + self.block_size]
+            ids = struct.pack(f"<{self.block_size}I", *block)
+            self._parent = hashlib.sha256(self._parent + ids + self._keys).digest()
+            self.digests.append(self._parent)
+        del self._open[:filled]
+        return self.digests[begin:]

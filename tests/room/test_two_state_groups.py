@@ -1,0 +1,401 @@
+"""Two kinds of state in one model: a paged cache, and a state that stands once per sequence.
+
+The middle layer of a decoder mixes tokens by a causal convolution in place of attention. Traced, the convolution is
+pure; a pass gives it the last inputs of each sequence as a state, with a slot to read from and one to write to. The
+oracle is transformers' decoder on whole sequences, with torch's own convolution in that layer.
+"""
+
+import json
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from hand_step import hand_step
+from safetensors.torch import load_file, save_file
+from staged import pass_context
+from tiny import TINY
+from torch import nn
+from toy_ops import toy_ops
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.frontend.trace import Limits, trace
+from ingot.ir import ops, recipe
+from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.harness import teacher_forced
+from ingot.ir.ops import OPS, Op, Sample, define
+from ingot.ir.program import Stage, StateSpec, tensor_type
+from ingot.ir.record import Numerics
+from ingot.ir.tolerances import compare
+from ingot.ir.types import TensorType
+from ingot.ir.verify import verify
+from ingot.models import architectures, dense
+from ingot.models.architectures import ARCHITECTURES
+from ingot.models.dense import DenseDecoder, DenseSpec, Linear
+from ingot.passes import pipeline
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.manager import run_pipeline
+from ingot.passes.rewrite import Rewriter
+from ingot.runtime.loader import Loaded, load_artifact
+
+# One worker, for the artifact that the tests share.
+pytestmark = pytest.mark.xdist_group("two-state-groups")
+
+NAME = "llama-plain"
+ARCHITECTURE = "ToyHybridForCausalLM"
+LAYER, WIDTH = 1, 4  # the layer with the convolution; tokens that it sees
+LIMITS = {"max_seq_len": 160, "max_batch": 6, "max_tokens": 256}
+PAGE, PAGES = 16, 40
+DEPTH_FACTOR = 10.0  # layers of a float32 model amplify rounding: the table's tolerance is for one op
+PROMPTS = [prompt for prompt in TINY[NAME].prompts() if len(prompt) in (1, 17, 33, 64)]
+
+
+def conv_ops() -> dict[str, Op]:
+    def convolved(x: torch.Tensor, before: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x [n, C] behind `before` [WIDTH - 1, C], in a sequence."""
+        windows = torch.cat([before, x]).unfold(0, weight.shape[1], 1)  # [n, C, WIDTH]
+        return (windows * weight).sum(-1)
+
+    def pure_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+        ints = torch.zeros(3, dtype=torch.int32)
+        return [Sample((torch.ones(3, 2), torch.ones(2, 4), ints), {"layer": 0})]
+
+    @define(
+        "toy_conv(Tensor x, Tensor weight, Tensor token_seqs, *, int layer) -> Tensor",
+        samples=pure_samples,
+        fake=lambda x, weight, token_seqs, *, layer: torch.empty_like(x),
+        fusible=False,
+        legal="pure",
+    )
+    def toy_conv(x: torch.Tensor, weight: torch.Tensor, token_seqs: torch.Tensor, *, layer: int) -> torch.Tensor:
+        """A causal convolution of x [T, C] with weight [C, WIDTH] along each sequence, from its beginning."""
+        out = torch.empty_like(x)
+        for seq in token_seqs.unique():
+            mine = token_seqs == seq
+            out[mine] = convolved(x[mine], x.new_zeros(weight.shape[1] - 1, x.shape[1]), weight)
+        return out
+
+    def step(
+        conv: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+        state_read: torch.Tensor,
+        state_write: torch.Tensor,
+    ) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        # Every slot is read before one is written: a slot may be one sequence's to read and another's to write.
+        before = torch.where(state_read[:, None, None] >= 0, conv[state_read.clamp(min=0).long()], 0.0)
+        for b, (start, count) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), strict=True)):
+            mine = slice(start, start + count)
+            out[mine] = convolved(x[mine], before[b], weight)
+            conv[int(state_write[b])] = torch.cat([before[b], x[mine]])[-conv.shape[1] :]
+        return out
+
+    def step_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+        one = torch.zeros(1, dtype=torch.int32)
+        return [Sample((torch.zeros(2, 3, 2), torch.ones(1, 2), torch.ones(2, 4), one, one + 1, one, one))]
+
+    @define(
+        "toy_conv_step(Tensor conv, Tensor x, Tensor weight, Tensor q_starts, Tensor q_lens, Tensor state_read,"
+        " Tensor state_write) -> (Tensor, Tensor)",
+        samples=step_samples,
+        fake=lambda conv, x, *_: (torch.empty_like(x), torch.empty_like(conv)),
+        states=("conv",),
+        in_place=step,
+        fusible=False,
+    )
+    def toy_conv_step(
+        conv: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+        state_read: torch.Tensor,
+        state_write: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`toy_conv` of x going on from slot `state_read[b]`, the state with the last inputs at `state_write[b]`)."""
+        after = conv.clone()
+        out = step(after, x, weight, q_starts, q_lens, state_read, state_write)
+        return out, after
+
+    return {"toy_conv": toy_conv, "toy_conv_step": toy_conv_step}
+
+
+@dataclass(frozen=True)
+class InsertConvState(Pass):
+    """Each convolution of layer i gets the state `conv.i`: the last inputs of each sequence."""
+
+    name: ClassVar[str] = "toy-insert-conv-state"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    joins: ClassVar[Stage] = Stage.CACHED
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        slots = [program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("state_read", "state_write")]
+        written = {}
+        for node in list(program.calls(OPS["toy_conv"].overload)):
+            bound = OPS["toy_conv"].bind(node.args, node.kwargs)
+            x, weight = tensor_type(bound["x"]), tensor_type(bound["weight"])
+            name = f"conv.{bound['layer']}"
+            assert isinstance(weight.shape[1], int)
+            kept = TensorType(x.dtype, ("S", weight.shape[1] - 1, x.shape[1]))
+            state = program.add_state(name, StateSpec("conv", "conv", "sequence", kept))
+            fed = [program.find("q_starts"), program.find("q_lens")]
+            both = rewriter.call(OPS["toy_conv_step"], state, bound["x"], bound["weight"], *fed, *slots, before=node)
+            out, written[name] = (rewriter.call(operator.getitem, both, index, before=node) for index in (0, 1))
+            rewriter.replace(node, out)
+            rewriter.matched()
+        program.set_outputs({**program.output_nodes(), **written})
+
+
+class ConvMixer(nn.Module):
+    """What stands in the place of attention."""
+
+    def __init__(self, spec: DenseSpec, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate = Linear(spec.hidden, spec.hidden, dtype)
+        self.conv = nn.Parameter(torch.empty(spec.hidden, WIDTH, dtype=dtype))
+        self.o = Linear(spec.hidden, spec.hidden, dtype)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, ropes: Any) -> torch.Tensor:
+        mixed = OPS["toy_conv"](x, self.conv, token_seqs, layer=LAYER)
+        return self.o(ops.silu_mul(self.gate(x), mixed))
+
+
+CONV_WEIGHTS = {"gate.weight": "gate", "conv": "conv", "o.weight": "out"}  # our names, and the checkpoint's
+
+
+def build(spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> nn.Module:
+    decoder = DenseDecoder(spec, dtype, max_seq_len)
+    decoder.layers[LAYER].attention = ConvMixer(spec, dtype)
+    return decoder
+
+
+def weight_map(spec: DenseSpec, max_seq_len: int) -> dict[str, recipe.Recipe]:
+    prefix = f"layers.{LAYER}.attention."
+    recipes = {k: v for k, v in dense.weight_map(spec, max_seq_len).items() if not k.startswith(prefix)}
+    return recipes | {prefix + k: recipe.source(f"model.layers.{LAYER}.mixer.{v}") for k, v in CONV_WEIGHTS.items()}
+
+
+def expected_matches(spec: DenseSpec) -> dict[str, int]:
+    attentions = len(spec.layers) - 1
+    # gate and up of every layer, q, k and v of those with attention
+    merges = attentions + len(spec.layers)
+    return {"insert-paged-kv": attentions, InsertConvState.name: 1, "merge-linears": merges}
+
+
+HYBRID = replace(
+    ARCHITECTURES["LlamaForCausalLM"],
+    family="toy",
+    definition=replace(architectures.DENSE, build=build, weight_map=weight_map, expected_matches=expected_matches),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hybrid() -> Iterator[None]:
+    """The ops, the architecture and the pass are there."""
+    with toy_ops(conv_ops), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ARCHITECTURES, ARCHITECTURE, HYBRID)  # type: ignore[arg-type]  # a dict
+        patch.setattr(pipeline, "user_passes", lambda: {InsertConvState.name: InsertConvState})
+        yield
+
+
+@pytest.fixture(scope="module")
+def source(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the hybrid."""
+    folder = tmp_path_factory.mktemp("hybrid") / "checkpoint"
+    folder.mkdir()
+    tensors = load_file(checkpoint(NAME) / "model.safetensors")
+    for name in [name for name in tensors if name.startswith(f"model.layers.{LAYER}.self_attn.")]:
+        del tensors[name]
+    hidden = TINY[NAME].config["hidden_size"]
+    g = torch.Generator().manual_seed(5)
+    for name, shape in {"gate": (hidden, hidden), "conv": (hidden, WIDTH), "out": (hidden, hidden)}.items():
+        tensors[f"model.layers.{LAYER}.mixer.{name}"] = torch.randn(shape, generator=g) * 1.5 / shape[1] ** 0.5
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**TINY[NAME].config, "architectures": [ARCHITECTURE]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact; deterministic, so that how a sequence is fed does not show in its bits."""
+    output = tmp_path_factory.mktemp("hybrid") / "hybrid.ingot"
+    passes = f"default,{InsertConvState.name}"
+    compile_model(source, output, backend="reference", deterministic=True, passes=passes, **LIMITS)
+    return output
+
+
+@pytest.fixture(scope="module")
+def oracle(source: Path) -> Callable[[Sequence[int]], torch.Tensor]:
+    """Logits of every position of a sequence."""
+    tensors = load_file(source / "model.safetensors")
+    gate, conv, out = (tensors.pop(f"model.layers.{LAYER}.mixer.{name}") for name in ("gate", "conv", "out"))
+
+    class Mixer(nn.Module):
+        def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+            x = F.pad(hidden_states.transpose(1, 2), (WIDTH - 1, 0))
+            mixed = F.conv1d(x, conv[:, None], groups=conv.shape[0]).transpose(1, 2)
+            return F.linear(F.silu(F.linear(hidden_states, gate)) * mixed, out), None
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY[NAME].config)).eval()
+    model.model.layers[LAYER].self_attn = Mixer()
+    model.load_state_dict(tensors)
+
+    def logits(tokens: Sequence[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+
+    return logits
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert compare(found, expected, torch.float32, factor=DEPTH_FACTOR) is None
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 7])
+def test_any_chunks_are_the_whole_sequence(
+    folder: Path, oracle: Callable[..., torch.Tensor], chunk: int | None
+) -> None:
+    """Chunks shorter than the convolution's reach, decode steps among them, and all in one."""
+    loaded = load_artifact(folder, num_pages=PAGES)
+    prompts = PROMPTS if chunk != 1 else PROMPTS[:2]
+
+    def run(inputs: Any) -> dict[str, torch.Tensor]:
+        return loaded.executor.launch(inputs).outputs
+
+    found = teacher_forced(loaded.executor.inputs, run, prompts, chunk=chunk, pages=PAGES, seed=1)
+    for rows, prompt in zip(found, prompts, strict=True):
+        same(rows, oracle(prompt))
+
+
+def test_the_state_is_a_value_until_the_plan_updates_it_in_place(folder: Path) -> None:
+    loaded = load_artifact(folder, num_pages=PAGES)
+    state = loaded.plan.states["conv.1"]
+    hidden = TINY[NAME].config["hidden_size"]
+    assert (state.kind, state.group, state.unit) == ("conv", "conv", "sequence")
+    assert state.type == f"f32[S, {WIDTH - 1}, {hidden}]" and {"kv.0", "kv.2"} <= loaded.plan.states.keys()
+    (call,) = (one for one in loaded.plan.buckets[0].instructions if one.target == "ingot.toy_conv_step")
+    assert call.updates == ("conv.1",) and len(call.results) == 1
+    tensor = loaded.executor.states["conv.1"]
+    place = tensor.data_ptr()
+    loaded.executor.launch(hand_step([PROMPTS[1]], [0], [3], [[0, 1]]))
+    assert loaded.executor.states["conv.1"] is tensor and tensor.data_ptr() == place
+    assert [bool(slot.any()) for slot in tensor] == [False, False, False, True, False, False]
+
+
+def test_the_verifier_follows_its_versions(source: Path) -> None:
+    """A second step from the version that the first one has overwritten."""
+    spec = architectures.read_spec(json.loads((source / "config.json").read_text()))
+    model = trace(spec, Limits(**LIMITS))
+    phases = pipeline.edit_pipeline(f"default,{InsertConvState.name}")
+    program = run_pipeline(model, pass_context(), (), phases, upto=Stage.CACHED).fused
+    verify(program)
+    (first,) = program.calls(OPS["toy_conv_step"].overload)
+    rewriter = Rewriter(program)
+    again = rewriter.call(OPS["toy_conv_step"], *first.args, before=program.graph.output_node())
+    taken = rewriter.call(operator.getitem, again, 0, before=program.graph.output_node())
+    program.set_outputs({**program.output_nodes(), "again": taken})
+    with pytest.raises(VerifyError, match="overwritten twice"):
+        verify(program)
+
+
+def test_a_pass_that_is_left_out_is_missed(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(VerifyError, match=r"op ingot\.toy_conv is not legal here"):
+        compile_model(source, tmp_path / "out.ingot", backend="reference", **LIMITS)
+
+
+def fed(
+    loaded: Loaded, tokens: Sequence[int], start: int, row: int, pages: Sequence[int], **slots: Any
+) -> torch.Tensor:
+    return loaded.executor.launch(hand_step([tokens], [start], [row], [pages], every_row=True, **slots)).outputs[
+        "logits"
+    ]
+
+
+def test_a_fork_reads_one_slot_and_writes_another(folder: Path, oracle: Callable[..., torch.Tensor]) -> None:
+    """Two continuations of one beginning in one step: both read its slot, and one of them writes it."""
+    loaded = load_artifact(folder, num_pages=PAGES)
+    begin, (left, right) = PROMPTS[2][:19], ([5, 6, 7, 8, 9], [11, 300])
+    fed(loaded, begin, 0, 1, [4, 9])
+    loaded.executor.states.copy("full", [4, 9], [7, 2])  # copy-on-write, of pages
+    found = loaded.executor.launch(
+        hand_step([left, right], [19, 19], [1, 5], [[4, 9], [7, 2]], every_row=True, read=[1, 1], write=[1, 4])
+    ).outputs["logits"]
+    same(found[:5], oracle([*begin, *left])[19:])
+    same(found[5:], oracle([*begin, *right])[19:])
+    # The fork goes on from where it was written, and the original from where it was left.
+    same(fed(loaded, [17, 3], 21, 5, [7, 2], read=[4], write=[5]), oracle([*begin, *right, 17, 3])[21:])
+    same(fed(loaded, [1], 24, 1, [4, 9]), oracle([*begin, *left, 1])[24:])
+
+
+def test_copy_zero_and_move_by_group(folder: Path, oracle: Callable[..., torch.Tensor]) -> None:
+    """What serving does between steps: fork a sequence, move it elsewhere, clear what it leaves."""
+    loaded = load_artifact(folder, num_pages=PAGES)
+    states = loaded.executor.states
+    begin, more = PROMPTS[2][:19], [5, 6, 7]
+    expected = oracle([*begin, *more])[19:]
+    fed(loaded, begin, 0, 1, [4, 9])
+
+    def everywhere() -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in states.items()}
+
+    # A copy, row by row, goes on as the original would; its last token and position came along.
+    before = everywhere()
+    states.copy("full", [4, 9], [10, 11])
+    states.copy("conv", [1], [2])
+    states.copy("rows", [1], [2])
+    for name, tensor in states.items():
+        changed = {place for place in range(tensor.shape[0]) if not torch.equal(tensor[place], before[name][place])}
+        assert changed <= ({10, 11} if name.startswith("kv.") else {2})
+    assert int(states["position"][2]) == 19
+    same(fed(loaded, more, -1, 2, [10, 11], read=[2], write=[2]), expected)
+
+    # A move to places that partly overlap, and nothing stays behind.
+    states.move("full", [4, 9], [9, 20])
+    states.move("conv", [1], [0])
+    assert not states["conv.1"][1].any() and not states["kv.0"][4].any() and states["kv.0"][9].any()
+    same(fed(loaded, more, 19, 1, [9, 20], read=[0], write=[0]), expected)
+
+    # A slot that was cleared is one that a sequence can begin with.
+    states.zero("conv", [0])
+    same(fed(loaded, begin, 0, 1, [4, 9], read=[0], write=[0]), oracle(begin))
+    assert states["kv.2"].any()
+    states.zero("full", range(PAGES))
+    assert not states["kv.0"].any() and not states["kv.2"].any() and states["conv.1"].any()
+
+
+def test_moves_that_cannot_be_made_are_refused(folder: Path) -> None:
+    states = load_artifact(folder, num_pages=PAGES).executor.states
+    for arguments, message in [
+        (("heads", [0], [1]), "no state is of the group 'heads'"),
+        (("full", [0], [PAGES]), f"{PAGES} is no place"),
+        (("full", [-1], [1]), "-1 is no place"),
+        (("conv", [0, 1], [2]), "2 sources for 1 targets"),
+        (("conv", [0, 1], [2, 2]), "named twice"),
+    ]:
+        for change in (states.copy, states.move):
+            with pytest.raises(InternalError, match=message):
+                change(*arguments)
+    with pytest.raises(InternalError, match="named twice"):
+        states.zero("conv", [1, 1])
+
+
+def test_served_in_pieces_and_preempted(folder: Path, oracle: Callable[..., torch.Tensor]) -> None:
+    """The engine gives each sequence the slot of its row; one that was preempted begins again without a state."""
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    whole = [one.outputs[0].token_ids for one in LLM(folder, num_kv_pages=PAGES).generate(prompts, params)]
+    tight = LLM(folder, num_kv_pages=8, max_num_batched_tokens=20)
+    assert [one.outputs[0].token_ids for one in tight.generate(prompts, params)] == whole
+    assert tight._engine._scheduler.num_preemptions
+    for prompt, tokens in zip(PROMPTS, whole, strict=True):
+        logits = oracle([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+        assert tokens == logits.argmax(-1).tolist()
