@@ -10,8 +10,8 @@ sequences, which feed one each, and ends at its full length; each has a row of l
 activations  bytes that the step takes from torch's CPU allocator at its peak, as torch's profiler reports them call by
              call: values, temporaries, and the scratch that oneDNN asks torch for. Exact, on a busy machine too
 resident     growth of the anonymous memory of the process (RssAnon in /proc/self/status, sampled every millisecond)
-             from before the launch to its peak, with the KV pages written before. malloc keeps some of what is freed, so
-             this is up to an eighth above or below what is allocated. Weights are mapped from files and not in it
+             from before the launch to its peak, with the KV pages written before. malloc keeps some of what is freed,
+             so this is up to an eighth above or below what is allocated. Weights are mapped from files and not in it
 """
 
 import argparse
