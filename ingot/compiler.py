@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from ingot.identity import request_key
 from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
 from ingot.ir.backend import Backend
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
+from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh, mesh_text
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import FEW_TOKENS, BucketClass, Plan, Plans
+from ingot.ir.plan import FEW_TOKENS, BucketClass, Executable, Plan, Plans, ResidentMemory
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Model, ModelSpec, Program, merged_params
+from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, merged_params
 from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
@@ -34,8 +35,10 @@ from ingot.ir.types import DTYPE_NAMES
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
+from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
+from ingot.passes.plan_memory import weight_bytes
 from ingot.publish import ArtifactWriter
 
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
@@ -71,6 +74,8 @@ class CompileReport:
     nodes_per_backend: dict[str, int]
     weight_bytes: int
     artifact_bytes: int
+    plans: Plans
+    second_copies: tuple[SecondCopy, ...] = ()
 
 
 @dataclass
@@ -99,6 +104,7 @@ def compile_model(
     max_batch: int = DEFAULT_MAX_BATCH,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     deterministic: bool = False,
+    weight_budget: float = 1.0,
     passes: str = "default",
     mesh: Mapping[str, int] | None = None,
     jobs: int | None = None,
@@ -108,9 +114,11 @@ def compile_model(
 
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
     and `max_tokens` the tokens of one step. `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers
-    whose results do not depend on the batch. `passes` edits the pipeline ("default,-name,name{option=value}"). `mesh`
-    gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet. `jobs`
-    bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and all.
+    whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
+    above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
+    `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
+    `jobs` bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and
+    all.
 
     Nothing is visible at `output` until all of it is there. Raises IngotError.
     """
@@ -125,6 +133,7 @@ def compile_model(
             max_batch=max_batch,
             max_tokens=max_tokens,
             deterministic=deterministic,
+            weight_budget=weight_budget,
             passes=passes,
             mesh=mesh,
         )
@@ -163,6 +172,7 @@ class Request:
     target: Target
     backends: tuple[Backend, ...]
     deterministic: bool
+    weight_budget: float
     passes: str
     mesh: dict[str, int]
 
@@ -177,6 +187,7 @@ class Request:
         max_batch: int = DEFAULT_MAX_BATCH,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         deterministic: bool = False,
+        weight_budget: float = 1.0,
         passes: str = "default",
         mesh: Mapping[str, int] | None = None,
     ) -> "Request":
@@ -199,6 +210,7 @@ class Request:
             spec = replace(spec, dtype=getattr(torch, dtype))
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
+        _check_budget(weight_budget)
         return Request(
             checkpoint=opened,
             spec=spec,
@@ -206,6 +218,7 @@ class Request:
             target=machine,
             backends=backends,
             deterministic=deterministic,
+            weight_budget=weight_budget,
             passes=passes,
             mesh=axes,
         )
@@ -241,6 +254,7 @@ class Request:
                 "max_batch": self.limits.max_batch,
                 "max_tokens": self.limits.max_tokens,
                 "deterministic": self.deterministic,
+                "weight_budget": float(self.weight_budget),
                 "eos_token_ids": list(self.spec.eos_token_ids),  # in the manifest, and in no program
                 "schema_version": SCHEMA_VERSION,
                 **({"mesh": self.mesh} if self.mesh else {}),
@@ -276,6 +290,13 @@ def _check_limits(limits: Limits, spec: ModelSpec) -> None:
         )
 
 
+def _check_budget(budget: float) -> None:
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 1.0 <= budget <= len(Layout):
+        raise OptionError(
+            f"the weight budget is {budget!r}", expected=f"a number from 1.0 to {len(Layout)}.0, copies of the weights"
+        )
+
+
 def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None) -> CompileReport:
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
@@ -297,19 +318,24 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 max_tokens=request.limits.max_tokens,
                 backends=request.backends,
                 deterministic=request.deterministic,
+                weight_budget=request.weight_budget,
                 emit=emitter.emit,
                 emit_library=emitter.emit_library,
                 mesh=request.mesh,
+                measure=emitter.measure,
             )
             pipeline = request.pipeline()
             lowered = {
                 entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry) for entry in model.entries
             }
         with clock.phase("weights") as step:
-            params = merged_params(one.fused for one in lowered.values())
+            params = _resident(lowered)
             packed = pack_weights(params, request.checkpoint.read, writer, step, request.mesh)
         with clock.phase("write"):
-            plans = Plans(plans={entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()})
+            merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
+            plans = Plans(
+                plans={entry: _with_weights(plan, weight_bytes(params.values())) for entry, plan in merged.items()}
+            )
             _write_program(writer, model, lowered, plans)
             for executable in (*plans.executables.values(), *plans.libraries.values()):
                 folder = f"exe/{request.target.name}/{executable.id}"
@@ -320,19 +346,42 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
             _write_timings(writer, clock, lowered, emitter)
             manifest = _manifest(request, key, plans)
             build_id = writer.publish(manifest)
-    return _report(request, writer, key, build_id, clock, plans, emitter, packed)
+    return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
 
 
 def _merged_plan(programs: list[Program]) -> Plan:
     """One plan over all bucket classes; what is not per class is the same in each."""
     plans = [program.plan for program in programs if program.plan is not None]
+    executables: dict[str, Executable] = {}
+    for item in (executable for plan in plans for executable in plan.executables.values()):
+        known = executables.get(item.id, item)  # the class with the larger steps says what a call takes at most
+        executables[item.id] = max(known, item, key=lambda one: one.workspace)
+    params = {name: spec for program in programs for name, spec in program.params.items()}
     return plans[0].model_copy(
         update={
-            "executables": {key: item for plan in plans for key, item in sorted(plan.executables.items())},
+            "params": {name: str(spec.type) for name, spec in params.items()},
+            "executables": dict(sorted(executables.items())),
             "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
             "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
+            "memory": _merged_memory([plan.memory for plan in plans]),
         }
     )
+
+
+def _resident(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
+    """What stays in memory: the params of all bucket classes of all entries."""
+    return merged_params(program for one in lowered.values() for program in one.programs.values())
+
+
+def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
+    """Field by field the most: the largest step has the largest inputs. `_with_weights` counts the weights."""
+    dumped = [memory.model_dump() for memory in memories]
+    return ResidentMemory(**{name: max(one[name] for one in dumped) for name in dumped[0]})
+
+
+def _with_weights(plan: Plan, size: int) -> Plan:
+    """The plan, in whose memory the weights are those of all entries."""
+    return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})
 
 
 def _write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lowered], plans: Plans) -> None:
@@ -344,7 +393,7 @@ def _write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, L
     for number, record in enumerate(records, 1):
         writer.write_text(trace_file(number, record.name, record.entry, record.bucket), record.ir_after)
     writer.write_json("trace/passes.json", [record.summary() for record in records])
-    writer.write_json("choices.json", _choices(lowered.values()))
+    writer.write_json("choices.json", _choices(lowered))
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
@@ -352,12 +401,14 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
     return [record for one in lowered.values() for record in one.records]
 
 
-def _choices(lowered: Iterable[Lowered]) -> dict[str, Any]:
-    """Which provider computes each node, per entry and bucket class, and who refused why."""
+def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
+    """Which provider computes each node, per entry and bucket class, and who refused why; weights kept twice."""
     choices: dict[str, Any] = {}
-    for one in lowered:
+    copies = {copy.first: copy.second for copy in second_copies(_resident(lowered))}
+    for one in lowered.values():
         for bucket, program in one.programs.items():
             choices[trace_name(program.name, bucket)] = {
+                "second_copies": copies,
                 "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
                 "refusals": [
                     {"node": refusal.node, "reason": refusal.reason}
@@ -430,6 +481,7 @@ def _report(
     plans: Plans,
     emitter: Emitter,
     packed: Packed,
+    copies: tuple[SecondCopy, ...],
 ) -> CompileReport:
     per_backend: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
@@ -448,5 +500,7 @@ def _report(
         cached_executables=len(emitter.hits & plans.executables.keys()),
         nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
+        plans=plans,
+        second_copies=copies,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

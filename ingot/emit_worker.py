@@ -8,7 +8,7 @@ import os
 import sys
 
 from ingot.error_text import described
-from ingot.executable_cache import build_executable, explained
+from ingot.executable_cache import build_executable, explained, measure_workspace
 from ingot.ir.errors import IngotError
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
@@ -34,8 +34,11 @@ def main() -> None:
             else:
                 body = parse_program(request["program"])
                 target = Target.model_validate_json(json.dumps(request["target"]))
-                executable = build_executable(backend, body, request["key"], target)
-                answer = {"executable": executable.model_dump(mode="json")}
+                if (sizes := request.get("sizes")) is not None:
+                    answer = {"workspace": measure_workspace(backend, body, request["key"], sizes, target.cores)}
+                else:
+                    executable = build_executable(backend, body, request["key"], target)
+                    answer = {"executable": executable.model_dump(mode="json")}
         except (IngotError, OSError) as error:
             answer = {"error": described(explained(error))}
         answers.write(json.dumps(answer) + "\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.error_text import raised
-from ingot.executable_cache import build_executable, executable_folder, explained, find_executable
+from ingot.executable_cache import build_executable, executable_folder, explained, find_executable, find_workspace
 from ingot.identity import exe_key
 from ingot.ir.backend import Backend
 from ingot.ir.errors import BackendError, IngotError
@@ -94,9 +94,41 @@ class Emitter:
             self._emit_all(missing, keys, results, len(regions))
         return results
 
+    def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
+        """Bytes that a call of each region allocates at its peak, by the region's name. It runs each of them once."""
+        results: dict[str, int] = {}
+        keys = {region.name: exe_key(region, self.backends[region.backend], self.target) for region in regions}
+        sized = {region.name: {name: sizes[name] for name in region.body.dims} for region in regions}
+
+        def ask(worker: _Worker, region: Region) -> None:
+            results[region.name] = self._ask(worker, region, keys[region.name], sized[region.name])["workspace"]
+
+        for region in regions:
+            found = find_workspace(keys[region.name], sized[region.name], self.target.cores)
+            if found is not None:
+                results[region.name] = found
+        self._share([region for region in regions if region.name not in results], ask)
+        return results
+
     def _emit_all(
         self, regions: list[Region], keys: Mapping[str, str], results: dict[str, Executable], total: int
     ) -> None:
+        lock = threading.Lock()
+
+        def ask(worker: _Worker, region: Region) -> None:
+            begin = time.perf_counter()
+            answer = self._ask(worker, region, keys[region.name])
+            executable = Executable.model_validate_json(json.dumps(answer["executable"]))
+            with lock:
+                self.seconds[executable.id] = time.perf_counter() - begin
+                self.folders[executable.id] = executable_folder(executable.id)
+                results[region.name] = executable
+                self.on_done(len(results), total)
+
+        self._share(regions, ask)
+
+    def _share(self, regions: Sequence[Region], ask: Callable[["_Worker", Region], None]) -> None:
+        """Let the workers take regions one after the other, side by side."""
         # Long bodies first: the last one to finish then is a short one.
         tasks: queue.SimpleQueue[Region] = queue.SimpleQueue()
         for region in sorted(regions, key=lambda region: -len(list(region.body.calls()))):
@@ -104,22 +136,13 @@ class Emitter:
         while len(self._workers) < min(self.jobs, len(regions)):
             self._workers.append(_Worker(regions[0].backend))
         errors: list[BaseException] = []
-        lock = threading.Lock()
 
         def serve(worker: _Worker) -> None:
             while not errors:
                 try:
-                    region = tasks.get_nowait()
+                    ask(worker, tasks.get_nowait())
                 except queue.Empty:
                     return
-                try:
-                    begin = time.perf_counter()
-                    executable = self._emit_one(worker, region, keys[region.name])
-                    with lock:
-                        self.seconds[executable.id] = time.perf_counter() - begin
-                        self.folders[executable.id] = executable_folder(executable.id)
-                        results[region.name] = executable
-                        self.on_done(len(results), total)
                 except BaseException as error:
                     errors.append(error)
 
@@ -131,18 +154,22 @@ class Emitter:
         if errors:
             raise errors[0]
 
-    def _emit_one(self, worker: "_Worker", region: Region, key: str) -> Executable:
+    def _ask(
+        self, worker: "_Worker", region: Region, key: str, sizes: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
+        """The worker's answer about a region: its executable, or, given sizes, the workspace of a call."""
         answer = worker.ask(
             {
                 "backend": region.backend,
                 "program": print_program(region.body),
                 "key": key,
                 "target": self.target.model_dump(mode="json"),
+                "sizes": sizes,
             }
         )
         if "error" in answer:
             raise raised(answer["error"])
-        return Executable.model_validate_json(json.dumps(answer["executable"]))
+        return answer
 
 
 class _Worker:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ingot.cache import cache_folder, cache_root, locked
 from ingot.ir.backend import Backend
-from ingot.ir.errors import IngotError, OutputError
+from ingot.ir.errors import BackendError, IngotError, OutputError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Program
 from ingot.ir.target import Target
@@ -69,6 +69,33 @@ def build_executable(backend: Backend, body: Program | None, key: str, target: T
     with contextlib.suppress(OSError):
         (build / f"{key}.lock").unlink()
     return executable
+
+
+def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | None:
+    """Bytes that a call of an executable allocates at its peak, if the cache has them for these sizes."""
+    try:
+        found = json.loads(_workspace_file(key, sizes, threads).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def measure_workspace(backend: Backend, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
+    """The same, measured, and kept beside the executable, which is in the cache."""
+    executable = find_executable(key)
+    if executable is None:
+        raise BackendError(f"the executable {key} is no longer in the cache", where=str(cache_root()))
+    measured = backend.workspace(body, executable, executable_folder(key), sizes, threads)
+    file = _workspace_file(key, sizes, threads)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(measured), encoding="utf-8")
+    os.rename(partial, file)
+    return measured
+
+
+def _workspace_file(key: str, sizes: Mapping[str, int], threads: int) -> Path:
+    text = "-".join(f"{name}{size}" for name, size in sorted(sizes.items()))
+    return executable_folder(key) / f"workspace-{text}-{threads}.json"
 
 
 def explained(error: IngotError | OSError) -> IngotError:

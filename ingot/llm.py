@@ -30,9 +30,10 @@ class LLM:
     """A language model that generates tokens.
 
     `model` is an artifact folder, or a Hugging Face checkpoint folder, which is then compiled once in a process of its
-    own, with its progress on stderr, into a cache that the next start finds. `num_kv_pages` sizes the KV cache in pages
-    of `page_size` tokens (default: what the compiled limits need, within memory). `seed` seeds requests that have no
-    seed of their own. `compile_options` go to `compile_model` when `model` is a checkpoint.
+    own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
+    takes, weights and activations included (default: the machine's); the KV cache gets what is left, as far as the
+    compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead. `seed` seeds requests
+    that have no seed of their own. `compile_options` go to `compile_model` when `model` is a checkpoint.
 
     Raises IngotError when the model cannot be compiled or loaded.
     """
@@ -41,6 +42,7 @@ class LLM:
         self,
         model: str | Path,
         *,
+        memory: int | None = None,
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
         max_num_seqs: int | None = None,
@@ -56,7 +58,7 @@ class LLM:
                 f"an artifact takes no option '{next(iter(compile_options))}'",
                 expected="options of compiling with a checkpoint only",
             )
-        self._loaded: Loaded = load_artifact(path, num_pages=num_kv_pages)
+        self._loaded: Loaded = load_artifact(path, num_pages=num_kv_pages, memory=memory)
         limits = self._loaded.limits
         config = SchedulerConfig(
             max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),

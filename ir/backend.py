@@ -1,12 +1,13 @@
 """The protocols that backends keep. Passes see backends as objects of these types and import none."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import fx
 
+from ingot.ir.layout import Layout
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
@@ -14,11 +15,17 @@ from ingot.ir.target import Target
 
 @dataclass(frozen=True)
 class Yes:
-    """A claim. `cost` ranks providers: lower wins (a rank until candidates are timed). `batch_invariant`: a row's bits
-    do not depend on the other rows of the step."""
+    """A claim. `cost` ranks providers: lower wins (a rank until candidates are timed). It holds when the weights, by
+    the op's parameters, lie in `layouts`; one that is not named may lie in any. `batch_invariant`: a row's bits do not
+    depend on the other rows of the step."""
 
     cost: float
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
     batch_invariant: bool = False
+
+    def takes(self, layouts: Mapping[str, Layout]) -> bool:
+        """Whether weights in these layouts are as the claim wants them."""
+        return all(layouts.get(name, wanted) is wanted for name, wanted in self.layouts.items())
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,17 @@ class No:
     """A refusal with its reason; every one is kept."""
 
     reason: str
+
+
+# One claim, several that want their weights in different layouts, or none.
+Claim = Yes | No | tuple[Yes, ...]
+
+
+def alternatives(claim: Claim) -> tuple[Yes, ...]:
+    """The claims in an answer."""
+    if isinstance(claim, No):
+        return ()
+    return (claim,) if isinstance(claim, Yes) else claim
 
 
 class Backend(Protocol):
@@ -39,8 +57,20 @@ class Backend(Protocol):
     compiles_regions: bool
     emits_library: bool
 
-    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
-        """Whether the backend would compute these nodes, taken together. Reads only."""
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
+        """Whether the backend would compute these nodes, taken together, and how it wants their weights. Reads only."""
+        ...
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        """For a call that the backend computes by itself: a function of tensors without data that allocates as the
+        call does when it needs most."""
+        ...
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        """For a region that the backend compiled into `directory`: bytes that one call allocates at its peak, its
+        results among them, with dims of these sizes."""
         ...
 
     def sources(self) -> Sequence[Path]:

@@ -26,7 +26,12 @@ _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
 
 def meta_tensor(value_type: TensorType) -> torch.Tensor:
     """A tensor without data of this type, symbols replaced by their stand-ins."""
-    shape = value_type.bind(STAND_INS)
+    return sized_meta_tensor(value_type, STAND_INS)
+
+
+def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
+    """A tensor without data of this type for the given sizes of its symbols."""
+    shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.empty(shape, dtype=value_type.dtype, device="meta")
     return torch.empty_strided(shape, value_type.strides, dtype=value_type.dtype, device="meta")

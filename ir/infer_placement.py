@@ -19,6 +19,7 @@ Look = Callable[[fx.Node], Placements]
 _ATEN_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "aten.add.Tensor": {"x": None, "other": None, "alpha": 1},
     "aten.mul.Tensor": {"x": None, "other": None},
+    "aten.permute.default": {"x": None, "dims": None},
     "aten.slice.Tensor": {"x": None, "dim": 0, "start": None, "end": None, "step": 1},
     "aten.view.default": {"x": None, "size": None},
 }

@@ -223,6 +223,14 @@ def _slice(call: Call) -> Fit:
     return Fit({"x": x}, call.shard(x.dim, kept if len(kept) > 1 else ()))
 
 
+def _permute(call: Call) -> Fit:
+    x = call.at["x"]
+    if x is None or x.kind == "partial":
+        return Fit({"x": x}, x)
+    axes = len(call.types["x"].shape)
+    return Fit({"x": x}, call.shard([dim % axes for dim in call.values["dims"]].index(x.dim), x.segments))
+
+
 def _collective(source: str = "", target: str = "") -> Rule:
     """From one kind of placement to another along the op's own axis, by its `src` and `dst` where it has them; along
     others it changes nothing."""
@@ -257,6 +265,7 @@ def _vocab_embedding(call: Call) -> Fit:
 RULES: Mapping[str, Rule] = {
     "aten.add.Tensor": _sum,
     "aten.mul.Tensor": _product,
+    "aten.permute.default": _permute,
     "aten.slice.Tensor": _slice,
     "aten.view.default": _view,
     "ingot.add_rms_norm": whole,

@@ -36,10 +36,14 @@ class BucketClass(BaseModel):
         return self.tokens[0] <= tokens <= self.tokens[1] and (self.q_max is None or q_max <= self.q_max)
 
 
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
 class Executable(BaseModel):
     """Compiled code for a region: what a backend's `emit` leaves and its `load` takes.
 
-    `files` are relative to the executable's own folder. `workspace` is in bytes. `capturable` says that a CUDA graph
+    `files` are relative to the executable's own folder. `workspace` is what one call allocates
+    at its peak in bytes, its results among it, in the largest step. `capturable` says that a CUDA graph
     may capture a call; `prologue` names what must run on the host before a step, if anything.
     """
 
@@ -49,7 +53,7 @@ class Executable(BaseModel):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     files: tuple[str, ...]
-    workspace: int = 0
+    workspace: Bytes = 0
     capturable: bool = True
     prologue: str | None = None
 
@@ -90,12 +94,18 @@ class Instruction(BaseModel):
 
 
 class Value(BaseModel):
-    """A value between instructions. `buffer` is "pool": allocated at its instruction, given back after its last use,
-    or "view": part of another value's memory, or perhaps that value itself."""
+    """A value between instructions.
+
+    `buffer` is "pool": allocated at its instruction, as a tensor of type `storage`, and given back after the last use
+    of it and of its views; or "view": part of the memory of `of`, another value, input, param or state. What an op that
+    may return an argument gives is "pool", and perhaps that argument.
+    """
 
     model_config = _FROZEN
     type: str
     buffer: str
+    storage: str | None = None
+    of: str | None = None
 
 
 class State(BaseModel):
@@ -108,6 +118,39 @@ class State(BaseModel):
     type: str
 
 
+class BucketMemory(BaseModel):
+    """What the steps of one bucket class allocate at most, in bytes.
+
+    `sizes` are the dims of the largest step. `activations` are all values alive and what a call takes beside them,
+    at the instruction with the number `peak`.
+    """
+
+    model_config = _FROZEN
+    sizes: dict[str, int]
+    activations: Bytes
+    peak: Annotated[int, Field(ge=0)]
+
+
+class ResidentMemory(BaseModel):
+    """What stays from step to step, in bytes.
+
+    weights             all resident tensors, each once
+    states              states that do not grow with the KV pages
+    page                one KV page of all layers
+    pages_per_sequence  KV pages of a sequence at full length
+    inputs              the inputs of the largest step
+    outputs             the outputs of the largest step: those of the step before are held while one runs
+    """
+
+    model_config = _FROZEN
+    weights: Bytes
+    states: Bytes
+    page: Bytes
+    pages_per_sequence: Annotated[int, Field(ge=0)]
+    inputs: Bytes
+    outputs: Bytes
+
+
 class BucketPlan(BaseModel):
     """The instructions of one bucket class, in order."""
 
@@ -115,6 +158,7 @@ class BucketPlan(BaseModel):
     bucket: BucketClass
     instructions: tuple[Instruction, ...]
     values: dict[str, Value]
+    memory: BucketMemory
 
     def nodes_per_provider(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -138,6 +182,7 @@ class Plan(BaseModel):
     outputs: dict[str, str]
     executables: dict[str, Executable]
     libraries: dict[str, Executable] = {}
+    memory: ResidentMemory
     buckets: tuple[BucketPlan, ...]
 
     def to_json(self) -> dict[str, Any]:

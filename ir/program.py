@@ -21,9 +21,17 @@ ATEN: Mapping[str, Callable[..., Any]] = {
     "aten.mul.Tensor": torch.ops.aten.mul.Tensor,
     "aten.view.default": torch.ops.aten.view.default,
     "aten.slice.Tensor": torch.ops.aten.slice.Tensor,
+    "aten.permute.default": torch.ops.aten.permute.default,
 }
 # Results of these share memory with their first argument.
-VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten.slice.Tensor, operator.getitem})
+VIEWS = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.permute.default,
+        operator.getitem,
+    }
+)
 
 
 class Stage(enum.IntEnum):

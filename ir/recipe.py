@@ -200,7 +200,7 @@ STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]]
     "concat": lambda args, attrs: torch.cat(args, _int(attrs["dim"])),
     "stack": lambda args, attrs: torch.stack(args, _int(attrs["dim"])),
     "reshape": lambda args, attrs: args[0].reshape(_ints(attrs["shape"])),
-    "permute": lambda args, attrs: args[0].permute(_ints(attrs["dims"])),
+    "permute": lambda args, attrs: args[0].permute(_ints(attrs["dims"])).contiguous(),
     "pad": lambda args, attrs: _pad(args[0], attrs),
     "repeat": lambda args, attrs: args[0].repeat_interleave(_int(attrs["times"]), _int(attrs["dim"])),
     "affine": lambda args, attrs: _affine(args[0], attrs),

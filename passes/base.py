@@ -20,6 +20,8 @@ from ingot.passes.rewrite import Rewriter
 # What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
 Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
 EmitLibrary = Callable[[Backend], Executable]
+# Bytes that calls of regions allocate at their peak, by the region's name, with dims of the given sizes.
+Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,11 @@ class PassContext:
     """What passes may know beside the program.
 
     `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
-    preferred ones first. `emit` and `emit_library` compile regions and kernels; they are absent where nothing is to be
-    compiled. `mesh` holds the sizes of axes above one, `tp_plan` how the model's params are split over them.
+    preferred ones first. `buckets` are all bucket classes, `bucket` the one that is lowered. `weight_budget` bounds the
+    resident weights, in multiples of their size in one copy. `emit` and `emit_library` compile regions and kernels,
+    `measure` runs what was compiled; they are absent where nothing is to be compiled, and a region's memory is then
+    that of its references. `mesh` holds the sizes of axes above one, `tp_plan` how the model's params are split over
+    them.
     """
 
     target: Target
@@ -38,8 +43,11 @@ class PassContext:
     backends: tuple[Backend, ...] = ()
     deterministic: bool = False
     bucket: BucketClass | None = None
+    buckets: tuple[BucketClass, ...] = ()
+    weight_budget: float = 1.0
     emit: Emit | None = None
     emit_library: EmitLibrary | None = None
+    measure: Measure | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
     tp_plan: Mapping[str, Split] = field(default_factory=dict)

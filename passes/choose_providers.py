@@ -4,8 +4,9 @@ import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ingot.ir.backend import Yes
+from ingot.ir.backend import Claim, No, Yes, alternatives
 from ingot.ir.errors import PassError
+from ingot.ir.layout import layouts_of
 from ingot.ir.program import target_name
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
@@ -24,19 +25,30 @@ class ChooseProviders(Pass):
         for node in rewriter.program.calls():
             if node.target is operator.getitem:
                 continue
-            claims: dict[str, Yes] = {}
+            claims: dict[str, float] = {}
+            layouts = layouts_of(node)
             for backend in context.backends:
                 answer = backend.claim([node], context.target, context.bucket)
-                if isinstance(answer, Yes) and (answer.batch_invariant or not context.deterministic):
-                    claims[backend.name] = answer
+                taking = [yes for yes in alternatives(answer) if yes.takes(layouts)]
+                usable = [yes.cost for yes in taking if yes.batch_invariant or not context.deterministic]
+                if usable:
+                    claims[backend.name] = min(usable)
                 else:
-                    reason = "not batch-invariant" if isinstance(answer, Yes) else answer.reason
-                    rewriter.refuse(node, f"{backend.name}: {reason}")
+                    rewriter.refuse(node, f"{backend.name}: {_reason(answer, taking)}")
             if not claims:
                 raise PassError(
                     f"no backend computes {target_name(node.target)}",
                     where=f"%{node.name}, {node.meta.get('origin', '')}",
                     expected=f"one of {', '.join(backend.name for backend in context.backends)}",
                 )
-            node.meta["provider"] = min(claims, key=lambda name: claims[name].cost)
+            node.meta["provider"] = min(claims, key=lambda name: claims[name])
             rewriter.matched()
+
+
+def _reason(answer: Claim, taking: list[Yes]) -> str:
+    if isinstance(answer, No):
+        return answer.reason
+    if taking:
+        return "not batch-invariant"
+    wanted = sorted({f"{name} {layout.value}" for yes in alternatives(answer) for name, layout in yes.layouts.items()})
+    return f"it wants {', '.join(wanted)}"

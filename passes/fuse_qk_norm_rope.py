@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.backend import Yes
+from ingot.ir.backend import alternatives
 from ingot.ir.program import is_call
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
@@ -87,7 +87,7 @@ def _has_kernel(fused: fx.Node, context: PassContext) -> bool:
         for backend in context.backends
         if backend.emits_library
     ]
-    return any(isinstance(answer, Yes) for answer in answers)
+    return any(alternatives(answer) for answer in answers)
 
 
 def _undo(rewriter: Rewriter, fused: fx.Node) -> None:

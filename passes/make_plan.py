@@ -1,6 +1,7 @@
 """make-plan: the program as instructions, with the life of every value and states updated in place."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,11 +11,13 @@ from torch import fx
 from ingot.ir.errors import PassError
 from ingot.ir.ops import op_of
 from ingot.ir.plan import Argument, BucketPlan, DType, Executable, Instruction, Plan, Ref, State, Value
-from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.record import Numerics
 from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.plan_memory import bucket_memory, region_workspaces, resident_memory
 from ingot.passes.rewrite import Rewriter
+from ingot.passes.storages import Storage, storages
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,13 @@ class MakePlan(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
         assert program.bucket is not None
-        instructions, values = _instructions(program)
-        executables = [_executable(program, name) for name in program.regions]
+        nodes = [node for node in program.calls() if node.target is not operator.getitem]
+        instructions, values = _instructions(program, nodes)
+        workspaces = region_workspaces(program, context)
+        memory = bucket_memory(program, nodes, instructions, values, workspaces, context)
+        executables = [
+            _executable(program, name).model_copy(update={"workspace": workspaces[name]}) for name in program.regions
+        ]
         program.plan = Plan(
             entry=program.name,
             dims={dim.name: (dim.lo, dim.hi) for dim in program.dims.values()},
@@ -43,7 +51,8 @@ class MakePlan(Pass):
             },
             executables={executable.id: executable for executable in executables},
             libraries=dict(sorted(program.libraries.items())),
-            buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values),),
+            memory=resident_memory(program, memory.sizes),
+            buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values, memory=memory),),
         )
         rewriter.matched()
 
@@ -55,21 +64,21 @@ def _executable(program: Program, region: str) -> Executable:
     return executable
 
 
-def _instructions(program: Program) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
-    """The calls in order. A value's name is its node's; a state is known by the state's own name throughout."""
+def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
+    """The calls `nodes` in order; a getitem is folded into the results of the call that it takes from.
+
+    A value's name is its node's; a state is known by the state's own name throughout.
+    """
     named = _names(program)
     last_use = _last_uses(program)
     instructions: list[Instruction] = []
     values: dict[str, Value] = {}
-    for node in program.calls():
-        if node.target is operator.getitem:
-            continue  # folded into the results of the call that it takes from
+    memory = storages(program)
+    for node in nodes:
         results, updates = _results(node, named)
         for result in _result_nodes(node):
             if isinstance(result.meta["type"], TensorType):
-                values[named[result]] = Value(
-                    type=str(result.meta["type"]), buffer="view" if _is_view(result) else "pool"
-                )
+                values[named[result]] = _value(result, memory[result], named)
         if isinstance(node.target, RegionCall):
             target = f"exe.{_executable(program, node.target.name).id}"
         else:
@@ -88,12 +97,12 @@ def _instructions(program: Program) -> tuple[tuple[Instruction, ...], dict[str, 
     return tuple(instructions), values
 
 
-def _is_view(node: fx.Node) -> bool:
-    """Whether a value is, or may be, part of another one's memory."""
-    op = op_of(node.target)
-    if op is not None:
-        return op.may_return is not None
-    return node.target in VIEWS and node.target is not operator.getitem
+def _value(node: fx.Node, storage: Storage, named: dict[fx.Node, str]) -> Value:
+    value_type = str(node.meta["type"])
+    if storage.holder is not node:
+        return Value(type=value_type, buffer="view", of=named[storage.holder])
+    filled = str(storage.type)
+    return Value(type=value_type, buffer="pool", storage=None if filled == value_type else filled)
 
 
 def _names(program: Program) -> dict[fx.Node, str]:

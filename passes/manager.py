@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ingot.ir.errors import InternalError, PassError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.plan import BucketClass
-from ingot.ir.program import Model, Program, Stage, op_counts
+from ingot.ir.program import Model, ParamSpec, Program, Stage, op_counts
 from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify
@@ -26,6 +26,10 @@ class Lowered:
     fused: Program
     programs: dict[str, Program] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
+
+    def params(self) -> dict[str, ParamSpec]:
+        """What is resident: every param that a bucket class reads."""
+        return {name: spec for program in self.programs.values() for name, spec in program.params.items()}
 
 
 def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage) -> tuple[Program, PassRecord]:
@@ -99,11 +103,11 @@ def run_pipeline(
     upto: Stage = Stage.PLANNED,
     on_pass: OnPass | None = None,
 ) -> Lowered:
-    """Bring an entry of `model` to stage `upto`; phases from LOWERED on run once per bucket class.
+    """Bring an entry of `model` to stage `upto`; some phases run once per bucket class.
 
     `on_pass` is called with each record and the program that the pass left.
     """
-    context = replace(context, expected=model.expected.get(entry, {}), tp_plan=model.tp_plan)
+    context = replace(context, expected=model.expected.get(entry, {}), tp_plan=model.tp_plan, buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):
         raise PassError("the pipeline shards nothing", where=mesh_text(context.mesh), expected="pipeline_for(mesh)")
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
@@ -112,13 +116,13 @@ def run_pipeline(
     verify(model.entries[entry])
     result = Lowered(model.entries[entry])
     for phase in pipeline:
-        if phase.stage < Stage.LOWERED and phase.stage <= upto:
+        if not phase.by_bucket and phase.stage <= upto:
             result.fused = _run_phase(phase, result.fused, context, result.records, on_pass)
     for bucket in buckets if upto >= Stage.LOWERED else ():
         program = result.fused.copy()
         program.bucket = bucket
         for phase in pipeline:
-            if Stage.LOWERED <= phase.stage <= upto:
+            if phase.by_bucket and phase.stage <= upto:
                 narrowed = replace(context, bucket=bucket)
                 program = _run_phase(phase, program, narrowed, result.records, on_pass)
         result.programs[bucket.name] = program

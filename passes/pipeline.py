@@ -4,13 +4,14 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.ir.errors import OptionError
 from ingot.ir.plugins import user_passes
 from ingot.ir.program import Stage
 from ingot.passes.base import Pass
+from ingot.passes.choose_layouts import ChooseLayouts
 from ingot.passes.choose_providers import ChooseProviders
 from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
@@ -29,19 +30,23 @@ from ingot.passes.shard import Shard
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. From LOWERED on they run once per bucket class.
-
-    A pass may stand in several phases; `--passes` then means it in all of them.
+    """Passes that together bring a program to a stage. From LOWERED on, or when asked for, they run once per bucket
+    class. A pass may stand in several phases; `--passes` then means it in all of them.
     """
 
     stage: Stage
     passes: tuple[Pass, ...]
+    by_bucket: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_bucket", self.by_bucket or self.stage >= Stage.LOWERED)
 
 
 PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
+    Phase(Stage.FUSED, (ChooseLayouts(),), by_bucket=True),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
@@ -53,7 +58,17 @@ SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize}
 
 # Rewrites that a correct artifact can do without; the others make a later stage possible at all.
-OPTIONAL = frozenset({"normalize", "cse", "merge-linears", "fuse-add-rms-norm", "fuse-qk-norm-rope", "form-regions"})
+OPTIONAL = frozenset(
+    {
+        "normalize",
+        "cse",
+        "merge-linears",
+        "fuse-add-rms-norm",
+        "fuse-qk-norm-rope",
+        "choose-layouts",
+        "form-regions",
+    }
+)
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
@@ -83,14 +98,14 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
                     f"pass '{name}' cannot be left out", where="--passes", expected=", ".join(sorted(OPTIONAL))
                 )
             pipeline = tuple(
-                Phase(phase.stage, tuple(one for one in phase.passes if one.name != name)) for phase in pipeline
+                replace(phase, passes=tuple(one for one in phase.passes if one.name != name)) for phase in pipeline
             )
         else:
             name, _, options = item.partition("{")
             pipeline = _with_requested(name, pipeline)
             changed = _with_options(_find(name, pipeline), options.removesuffix("}"))
             pipeline = tuple(
-                Phase(phase.stage, tuple(changed if one.name == name else one for one in phase.passes))
+                replace(phase, passes=tuple(changed if one.name == name else one for one in phase.passes))
                 for phase in pipeline
             )
     return pipeline
@@ -110,7 +125,11 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
         )
     if all(phase.stage is not one.joins for phase in pipeline):
         pipeline = tuple(sorted((*pipeline, Phase(one.joins, ())), key=lambda phase: phase.stage))
-    return tuple(Phase(phase.stage, (*phase.passes, one)) if phase.stage is one.joins else phase for phase in pipeline)
+    joined = next(place for place, phase in enumerate(pipeline) if phase.stage is one.joins)
+    return tuple(
+        replace(phase, passes=(*phase.passes, one)) if place == joined else phase
+        for place, phase in enumerate(pipeline)
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -169,4 +188,4 @@ def _with_options(one: Pass, text: str) -> Pass:
                 expected=f"a value like {json.dumps(current)}",
             )
         changes[name] = value
-    return dataclasses.replace(one, **changes)  # type: ignore[type-var]
+    return replace(one, **changes)  # type: ignore[type-var]

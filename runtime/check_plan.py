@@ -5,6 +5,7 @@ with the types that the plan promises; the executor compares those with the tens
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from ingot.ir.errors import ArtifactError, IngotError
@@ -32,7 +33,13 @@ _STEP_OUTPUTS = {
 }
 _MAIN = "main"
 # The aten calls of the dialect: how many arguments they take.
-_ATEN_ARITY = {"aten.add.Tensor": 2, "aten.mul.Tensor": 2, "aten.view.default": 2, "aten.slice.Tensor": 4}
+_ATEN_ARITY = {
+    "aten.add.Tensor": 2,
+    "aten.mul.Tensor": 2,
+    "aten.view.default": 2,
+    "aten.slice.Tensor": 4,
+    "aten.permute.default": 2,
+}
 
 
 def check_plans(plans: Plans) -> None:
@@ -84,6 +91,29 @@ def check_plan(plan: Plan) -> None:
         raise _error("the plan has no bucket class", "buckets", "at least one")
     for bucket in plan.buckets:
         _check_bucket(plan, bucket, step_dims)
+    _check_memory(plan)
+
+
+def _check_memory(plan: Plan) -> None:
+    """What the plan says of its memory, as far as its types tell it too: the KV pool is sized by it."""
+    kinds: dict[bool, int] = {True: 0, False: 0}
+    sizes = {**{name: hi for name, (_, hi) in plan.dims.items()}, "pages": 1}
+    for name, state in plan.states.items():
+        state_type = parse_type(state.type)
+        if odd := [size for size in state_type.shape if isinstance(size, str) and size not in sizes]:
+            raise _error(f"the state '{name}' has the dim {odd[0]}", "dims", f"a range for {odd[0]}")
+        kinds["pages" in state_type.shape] += math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
+    for name, found, wanted in (
+        ("page", plan.memory.page, kinds[True]),
+        ("states", plan.memory.states, kinds[False]),
+        ("pages_per_sequence", plan.memory.pages_per_sequence, sizes.get("P", 0)),
+    ):
+        if found != wanted:
+            raise _error(f"{name} is {found}", "memory", f"{wanted}, by its states and dims")
+    for bucket in plan.buckets:
+        if bucket.memory.peak >= len(bucket.instructions):
+            where = f"bucket class {bucket.bucket.name}, memory"
+            raise _error(f"the peak is at instruction {bucket.memory.peak}", where, f"below {len(bucket.instructions)}")
 
 
 def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> None:

@@ -206,6 +206,7 @@ class _Bucket:
                 for place, index in enumerate(step.results):
                     if index >= 0:
                         table[index] = result[place]
+            result = None  # the table alone holds values, so that memory goes when the plan says so
             if not self._checked:
                 self._check(step, sizes)
             for index in step.frees:

@@ -16,6 +16,7 @@ from ingot.backends.cpu import load as cpu
 from ingot.backends.inductor import load as inductor
 from ingot.ir.artifact import Manifest, WeightEntry
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
+from ingot.ir.memory import MemoryNeed
 from ingot.ir.mesh import Rank, mesh_text, parse_mesh, world_size
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan, Plans
@@ -29,8 +30,8 @@ from ingot.runtime.tokenizer import Tokenizer
 
 LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {"inductor": inductor.load}
 LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
-# What a KV pool takes on a CPU unless the caller says otherwise: vLLM's default for its CPU backend, 4 GiB, and never
-# more than half of the machine.
+# What a KV pool takes on a CPU when nobody bounds the memory: vLLM's default for its CPU backend, 4 GiB, and never more
+# than half of the machine.
 DEFAULT_KV_BYTES = 4 << 30
 
 
@@ -71,18 +72,24 @@ class Loaded:
         return self.executors["main"]
 
 
-def load_artifact(path: str | Path, *, num_pages: int | None = None, threads: int | None = None) -> Loaded:
-    """Load an artifact onto the CPU. `num_pages` sizes the KV pool (default: what the limits need, within memory).
+def load_artifact(
+    path: str | Path, *, num_pages: int | None = None, memory: int | None = None, threads: int | None = None
+) -> Loaded:
+    """Load an artifact onto the CPU.
+
+    `memory` bounds in bytes what serving may take (default: the machine's): by the plan's numbers weights and
+    activations come first, and the KV pool gets what is left, as far as the limits need it. `num_pages` sizes the pool
+    by itself. `threads` check digests.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
-    executable file is opened; OptionError for a KV pool that does not fit into memory.
+    executable file is opened; OptionError for memory that the plan does not fit into.
     """
     target = Target.detect("cpu")
     artifact = open_artifact(path, check=lambda manifest: _check_target(manifest, target), threads=threads)
     plans = _plans(artifact)
     limits = _limits(artifact, plans)
     eos = _eos_token_ids(artifact)
-    pages = _pages(plans, limits, target, num_pages)
+    pages = _pages(plans, limits, target, num_pages, memory)
     with ThreadPoolExecutor(1) as background:
         weights_whole = background.submit(artifact.verify_files, artifact.weight_files(), threads)
         executables = {
@@ -285,27 +292,35 @@ def _weight_error(name: str, what: str, expected: str) -> ArtifactError:
     )
 
 
-def _pages(plans: Plans, limits: Limits, target: Target, asked: int | None) -> int:
-    """Pages for every sequence at full length, or as many as the default share of memory holds."""
-    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
-        raise OptionError(f"the KV pages are {asked!r:.80}", expected="a whole number above 0")
-    fixed = page_bytes = 0
-    sizes = {"pages": 1, "S": limits.max_batch}
-    for state in plans.states.values():
-        state_type = parse_type(state.type)
-        needed = math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
-        if "pages" in state_type.shape:
-            page_bytes += needed
-        else:
-            fixed += needed
-    if not page_bytes:
+def _pages(plans: Plans, limits: Limits, target: Target, asked: int | None, memory: int | None) -> int:
+    """Pages for every sequence at full length, or as many as fit beside all else that the plans need."""
+    for name, value in (("KV pages", asked), ("bytes of memory", memory)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
+    need = MemoryNeed.of(plans)
+    if not need.page:
         raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
-    wanted = limits.max_batch * -(-limits.max_seq_len // limits.page_size)
-    pages = asked or max(1, min(wanted, min(DEFAULT_KV_BYTES, target.memory // 2) // page_bytes))
-    if fixed + pages * page_bytes > target.memory:
-        raise OptionError(
-            f"{pages} KV pages of {page_bytes} bytes do not fit into memory",
-            expected=f"at most {max(0, target.memory - fixed) // page_bytes}: this machine has {target.memory} bytes",
-            hint="ask for fewer pages",
+    limit = min(memory or target.memory, target.memory)
+    fitting = need.pages_within(limit)
+    if asked is not None:
+        if asked > fitting:
+            raise _no_room(need, limit, f"{asked} KV pages of {need.page} bytes", f"at most {max(0, fitting)} pages")
+        return asked
+    per_sequence = need.sequence // need.page
+    if per_sequence > fitting:
+        raise _no_room(
+            need, limit, f"the KV pages of one sequence, {need.sequence} bytes,", f"{need.fixed + need.sequence} bytes"
         )
-    return pages
+    # Without a word about memory the pool takes its usual share, which holds one sequence at least.
+    share = fitting if memory else max(per_sequence, min(DEFAULT_KV_BYTES, target.memory // 2) // need.page)
+    return min(limits.max_batch * per_sequence, fitting, share)
+
+
+def _no_room(need: MemoryNeed, limit: int, what: str, expected: str) -> OptionError:
+    return OptionError(
+        f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
+        f" {need.activations}, other states {need.states}",
+        where="plan.json, memory",
+        expected=expected,
+        hint="ask for fewer pages or give more memory, or compile for smaller limits",
+    )

@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.ir.ops.logprobs import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import INVALID_TOKEN, Request, Status
 from ingot.runtime.step import StepBuffer, StepSizes
-
-# Rows of logits that rate prompts, in a step. Ours: with a vocabulary of 150,000 they take 150 MB in float32.
-MAX_SCORED = 256
 
 
 @dataclass(frozen=True)

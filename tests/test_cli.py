@@ -17,6 +17,7 @@ import pytest
 
 import ingot.cli as cli
 from ingot.ir.errors import InternalError
+from ingot.ir.plan import Plans
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -268,7 +269,16 @@ def test_compiling_tells_its_progress_and_reports(world: World) -> None:
     ]
     report = world.compiled.out
     assert report.startswith(f"\nCompiled {world.artifact} in ")
-    for line in ("trace", "weights", "write", "regions", "nodes per backend  reference ", "artifact", "build id"):
+    for line in (
+        "trace",
+        "weights",
+        "write",
+        "regions",
+        "nodes per backend  reference ",
+        "artifact",
+        "build id",
+        "Memory",
+    ):
         assert f"\n{line}" in report
     assert "0 calls of 0 distinct executables" in report
     assert f"Next:  ingot run '{world.artifact}' \"…\"" in report
@@ -280,7 +290,8 @@ def test_without_a_tokenizer_the_report_suggests_token_ids(
     import ingot.compiler as compiler
 
     def compiled(checkpoint: str, output: str, **_: object) -> compiler.CompileReport:
-        return compiler.CompileReport(Path(output), "b", "r", {"trace": 1.0}, 6, 2, 1, {"inductor": 6}, 1500, 2)
+        plans = Plans.model_validate_json((world.artifact / "plan.json").read_text())
+        return compiler.CompileReport(Path(output), "b", "r", {"trace": 1.0}, 6, 2, 1, {"inductor": 6}, 7, 1500, plans)
 
     monkeypatch.setattr(compiler, "compile_model", compiled)
     done = ingot("compile", world.checkpoint, "-o", tmp_path / "a.ingot")

@@ -1,16 +1,20 @@
 """The cpu provider, compile side: claims calls that its C++ kernels compute, and builds these once for a target."""
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
 
+from ingot.backends.cpu.workspace import costliest
 from ingot.backends.toolchain import compiler_path, compiler_version
 from ingot.ir import ops
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
+from ingot.ir.layout import Layout
 from ingot.ir.ops import op_of
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name, tensor_type
@@ -58,7 +62,16 @@ class Cpu:
             cost += _BEST if bucket.few_tokens or not op.fusible else _BEHIND_REGIONS
             # Attention takes another way for many tokens of a sequence than for few.
             batch_invariant &= op is not ops.paged_attention
-        return Yes(cost, batch_invariant)
+        rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
+        return Yes(cost, rows, batch_invariant)
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        return costliest(node.target, len(os.sched_getaffinity(0)))
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        raise BackendError(f"backend '{self.name}' compiles no regions", where=body.name)
 
     def sources(self) -> Sequence[Path]:
         return (Path(__file__), *sorted(KERNELS.iterdir()))

@@ -4,13 +4,14 @@ import contextlib
 import io
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+from ingot.backends.inductor.workspace import measure
 from ingot.backends.toolchain import compiler_path, compiler_version
 from ingot.ir import ops
 from ingot.ir.backend import No, Yes
@@ -46,6 +47,15 @@ class Inductor:
                 return No(f"{target_name(node.target)} stands outside regions")
         return Yes(1.0)
 
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        raise BackendError(f"backend '{self.name}' computes no single calls", where=f"%{node.name}")
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        args = [_example(value_type, sizes) for value_type in body.input_types().values()]
+        return measure(str(directory / executable.files[0]), args, threads)
+
     def sources(self) -> Sequence[Path]:
         """This file and the references, which are what gets compiled."""
         return (Path(__file__), *sorted(Path(ops.__file__).parent.glob("*.py")))
@@ -64,7 +74,7 @@ class Inductor:
             dim.name: torch.export.Dim(dim.name, min=dim.lo, max=max(dim.hi, _EXAMPLE_SIZE))
             for dim in body.dims.values()
         }
-        args = tuple(_example(value_type) for value_type in types)
+        args = tuple(_example(value_type, dict.fromkeys(dims, _EXAMPLE_SIZE)) for value_type in types)
         shapes = tuple(
             {axis: dims[size] for axis, size in enumerate(value_type.shape) if isinstance(size, str)}
             for value_type in types
@@ -115,9 +125,9 @@ class _Body(torch.nn.Module):
         return tuple(values[node] for node in self.body.output_nodes().values())
 
 
-def _example(value_type: TensorType) -> torch.Tensor:
-    """Zeros of the type, symbols at the example size; a strided input keeps its strides."""
-    shape = value_type.bind(dict.fromkeys((s for s in value_type.shape if isinstance(s, str)), _EXAMPLE_SIZE))
+def _example(value_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
+    """Zeros of the type; a strided input keeps its strides."""
+    shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.zeros(shape, dtype=value_type.dtype)
     return torch.empty_strided(shape, value_type.strides, dtype=value_type.dtype).zero_()

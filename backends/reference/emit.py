@@ -1,12 +1,15 @@
 """The reference provider, compile side: claims every op, at a cost that any other provider beats."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import fx
 
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
+from ingot.ir.ops import op_of
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import VIEWS, Program
 from ingot.ir.target import Target
@@ -23,6 +26,15 @@ class Reference:
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         # A view computes nothing, so it cannot depend on the batch.
         return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes))
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        op = op_of(node.target)
+        return node.target if op is None else op.costliest  # type: ignore[return-value]  # an aten call
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        raise BackendError(f"backend '{self.name}' compiles no regions", where=body.name)
 
     def sources(self) -> Sequence[Path]:
         return ()
@@ -46,3 +58,18 @@ class Rowwise(Reference):
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         # aten's views, add and mul among them: one correctly rounded operation an element is the same in every batch.
         return Yes(self.cost, batch_invariant=True)
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        whole = super().dry_run(node)
+        op = op_of(node.target)
+        if op is None or op.states:
+            return whole  # in place, whatever the provider
+
+        def one_row_beside_all_results(*args: Any, **kwargs: Any) -> None:
+            results = op.fake(*args, **kwargs)
+            rows = [torch.empty_like(item) for item in (results if isinstance(results, tuple) else (results,))]
+            named = op.bind(args, kwargs)
+            op.costliest(**{name: value[:1] if name in op.rows else value for name, value in named.items()})
+            del rows  # they were kept until they were joined
+
+        return one_row_beside_all_results

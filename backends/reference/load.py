@@ -13,6 +13,7 @@ _ATEN: dict[str, Callable[..., Any]] = {
     "aten.add.Tensor": torch.add,
     "aten.mul.Tensor": torch.mul,
     "aten.view.default": lambda x, shape: x.view(shape),
+    "aten.permute.default": lambda x, dims: x.permute(dims),
     "aten.slice.Tensor": lambda x, dim, begin, end: x[(slice(None),) * dim + (slice(begin, end),)],
 }
 

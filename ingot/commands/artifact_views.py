@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ingot.commands.memory_view import memory_rows
 from ingot.console import console, counts_text, facts, print_table, size_text, table
 from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS, trace_file, trace_name
 from ingot.ir.errors import ArtifactError, OptionError
@@ -178,6 +179,8 @@ def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
     if wanted == stages[-1]:
         return {"": artifact.read_text("program.ir")}  # of all bucket classes, one behind the other
     last = {_name(record): (number, record) for number, record in enumerate(records, 1) if record["stage"] == wanted}
+    apart = {record["entry"] for _, record in last.values() if record["bucket"]}  # the stage ends for each class apart
+    last = {name: (number, one) for name, (number, one) in last.items() if one["bucket"] or one["entry"] not in apart}
     return {bucket: _with_stage(artifact.read_text(_file(*one)), wanted) for bucket, one in last.items()}
 
 
@@ -197,7 +200,8 @@ def _file(number: int, record: dict[str, Any]) -> str:
 
 
 def print_plan(artifact: Artifact) -> None:
-    """The instructions of every bucket class."""
+    """The instructions of every bucket class, and the memory that they take."""
+    plans = _plans(artifact)
     rows = [
         (
             name,
@@ -210,11 +214,13 @@ def print_plan(artifact: Artifact) -> None:
             ", ".join([*(name or "–" for name in one.results), *(f"{name}!" for name in one.updates)]),
             ", ".join(one.frees),
         )
-        for name, bucket in _buckets(_plans(artifact))
+        for name, bucket in _buckets(plans)
         for index, one in enumerate(bucket.instructions)
     ]
     out = console()
     print_table(out, table(("bucket", "#>", "target", "provider", "arguments", "results", "frees"), rows))
+    out.print()
+    print_table(out, facts(memory_rows(plans)))
     out.print("\nname!: a state updated in place    –: a result that nothing uses", style="dim", markup=False)
 
 

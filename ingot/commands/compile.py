@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from ingot.commands import Flag
+from ingot.commands.memory_view import memory_rows
 from ingot.console import console, counts_text, facts, print_table, size_text
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def compile_checkpoint(
     max_tokens: int = 2048,
     passes: str = "default",
     deterministic: Flag = False,
+    weight_budget: float = 1.0,
     mesh: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
 ) -> None:
@@ -54,6 +56,8 @@ def compile_checkpoint(
         Changes to the pipeline: "default,-name,name{option=value}".
     deterministic
         Use only what computes a sequence alike in every batch.
+    weight_budget
+        Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
     mesh
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
     jobs
@@ -80,6 +84,7 @@ def compile_checkpoint(
             max_tokens=max_tokens,
             passes=passes,
             deterministic=deterministic,
+            weight_budget=weight_budget,
             mesh=axes,
             jobs=jobs,
             progress=progress,
@@ -102,13 +107,22 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
             [
                 ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
                 ("nodes per backend", counts_text(report.nodes_per_backend)),
-                ("weights", size_text(report.weight_bytes)),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
             ]
         ),
     )
+    out.print("\nMemory", style="bold")
+    print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
     path = shlex.quote(output)
     following = [f"ingot run {path} {prompt}"] * servable + [f"ingot inspect {path}"]
     out.print("\nNext:  " + "\n       ".join(following), markup=False, soft_wrap=True)
+
+
+def _second_copies(report: "CompileReport") -> list[tuple[str, object]]:
+    copies = report.second_copies
+    if not copies:
+        return []
+    names = ", ".join(copy.first for copy in copies)
+    return [("second copies", f"{size_text(sum(copy.bytes for copy in copies))} of the weights: {names}")]

@@ -85,6 +85,7 @@ def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object)
     "attention(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor token_seqs, Tensor? sinks=None, *, float scale,"
     " int layer, int? window=None, float? soft_cap=None) -> Tensor",
     samples=_samples,
+    rows=("q",),
     rowwise=_attention_rowwise,
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
     flops=_attention_flops,
@@ -124,10 +125,19 @@ def _write(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tens
     if bool((slots < 0).any()):  # padding
         keep = slots >= 0
         k, v, slots = k[keep], v[keep], slots[keep]
+    _write_real(kv, k, v, slots)
+
+
+def _write_real(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
     page_size = kv.shape[2]
     page, offset = slots // page_size, slots % page_size
     kv[:, 0].index_put_((page, offset), k)
     kv[:, 1].index_put_((page, offset), v)
+
+
+def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    """What `_write` comes to when a slot is padding: it takes the others out first."""
+    _write_real(kv, k.clone(), v.clone(), slots.clone())
 
 
 @define(
@@ -136,6 +146,7 @@ def _write(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tens
     fake=lambda kv, k, v, slots: torch.empty_like(kv),
     states=("kv",),
     in_place=_write,
+    costliest=_write_padded,
     fusible=False,
 )
 def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -198,13 +209,67 @@ def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_
     return 4 * q.numel() * page_table.shape[1] * kv.shape[2]  # an upper bound: every page of the table full and seen
 
 
+def _attend_pages(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    length: int,
+    sinks: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
+    count, page_size = q.shape[0], kv.shape[2]
+    # Pages that lie wholly before the first token's window are not even read.
+    first = 0 if window is None else max(0, length - count - window + 1) // page_size
+    pages = kv.index_select(0, table[first : -(-length // page_size)])
+    places = torch.arange(first * page_size, length, device=q.device)
+    k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
+    return _attend(q, k, v, _seen(places[-count:], places, window), scale, soft_cap, sinks)
+
+
+def longest_read(tokens: int, pages: int, page_size: int, window: int | None) -> tuple[int, int]:
+    """(tokens fed, positions cached) of the sequence in a step of `tokens` that reads most of its `pages`."""
+    length = pages * page_size
+    count = min(tokens, length)
+    if window is not None:
+        # The first position that is seen is the last one of its page: all of that page is read.
+        beyond = (length - count - window + 2) % page_size
+        if length - count - window + 1 > beyond and length - beyond >= count:
+            length -= beyond
+    return count, length
+
+
+def _paged_costliest(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """All tokens are of one sequence at the end of its pages."""
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], window)
+    out[:count] = _attend_pages(q[:count], kv, page_table[0], length, sinks, scale, window, soft_cap)
+    return out
+
+
 @define(
     "paged_attention(Tensor q, Tensor kv, Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens,"
     " Tensor? sinks=None, *, float scale, int? window=None, float? soft_cap=None) -> Tensor",
     samples=_paged_samples,
+    rows=("q",),
     rowwise=_paged_rowwise,
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
     flops=_paged_flops,
+    costliest=_paged_costliest,
     fusible=False,
     legal="cached",
     effect=Effect.READS_STATE,
@@ -229,15 +294,8 @@ def paged_attention(
     `soft_cap` are those of `attention`.
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    page_size = kv.shape[2]
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
-        if count == 0:
-            continue
-        # Pages that lie wholly before the first token's window are not even read.
-        first = 0 if window is None else max(0, length - count - window + 1) // page_size
-        pages = kv.index_select(0, page_table[b, first : -(-length // page_size)])
-        places = torch.arange(first * page_size, length, device=q.device)
-        k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
-        mask = _seen(places[-count:], places, window)
-        out[start : start + count] = _attend(q[start : start + count], k, v, mask, scale, soft_cap, sinks)
+        if count:
+            row = slice(start, start + count)
+            out[row] = _attend_pages(q[row], kv, page_table[b], length, sinks, scale, window, soft_cap)
     return out

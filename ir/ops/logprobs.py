@@ -5,6 +5,9 @@ import torch
 
 from ingot.ir.ops.registry import Sample, define, own_row
 
+# Rows of logits that rate tokens of prompts in a step, besides one row for each sequence. Ours: with a vocabulary of
+# 150,000 they take 150 MB in float32.
+MAX_SCORED = 256
 MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on top_logprobs, vLLM's on max_logprobs
 
 
@@ -38,10 +41,21 @@ def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
     return candidates[scores[candidates].sort(stable=True, descending=True).indices][:count]
 
 
+def _of_equals(logits: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `top_logprobs` of a row whose tokens are all equally likely."""
+    results = _none(logits.shape[0], logits.device)
+    scores = own_row(logits, 0)[0].float()
+    candidates = (scores >= scores[0]).long()
+    scores[candidates].sort(stable=True, descending=True)
+    scores.log_softmax(-1)
+    return results
+
+
 @define(
     "top_logprobs(Tensor logits, Tensor sampled, Tensor targets, Tensor num_logprobs) -> (Tensor, Tensor, Tensor)",
     samples=_samples,
     fake=_fake,
+    costliest=_of_equals,
     # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of scores stays in the cache.
     fusible=False,
     legal="cached",

@@ -10,6 +10,8 @@ from ingot.ir.ops.registry import Effect, Sample, define
 
 # Tokens that a row of logits may be denied: the end tokens of a model (a few) and of a request. Ours; 64 bytes a row.
 MAX_BANNED = 16
+# Rows penalized at once: their counts are gathered, 0.5 MB a row of a vocabulary of 128 k.
+_ROWS_AT_ONCE = 16
 _IN_PROMPT = 1
 _GENERATED = 2  # what one generated token adds to its entry
 
@@ -48,6 +50,26 @@ def _count(
     token_counts[place] = token_counts[place] | _IN_PROMPT  # equal tokens write equal values
 
 
+def _count_all(
+    token_counts: torch.Tensor,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    token_seqs: torch.Tensor,
+    rows: torch.Tensor,
+    prompt_ends: torch.Tensor,
+) -> None:
+    """As `_count` when every token is of a prompt, begins a row and is generated: more than any step."""
+    ends = prompt_ends[token_seqs.clamp(min=0).long()]
+    row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
+    counted, prompt, generated = token_seqs >= 0, positions < ends, positions >= ends
+    token_counts[row.clone()] = 0
+    one = torch.full((1,), _GENERATED, dtype=torch.int32, device=token_counts.device)
+    token_counts.index_put_((row.clone(), token.clone()), one, accumulate=True)
+    place = row.clone(), token.clone()
+    token_counts[place] = token_counts[place] | _IN_PROMPT
+    del counted, prompt, generated
+
+
 @define(
     "count_tokens(Tensor token_counts, Tensor ids, Tensor positions, Tensor token_seqs, Tensor rows,"
     " Tensor prompt_ends) -> Tensor",
@@ -55,6 +77,7 @@ def _count(
     fake=lambda token_counts, *_: torch.empty_like(token_counts),
     states=("token_counts",),
     in_place=_count,
+    costliest=_count_all,
     fusible=False,
 )
 def count_tokens(
@@ -90,12 +113,48 @@ def _penalize_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((logits, counts, *columns, banned))]
 
 
+def _penalize_rows(
+    result: torch.Tensor,
+    logits: torch.Tensor,
+    held: torch.Tensor,
+    place: torch.Tensor,
+    token: torch.Tensor,
+    rows: torch.Tensor,
+    penalties: tuple[torch.Tensor, ...],
+) -> None:
+    """Penalize `rows` of `result` for the tokens that they hold: `held[place, token]` are their entries."""
+    repetition, frequency, presence = penalties
+    row, times = rows[place], held[place, token] // _GENERATED
+    chosen, factor = logits[row, token], repetition[row]
+    repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
+    result[row, token] = repeated - times * frequency[row] - (times > 0) * presence[row]
+
+
+def _penalize_most(
+    logits: torch.Tensor,
+    token_counts: torch.Tensor,
+    count_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+    banned: torch.Tensor,
+) -> torch.Tensor:
+    """As `penalize` when every row holds the whole vocabulary."""
+    result = logits.clone()
+    rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
+    held = token_counts[count_rows[rows].long()]
+    place, token = (torch.empty(held.numel(), dtype=torch.int64, device=logits.device) for _ in range(2))
+    _penalize_rows(result, logits, held, place, token, rows, (repetition, frequency, presence))
+    return result
+
+
 @define(
     "penalize(Tensor logits, Tensor token_counts, Tensor count_rows, Tensor repetition, Tensor frequency,"
     " Tensor presence, Tensor banned) -> Tensor",
     samples=_penalize_samples,
     fake=lambda logits, *_: torch.empty_like(logits),
     # No `rows`: every element is computed by itself.
+    costliest=_penalize_most,
     may_return="logits",
     effect=Effect.READS_STATE,
     fusible=False,
@@ -123,14 +182,10 @@ def penalize(
     if not bool(asks.any()) and not bool(bans.any()):
         return logits
     result = logits.clone()
-    asking = asks.nonzero().flatten()
-    if asking.numel():
-        held = token_counts[count_rows[asking].long()]
+    for rows in asks.nonzero().flatten().split(_ROWS_AT_ONCE) if bool(asks.any()) else ():
+        held = token_counts[count_rows[rows].long()]
         place, token = held.nonzero(as_tuple=True)  # a sequence holds few of the vocabulary's tokens
-        row, times = asking[place], held[place, token] // _GENERATED
-        chosen, factor = logits[row, token], repetition[row]
-        repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
-        result[row, token] = repeated - times * frequency[row] - (times > 0) * presence[row]
+        _penalize_rows(result, logits, held, place, token, rows, (repetition, frequency, presence))
     row, column = bans.nonzero(as_tuple=True)
     result[row, banned[row, column].long()] = float("-inf")
     return result

@@ -63,14 +63,15 @@ class Op:
     """One op of the dialect.
 
     `reference` is its meaning. `fake` gives results of the right shape for meta tensors. `rowwise` computes the same
-    with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant). `states` names
-    the parameters that are state values; `in_place` is the lowered form that updates them instead of returning them,
-    and returns the remaining results. `decompose` rebuilds a fused op from simpler ones. `may_return` names the
-    parameter that the result may be, untouched; every other result has memory of its own. `fusible` says that a region
-    compiler may take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states,
-    "cached" ones with them, or only where placements are "open". `across` computes a collective for all ranks of its
-    axis at once: from a list for each tensor argument to a list of results. `effect` says when two calls may become
-    one, and when one may go.
+    with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant), a row of the
+    parameters `rows` at a time. `states` names the parameters that are state values; `in_place` is the lowered form
+    that updates them instead of returning them, and returns the remaining results. `costliest` allocates what a call
+    that runs (in place, if it has states) allocates at most, and looks at no data: memory is planned by it. `decompose`
+    rebuilds a fused op from simpler ones. `may_return` names the parameter that the result may be, untouched; every
+    other result has memory of its own. `fusible` says that a region compiler may take it into a region. `legal` says
+    where it may stand: "any" stage, "pure" ones without states, "cached" ones with them, or only where placements are
+    "open". `across` computes a collective for all ranks of its axis at once: from a list for each tensor argument to a
+    list of results. `effect` says when two calls may become one, and when one may go.
     """
 
     name: str
@@ -78,10 +79,12 @@ class Op:
     reference: Function
     fake: Function
     rowwise: Function
+    rows: tuple[str, ...]
     samples: Samples
     flops: Function | None
     states: tuple[str, ...]
     in_place: Function | None
+    costliest: Function
     decompose: Function | None
     may_return: str | None
     fusible: bool
@@ -151,6 +154,7 @@ def define(
     flops: Function | None = None,
     states: tuple[str, ...] = (),
     in_place: Function | None = None,
+    costliest: Function | None = None,
     decompose: Function | None = None,
     may_return: str | None = None,
     fusible: bool = True,
@@ -162,9 +166,9 @@ def define(
 
     `schema` is in torch's schema language, attributes keyword-only. `rows` names the parameters whose leading axis
     counts independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
-    `fake` defaults to the reference, which then must run on meta tensors. A state result comes last, in the order of
-    `states`; an op with any writes state, and one that only reads a state must say so by its `effect`. Defining a name
-    twice is an error.
+    `fake` defaults to the reference, which then must run on meta tensors, and `costliest` to the form that runs, which
+    must too. A state result comes last, in the order of `states`; an op with any writes state, and one that only reads
+    a state must say so by its `effect`. Defining a name twice is an error.
     """
 
     def register(reference: Function) -> Op:
@@ -181,10 +185,13 @@ def define(
             reference=reference,
             fake=fake or reference,
             rowwise=rowwise or (_each_row(reference, rows) if rows else reference),
+            rows=rows,
             samples=samples,
             flops=flops,
             states=states,
             in_place=in_place,
+            # Of what ranks do together, one rank allocates its result.
+            costliest=costliest or in_place or (fake if across and fake else reference),
             decompose=decompose,
             may_return=may_return,
             fusible=fusible,

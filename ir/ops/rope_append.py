@@ -54,6 +54,25 @@ def _in_place(
     return q
 
 
+def _costliest(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    *,
+    eps: float,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+    kv_append.costliest(kv, k, v, slots)
+    return q
+
+
 def _decompose(
     kv: torch.Tensor,
     q: torch.Tensor,
@@ -85,6 +104,7 @@ def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[
     fake=_fake,
     states=("kv",),
     in_place=_in_place,
+    costliest=_costliest,
     decompose=_decompose,
     fusible=False,
 )

@@ -73,12 +73,48 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((logits, *columns))]
 
 
+# Rows drawn at once. A draw holds some hundred bytes a token of the vocabulary, so that this many rows of 128 k take
+# 200 MB; one row after the other would be as quick on a CPU, and slower on a GPU.
+_ROWS_AT_ONCE = 16
+
+
+def _draw(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """A random token i64[L] of each row, whose temperatures are above 0."""
+    # Below its maximum a row cannot overflow, whatever the temperature.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
+    kept = scaled.masked_fill(~keep_mask(scaled, top_k, top_p, min_p), float("-inf"))
+    return (kept + noise).argmax(-1)
+
+
+def _choose(logits: torch.Tensor, columns: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> torch.Tensor:
+    """`sample`, with the rows `drawn` i64[n] taken by chance and the others greedily."""
+    tokens = logits.argmax(-1)
+    for rows in drawn.split(_ROWS_AT_ONCE) if drawn.numel() else ():  # greedy requests need no random numbers
+        tokens[rows] = _draw(logits[rows], *(column[rows] for column in columns))
+    return torch.where(logits.amax(-1).isfinite(), tokens, -1).int()
+
+
+def _choose_most(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+    rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
+    return _choose(logits, columns, rows)
+
+
 @define(
     "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
     " Tensor positions) -> Tensor",
     samples=_samples,
     rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
+    costliest=_choose_most,
     fusible=False,
     legal="cached",
 )
@@ -97,13 +133,5 @@ def sample(
     `softmax(logits / temperature)` cut down by `keep_mask`, by the Gumbel-max method with noise keyed by
     (seeds i64, positions i32). A row with NaN, +inf or nothing finite gives -1.
     """
-    tokens = logits.argmax(-1)
-    row = (temperature > 0).nonzero().flatten()
-    if row.numel():  # rows of greedy requests need no random numbers
-        drawn = logits[row]
-        # Below its maximum a row cannot overflow, whatever the temperature.
-        scaled = (drawn - drawn.amax(-1, keepdim=True)) / temperature[row, None]
-        noise = -torch.log(-torch.log(uniform(seeds[row], positions[row], logits.shape[-1])))
-        kept = scaled.masked_fill(~keep_mask(scaled, top_k[row], top_p[row], min_p[row]), float("-inf"))
-        tokens[row] = (kept + noise).argmax(-1)
-    return torch.where(logits.amax(-1).isfinite(), tokens, -1).int()
+    drawn = (temperature > 0).nonzero().flatten()
+    return _choose(logits, (temperature, top_k, top_p, min_p, seeds, positions), drawn)

@@ -107,6 +107,19 @@ def _move(
     last_token[rows[commits].long()] = sampled[sample_index[commits].long()]
 
 
+def _move_all(
+    last_token: torch.Tensor,
+    position: torch.Tensor,
+    rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sampled: torch.Tensor,
+    sample_index: torch.Tensor,
+) -> None:
+    """`_move` of sequences that are all real and sampled."""
+    position[rows.long()] = kv_lens.clone()
+    last_token[rows.long()] = sampled[sample_index.long()]
+
+
 @define(
     "advance(Tensor last_token, Tensor position, Tensor rows, Tensor kv_lens, Tensor sampled, Tensor sample_index,"
     " Tensor? rejected=None) -> (Tensor, Tensor)",
@@ -114,6 +127,7 @@ def _move(
     fake=lambda last_token, position, *_: (torch.empty_like(last_token), torch.empty_like(position)),
     states=("last_token", "position"),
     in_place=_move,
+    costliest=_move_all,
     fusible=False,
 )
 def advance(

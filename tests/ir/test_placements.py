@@ -196,6 +196,8 @@ def test_arithmetic_in_parts() -> None:
     assert ways["add", 1] == ways["mul", 1] | {"x:partial0 other:partial0"}
     assert ways["add", 2] == {"", "x:shard1"} and ways["mul", 2] == {"", "x:shard1", "x:partial0"}
     assert ways["mul", 3] == {"", "x:shard2 other:shard2"}
+    turned = check_in_parts("permute", None, ATEN["aten.permute.default"], Sample((x[:, None], [2, 0, -2])))
+    assert turned == {"", "x:shard2", "x:partial0"}
 
 
 @pytest.mark.parametrize(

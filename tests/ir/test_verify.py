@@ -8,7 +8,7 @@ import torch
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import Plan
+from ingot.ir.plan import Plan, ResidentMemory
 from ingot.ir.program import ParamSpec, Program, Region, RegionCall, Stage, StateSpec
 from ingot.ir.recipe import source
 from ingot.ir.types import Dim, Placement, StateType, TensorType
@@ -43,7 +43,15 @@ HEALTHY = {
     "PLANNED": X + "%y = ingot.silu_mul(%x, %x) : f32[T, 4] @reference\nreturn y=%y\n",
 }
 PLAN = Plan(
-    entry="p", dims={}, inputs={}, params={}, states={}, outputs={}, executables={}, buckets=()
+    entry="p",
+    dims={},
+    inputs={},
+    params={},
+    states={},
+    outputs={},
+    executables={},
+    memory=ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=0, outputs=0),
+    buckets=(),
 )  # what a plan must hold is checked where plans are made
 
 

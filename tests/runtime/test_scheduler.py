@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.ir.ops.logprobs import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, build_step
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request, Status
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import MAX_SCORED, Scheduler, SchedulerConfig
+from ingot.runtime.scheduler import Scheduler, SchedulerConfig
 from ingot.runtime.step import StepBuffer, StepSizes, step_views, step_words
 
 

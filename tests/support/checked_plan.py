@@ -84,5 +84,7 @@ class CheckedPlanRun:
             result = load_op(instruction.target, rowwise=instruction.provider == "rowwise")(*args, **kwargs)
             return result if isinstance(result, tuple) else (result,)
         wanted = plan.executables[instruction.target.removeprefix("exe.")]
-        (region,) = (item for item in self.program.regions.values() if item.executable == wanted)
+        (region,) = (
+            item for item in self.program.regions.values() if item.executable and item.executable.id == wanted.id
+        )
         return tuple(interpret(region.body, dict(zip(region.body.input_types(), args, strict=True))).values())

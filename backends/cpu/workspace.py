@@ -1,0 +1,69 @@
+"""What the cpu provider's calls allocate, in a form for tensors without data.
+
+The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in `calls.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.ir.ops import op_of, paged_attention
+from ingot.ir.ops.attention import longest_read
+
+# Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
+# each thread holds a block of scores, its maxima and sums and a block of results in float32, and the scores again in
+# the dtype of q when that is narrower.
+_QUERIES, _KEYS = 256, 512
+
+
+def costliest(target: Any, threads: int) -> Callable[..., Any]:
+    """The form of a call that allocates most; `threads` is what torch would use."""
+    op = op_of(target)
+    assert op is not None
+    if op is paged_attention:
+        return lambda *args, **kwargs: _attention(threads, *args, **kwargs)
+
+    def results_alone(*args: Any, **kwargs: Any) -> Any:
+        named = op.bind(args, kwargs)
+        # A state is updated in place: of the results that stand for states nothing is allocated.
+        return op.fake(**{name: value[:0] if name in op.states else value for name, value in named.items()})
+
+    return results_alone
+
+
+def _attention(
+    threads: int,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> None:
+    """All tokens are of one sequence at the end of its pages."""
+    if sinks is not None or soft_cap is not None:
+        paged_attention.costliest(
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, window=window, soft_cap=soft_cap
+        )
+        return
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], window)
+    first = 0 if window is None else max(0, length - count - window + 1) // kv.shape[2]
+    pages = kv.index_select(0, page_table[0, first : -(-length // kv.shape[2])])
+    places = torch.arange(first * kv.shape[2], length)
+    k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
+    behind = torch.arange(length - count, length)[:, None] - places[None, :]
+    mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    # Inside torch: the mask as numbers, the result, the sums of the softmax, the blocks of each thread.
+    bias = torch.empty(mask.shape, dtype=q.dtype)
+    mixed = torch.empty_like(q[:count], memory_format=torch.contiguous_format)
+    sums = torch.empty(q.shape[1], count, dtype=torch.float32)
+    blocks = torch.empty(threads, _QUERIES * (_KEYS + 2 + q.shape[2]), dtype=torch.float32)
+    narrow = torch.empty(threads, _QUERIES, _KEYS if q.dtype != torch.float32 else 0, dtype=q.dtype)
+    del out, k, v, bias, mixed, sums, blocks, narrow

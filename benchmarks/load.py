@@ -1,0 +1,96 @@
+"""Loading an artifact against reading its weights.
+
+    python benchmarks/load.py [--gigabytes 1.0] [--threads 2] [--repeats 7]
+
+It makes a checkpoint of that size with random weights, compiles it with the reference backend (executables are opened
+in the same way for every backend, and take milliseconds), and measures in pairs, page cache warm:
+
+read         read() of all weight files into one reused buffer of 1 MiB, one thread
+read_whole   the same into one reused buffer as large as the largest file, which no cache of the processor holds
+hash         reading and SHA-256 of every chunk with `threads` threads: what checking all digests takes at least
+load         `load_artifact` in a process that has imported it: digests checked, weights mapped, states made
+
+Only minima count: other work on the machine adds to a time and never takes from it.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from random_llama import Shape, write_checkpoint
+from results import Figure, write_result
+
+from ingot import compile_model
+from ingot.ir.digest import digest_files
+from ingot.runtime.loader import load_artifact
+
+_BLOCK_BYTES = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of weights, in units of 10^9 bytes")
+    parser.add_argument("--threads", type=int, default=2, help="that check digests")
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ingot-load-") as folder:
+        artifact = _artifact(Path(folder), int(options.gigabytes * 1e9))
+        figures = measure(artifact, options.threads, options.repeats)
+    for name, figure in figures.items():
+        print(f"{name:16} {figure.value:10.4g} {figure.unit:4} {figure.what}")
+    print(write_result("load", vars(options), figures))
+
+
+def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
+    """The figures of one artifact; each round measures every way once, so that all of them see the same machine."""
+    files = sorted((artifact / "weights").glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    block, whole = bytearray(_BLOCK_BYTES), bytearray(max(file.stat().st_size for file in files))
+    ways: dict[str, Callable[[], object]] = {
+        "read": lambda: _read(files, block),
+        "read_whole": lambda: _read(files, whole),
+        "hash": lambda: digest_files(files, threads),
+        "load": lambda: load_artifact(artifact, num_pages=1, threads=threads),
+    }
+    seconds = {name: math.inf for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            seconds[name] = min(seconds[name], time.perf_counter() - begin)
+    return {
+        "weights": Figure(value=size, unit="B", what="size of all weight files"),
+        **{name: Figure(value=value, unit="s", what=f"{name}, the least") for name, value in seconds.items()},
+        "load_per_read": _ratio(seconds, "load", "read"),
+        "load_per_read_whole": _ratio(seconds, "load", "read_whole"),
+        "load_per_hash": _ratio(seconds, "load", "hash"),
+    }
+
+
+def _ratio(seconds: dict[str, float], over: str, under: str) -> Figure:
+    return Figure(value=seconds[over] / seconds[under], unit="", what=f"{over} / {under}")
+
+
+def _read(files: list[Path], buffer: bytearray) -> None:
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _artifact(folder: Path, size: int) -> Path:
+    """An artifact whose weights take about `size` bytes in bfloat16, in as many layers as that takes."""
+    shape = Shape(vocab_size=32000)
+    layers = round((size / 2 - shape.vocab_size * shape.hidden_size) / sum(map(math.prod, shape.layer().values())))
+    checkpoint = write_checkpoint(folder / "checkpoint", replace(shape, num_hidden_layers=max(1, layers)))
+    output = folder / "model.ingot"
+    compile_model(checkpoint, output, backend="reference", max_batch=1, max_tokens=64, max_seq_len=2048)
+    return output
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What the largest step of a model takes, against what its plan says.
+
+    python benchmarks/memory.py [--layers 16] [--backend inductor] [--max-tokens 2048]
+                                [--max-seq-len 2048] [--max-batch 64]
+
+It makes a checkpoint of the shape of Llama 3.2 1B with random weights, compiles it, and in a new process loads the
+artifact and launches the largest step that the scheduler could make: a sequence feeds all tokens but those of the other
+sequences, which feed one each, and ends at its full length; each has a row of logits, none is greedy.
+
+activations  bytes that the step takes from torch's CPU allocator at its peak, as torch's profiler reports them call by
+             call: values, temporaries, and the scratch that oneDNN asks torch for. Exact, on a busy machine too
+resident     growth of the anonymous memory of the process (RssAnon in /proc/self/status, sampled every millisecond)
+             from before the launch to its peak, with the KV pages written before. malloc keeps some of what is freed,
+             so this is up to an eighth above or below what is allocated. Weights are mapped from files and not in it
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from random_llama import Shape, write_checkpoint
+from results import Figure, write_result
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=Shape.num_hidden_layers)
+    parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--max-tokens", type=int, default=2048)
+    parser.add_argument("--max-seq-len", type=int, default=2048)
+    parser.add_argument("--max-batch", type=int, default=64)
+    parser.add_argument("--results", type=Path, help="folder for the result, in place of benchmarks/results")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(_measure(options.measure)))
+        return
+    from ingot import compile_model
+
+    with tempfile.TemporaryDirectory(prefix="ingot-memory-") as folder:
+        checkpoint = write_checkpoint(Path(folder) / "checkpoint", Shape(num_hidden_layers=options.layers))
+        artifact = Path(folder) / "model.ingot"
+        compile_model(
+            checkpoint,
+            artifact,
+            backend=options.backend,
+            max_tokens=options.max_tokens,
+            max_seq_len=options.max_seq_len,
+            max_batch=options.max_batch,
+        )
+        command = [sys.executable, __file__, "--measure", str(artifact)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    figures = {
+        "weights": Figure(value=found["weights"], unit="B", what="resident weights, planned"),
+        "planned": Figure(value=found["planned"], unit="B", what="activations of the largest step, planned"),
+        "activations": Figure(value=found["activations"], unit="B", what="the same, allocated"),
+        "resident": Figure(value=found["resident"], unit="B", what="growth of anonymous memory in that step"),
+        "activations_per_planned": Figure(value=found["activations"] / found["planned"], unit="", what="of the plan"),
+        "resident_per_planned": Figure(value=found["resident"] / found["planned"], unit="", what="of the plan"),
+    }
+    for name, figure in figures.items():
+        print(f"{name:24} {figure.value:12.6g} {figure.unit:2} {figure.what}")
+    settings = {name: value for name, value in vars(options).items() if name not in ("results", "measure")}
+    print(write_result("memory", settings, figures, **({"folder": options.results} if options.results else {})))
+
+
+def _measure(artifact: Path) -> dict[str, int]:
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from largest_step import allocated_by_step, largest_step, pages_of
+
+    from ingot.runtime.artifact import open_artifact
+    from ingot.runtime.loader import load_artifact
+
+    limits = open_artifact(artifact, verify=False).manifest.model
+    pages = -(-int(limits["max_seq_len"]) // int(limits["page_size"])) + int(limits["max_batch"]) - 1  # type: ignore[arg-type]
+    loaded = load_artifact(artifact, num_pages=pages)
+    assert pages_of(loaded.limits) == pages
+    for state in loaded.executor.states.values():
+        state.zero_()  # writes, so that the pages are there
+    inputs = largest_step(loaded)
+    loaded.executor.launch(largest_step(loaded, loaded.limits.max_batch))  # what is allocated once and for all
+    resident = _growth(lambda: loaded.executor.launch(inputs))
+    return {
+        "weights": loaded.plan.memory.weights,
+        "planned": max(bucket.memory.activations for bucket in loaded.plan.buckets),
+        "resident": resident,
+        "activations": allocated_by_step(loaded, inputs),
+    }
+
+
+def _growth(call: Callable[[], object]) -> int:
+    """Bytes by which the process's anonymous memory grows at most while `call` runs."""
+    before = peak = _anonymous()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.001):
+            peak = max(peak, _anonymous())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    call()
+    done.set()
+    thread.join()
+    return peak - before
+
+
+def _anonymous() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon")
+
+
+if __name__ == "__main__":
+    main()

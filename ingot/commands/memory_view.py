@@ -1,0 +1,29 @@
+"""A plan's memory for people: what serving takes, line by line."""
+
+from ingot.console import size_text
+from ingot.ir.memory import MemoryNeed
+from ingot.ir.plan import Plans
+
+
+def memory_rows(plans: Plans) -> list[tuple[str, object]]:
+    """Names and texts: weights, activations at their peak, KV cache, and the sum for the limits."""
+    need = MemoryNeed.of(plans)
+    buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
+    worst = max(buckets, key=lambda bucket: bucket.memory.activations)
+    sizes, target = worst.memory.sizes, worst.instructions[worst.memory.peak].target
+    step = f"{sizes['T']} tokens of {sizes.get('B', 1)} sequences"
+    sequences = max(bucket.memory.sizes.get("B", 1) for bucket in buckets)
+    kv = need.sequence * sequences
+    return [
+        ("weights", size_text(need.weights)),
+        (
+            "activations",
+            f"{size_text(need.activations)} at the peak of {step}, in {target[:24]}",
+        ),
+        (
+            "KV cache",
+            f"{size_text(need.page)} a page, {size_text(need.sequence)} a sequence at full length"
+            f" ({need.sequence // max(need.page, 1)} pages)",
+        ),
+        ("in all", f"{size_text(need.fixed + need.sequence)} at least, {size_text(need.fixed + kv)} for the limits"),
+    ]

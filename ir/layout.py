@@ -1,0 +1,42 @@
+"""How a weight lies in memory, and how a program reads one that does not lie as its op has it."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.ops import op_of
+from ingot.ir.program import is_call
+
+
+class Layout(enum.Enum):
+    """The order of a matrix [N, K] in memory: by rows, as ops name it, or by columns, which is [K, N] by rows."""
+
+    ROW_MAJOR = "row-major"
+    COLUMN_MAJOR = "column-major"
+
+
+TRANSPOSE = torch.ops.aten.permute.default
+TRANSPOSED = (1, 0)
+
+
+def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
+    """The layout of each weight that a call reads, by the parameter of the op that takes it."""
+    op = op_of(node.target)
+    if op is None:
+        return {}
+    found = {name: layout_of(value) for name, value in op.bind(node.args, node.kwargs).items()}
+    return {name: layout for name, layout in found.items() if layout is not None}
+
+
+def layout_of(value: Any) -> Layout | None:
+    """The layout of the weight that a value is; None when it is no weight."""
+    if not isinstance(value, fx.Node):
+        return None
+    if value.op == "placeholder":
+        return Layout.ROW_MAJOR if value.meta["kind"] == "param" else None
+    if is_call(value, TRANSPOSE) and tuple(value.args[1]) == TRANSPOSED:  # type: ignore[arg-type]
+        return Layout.COLUMN_MAJOR if layout_of(value.args[0]) is Layout.ROW_MAJOR else None
+    return None

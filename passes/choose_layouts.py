@@ -1,0 +1,168 @@
+"""choose-layouts: each weight gets one layout in memory, by what all bucket classes together would pay for it."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ingot.ir.backend import Claim, Yes, alternatives
+from ingot.ir.layout import TRANSPOSE, TRANSPOSED, Layout
+from ingot.ir.ops import linear
+from ingot.ir.plan import BucketClass
+from ingot.ir.program import ParamSpec, Program, is_call
+from ingot.ir.recipe import Recipe, permute
+from ingot.ir.record import Numerics
+from ingot.ir.types import Placement, TensorType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+# A resident tensor: equal recipe, placement and type are one.
+Tensor = tuple[Recipe, tuple[Placement, ...], TensorType]
+_BY_COLUMNS = ".transposed"  # ends the name of a param that holds another one's weight by columns
+Costs = Mapping[str, Mapping[Layout, float]]  # by bucket class
+
+
+@dataclass(frozen=True)
+class SecondCopy:
+    """A weight that is resident by columns, `second`, beside `first`, which holds it by rows. `bytes` is its size."""
+
+    first: str
+    second: str
+    bytes: int
+
+
+def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
+    """The weights that are there in two layouts, among the params of all bucket classes."""
+    by_rows = {spec.recipe: name for name, spec in params.items()}
+    found = [
+        SecondCopy(by_rows[spec.recipe.inputs[0]], name, _size(_tensor(spec)))
+        for name, spec in params.items()
+        if name.endswith(_BY_COLUMNS) and spec.recipe.inputs[0] in by_rows
+    ]
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class ChooseLayouts(Pass):
+    """It runs for each bucket class and comes to the same choice in each, because all see the same program and all
+    classes; then it rewrites what its own class reads.
+
+    The matrices of linears are chosen for: `[N, K]` by rows or by columns. A tensor that anything else reads too, a
+    tied embedding for one, stays as it is. The cost of a layout is the sum over bucket classes and calls of the
+    cheapest claim that takes it. A second copy is made, most saved per byte first, while all weights stay within
+    `weight_budget` times their size in one copy.
+    """
+
+    name: ClassVar[str] = "choose-layouts"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        assert context.bucket is not None
+        for tensor, chosen in _choose(program, context).items():
+            if chosen[context.bucket.name] is Layout.COLUMN_MAJOR:
+                for name in [name for name, spec in program.params.items() if _tensor(spec) == tensor]:
+                    _transpose(rewriter, program.find(name))
+                    rewriter.matched()
+
+
+def _tensor(spec: ParamSpec) -> Tensor:
+    return spec.recipe, spec.placement, spec.type
+
+
+def _size(tensor: Tensor) -> int:
+    return math.prod(tensor[2].bind({})) * tensor[2].dtype.itemsize
+
+
+def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, Layout]]:
+    """The layout of each tensor by bucket class."""
+    costs = {tensor: _costs(calls, context) for tensor, calls in _candidates(program).items()}
+    chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
+    apart = {tensor: {bucket: _cheapest(one) for bucket, one in cost.items()} for tensor, cost in costs.items()}
+    saved = {tensor: _paid(costs[tensor], chosen[tensor]) - _paid(costs[tensor], apart[tensor]) for tensor in costs}
+    # A tensor has a size above 0; equal savings keep the program's order.
+    order = sorted((one for one in saved if saved[one] > 0), key=lambda one: -saved[one] / _size(one))
+    room = (context.weight_budget - 1.0) * sum(map(_size, {_tensor(spec) for spec in program.params.values()}))
+    for tensor in order:
+        if _size(tensor) <= room:
+            room -= _size(tensor)
+            chosen[tensor] = apart[tensor]
+    return chosen
+
+
+def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
+    """Tensors that linears alone read as their weight, with these calls."""
+    calls: dict[Tensor, list[fx.Node]] = {}
+    others: set[Tensor] = set()
+    for param in program.placeholders("param"):
+        tensor = _tensor(program.params[str(param.target)])
+        for user in param.users:
+            if is_call(user, linear.overload) and linear.bind(user.args, user.kwargs)["weight"] is param:
+                calls.setdefault(tensor, []).append(user)
+            else:
+                others.add(tensor)
+    return {tensor: users for tensor, users in calls.items() if tensor not in others}
+
+
+def _costs(calls: list[fx.Node], context: PassContext) -> Costs:
+    return {
+        bucket.name: _sum({layout: _cost(call, layout, bucket, context) for layout in Layout} for call in calls)
+        for bucket in context.buckets
+    }
+
+
+def _cost(call: fx.Node, layout: Layout, bucket: BucketClass, context: PassContext) -> float:
+    """The cheapest claim of a linear whose weight lies so; infinite without one."""
+    claims: list[Claim] = [backend.claim([call], context.target, bucket) for backend in context.backends]
+    return min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf)
+
+
+def _taking(claims: list[Claim], layout: Layout, context: PassContext) -> Iterable[Yes]:
+    for claim in claims:
+        for yes in alternatives(claim):
+            if yes.takes({"weight": layout}) and (yes.batch_invariant or not context.deterministic):
+                yield yes
+
+
+def _sum(costs: Iterable[Mapping[Layout, float]]) -> dict[Layout, float]:
+    listed = list(costs)
+    return {layout: sum(cost[layout] for cost in listed) for layout in Layout}
+
+
+def _cheapest(cost: Mapping[Layout, float]) -> Layout:
+    """Row-major unless another is better."""
+    return min(Layout, key=lambda layout: cost[layout])
+
+
+def _paid(cost: Costs, layouts: Mapping[str, Layout]) -> float:
+    return sum(cost[bucket][layout] for bucket, layout in layouts.items())
+
+
+def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
+    """Let the users of a param read a transposed view of one that holds it by columns."""
+    program = rewriter.program
+    name = str(param.target)
+    spec = program.params[name]
+    rows, columns = spec.type.shape
+    held = program.add_param(
+        name + _BY_COLUMNS,
+        ParamSpec(
+            TensorType(spec.type.dtype, (columns, rows)),
+            permute(spec.recipe, TRANSPOSED),
+            tuple(_turned(place) for place in spec.placement),
+        ),
+    )
+    users = list(param.users)
+    first = next(node for node in program.calls() if node in users)
+    view = rewriter.call(TRANSPOSE, held, list(TRANSPOSED), before=first)
+    for user in users:
+        user.replace_input_with(param, view)
+    rewriter.retype(users)
+
+
+def _turned(place: Placement) -> Placement:
+    if place.kind != "shard":
+        return place
+    return Placement(place.axis, place.kind, 1 - place.dim, place.segments)

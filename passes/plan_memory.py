@@ -1,0 +1,159 @@
+"""The memory of a plan: what a step allocates at its peak, and what stays between steps."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from ingot.ir.dry_run import peak_bytes
+from ingot.ir.errors import PassError
+from ingot.ir.infer import sized_meta_tensor
+from ingot.ir.interpret import interpret
+from ingot.ir.ops import op_of
+from ingot.ir.ops.logprobs import MAX_SCORED
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import BucketMemory, Instruction, ResidentMemory, Value
+from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name
+from ingot.ir.types import StateType, TensorType
+from ingot.passes.base import PassContext
+
+
+def bucket_memory(
+    program: Program,
+    nodes: Sequence[fx.Node],
+    instructions: Sequence[Instruction],
+    values: Mapping[str, Value],
+    workspaces: Mapping[str, int],
+    context: PassContext,
+) -> BucketMemory:
+    """The peak over the instructions, which stand for `nodes`, of the largest step of the program's bucket class.
+
+    `workspaces` are those of its regions by name, in that step.
+    """
+    sizes = largest_step(program)
+    live = peak = place = 0
+    views: dict[str, int] = {}  # of each storage alive, the values that lie in it
+    known: dict[str, int] = {}  # the layers of a model repeat a few dozen calls
+    for number, (node, instruction) in enumerate(zip(nodes, instructions, strict=True)):
+        made = [name for name in instruction.results if name]
+        taken = sum(_held(values[name], sizes) for name in made)
+        if isinstance(node.target, RegionCall):
+            needed = workspaces[node.target.name]
+        else:
+            text = _text(node, program)
+            needed = known[text] if text in known else _call_bytes(node, program, sizes, context)
+            known[text] = needed
+        inside = live + max(taken, needed)
+        if inside > peak:
+            peak, place = inside, number
+        live += taken
+        for name in made:
+            holder = values[name].of or name
+            views[holder] = views.get(holder, 0) + 1
+        for name in instruction.frees:
+            holder = values[name].of or name
+            views[holder] -= 1
+            if not views[holder] and holder in values:  # and not an input's or a param's
+                live -= _held(values[holder], sizes)
+    return BucketMemory(sizes=sizes, activations=peak, peak=place)
+
+
+def region_workspaces(program: Program, context: PassContext) -> Mapping[str, int]:
+    """Bytes that a call of each region allocates at its peak in the largest step, its results among them."""
+    sizes = largest_step(program)
+    if context.measure is not None:
+        return context.measure(list(program.regions.values()), sizes)
+    return {name: _body_bytes(region.body, sizes) for name, region in program.regions.items()}
+
+
+def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
+    values = {name: sized_meta_tensor(value_type, sizes) for name, value_type in body.input_types().items()}
+    return peak_bytes(interpret, (body, values), {})
+
+
+def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
+    """What stays between steps; `sizes` are those of the largest step of all."""
+    states = [spec.type for spec in program.states.values()]
+    outputs = [node.meta["type"] for node in program.output_nodes().values()]
+    return ResidentMemory(
+        weights=weight_bytes(program.params.values()),
+        states=sum(_bytes(item, sizes) for item in states if "pages" not in item.shape),
+        page=sum(_bytes(item, {**sizes, "pages": 1}) for item in states if "pages" in item.shape),
+        pages_per_sequence=sizes.get("P", 0),
+        inputs=sum(_bytes(value_type, sizes) for value_type in program.input_types().values()),
+        outputs=sum(_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),
+    )
+
+
+def weight_bytes(specs: Iterable[ParamSpec]) -> int:
+    """Bytes of resident tensors: equal recipe, placement and type are one."""
+    distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
+    return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
+
+
+def largest_step(program: Program) -> dict[str, int]:
+    """The dims of the largest step of the program's bucket class.
+
+    A sequence feeds a token at least and gets one row of logits at most, and so many rows more rate prompts: the
+    scheduler takes no other steps, whatever else the program could do.
+    """
+    assert program.bucket is not None
+    sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name != "pages"}
+    sizes["T"] = min(sizes.get("T", program.bucket.tokens[1]), program.bucket.tokens[1])
+    if "B" in sizes:
+        sizes["B"] = min(sizes["B"], sizes["T"])
+    if "L" in sizes:
+        sizes["L"] = min(sizes["L"], sizes["T"], sizes.get("B", sizes["T"]) + MAX_SCORED)
+    return sizes
+
+
+def _held(value: Value, sizes: Mapping[str, int]) -> int:
+    """Bytes that a value brings with it: none for a view of another one."""
+    return 0 if value.of else _bytes(parse_type(value.storage or value.type), sizes)
+
+
+def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
+    return math.prod(value_type.bind(sizes)) * value_type.dtype.itemsize
+
+
+def _text(node: fx.Node, program: Program) -> str:
+    """All of a call that its memory depends on."""
+
+    def typed(source: fx.Node) -> str:
+        value_type = source.meta["type"]
+        return str(program.states[value_type.name].type if isinstance(value_type, StateType) else value_type)
+
+    args, kwargs = fx.node.map_arg(node.args, typed), fx.node.map_arg(node.kwargs, typed)
+    return f"{node.meta['provider']} {target_name(node.target)} {args} {kwargs}"
+
+
+def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:
+    """Bytes that a call allocates at its peak, its results among them."""
+    if node.target in VIEWS:
+        return 0
+    # A paged state as large as the step can reach: what is gathered from it follows the page table.
+    sizes = {**sizes, "pages": sizes.get("B", 1) * sizes.get("P", 1)}
+
+    def tensor(source: fx.Node) -> Any:
+        value_type = source.meta["type"]
+        if isinstance(value_type, StateType):
+            value_type = program.states[value_type.name].type
+        return sized_meta_tensor(value_type, sizes)
+
+    args, kwargs = fx.node.map_arg(node.args, tensor), fx.node.map_arg(node.kwargs, tensor)
+    for backend in context.backends:
+        if backend.name == node.meta["provider"]:
+            form = backend.dry_run(node)
+            break
+    else:
+        raise PassError(f"no backend '{node.meta['provider']}' is known", where=f"%{node.name}")
+    op = op_of(node.target)
+    try:
+        return peak_bytes(form, args, kwargs)
+    except Exception as error:
+        raise PassError(
+            f"the memory of {target_name(node.target)} cannot be planned: {type(error).__name__}: {error}",
+            where=f"%{node.name}, {node.meta.get('origin', '')}",
+            expected="a form that looks at no data" if op is None else f"`costliest` of op '{op.name}', to say it",
+        ) from error

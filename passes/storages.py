@@ -1,0 +1,73 @@
+"""Which memory each value of a program lies in: its own, or part of another value's."""
+
+import operator
+from dataclasses import dataclass
+
+from torch import fx
+
+from ingot.ir.program import VIEWS, Program, RegionCall, tensor_type
+from ingot.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Memory of a value: `holder` is the node that it was made for, `type` the tensor that fills it."""
+
+    holder: fx.Node
+    type: TensorType
+
+
+def storages(program: Program) -> dict[fx.Node, Storage]:
+    """For every call that gives a tensor, the storage of the result; a param, input or state holds its own."""
+    found: dict[fx.Node, Storage] = {}
+    shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the call of a region and what its body made
+    for node in program.calls():
+        if not isinstance(node.meta["type"], TensorType):
+            continue
+        call, index = _made_by(node)
+        if isinstance(call.target, RegionCall):
+            found[node] = _of_region(program, call, index, node, found, shared)
+        elif node.target in VIEWS and call is node:
+            found[node] = _of(node.args[0], found)
+        else:
+            found[node] = Storage(node, tensor_type(node))
+    return found
+
+
+def _made_by(node: fx.Node) -> tuple[fx.Node, int]:
+    """The call that yields a node's value, and which of its results it is."""
+    if node.target is operator.getitem:
+        call, index = node.args
+        assert isinstance(call, fx.Node) and isinstance(index, int)
+        return call, index
+    return node, 0
+
+
+def _of(source: object, found: dict[fx.Node, Storage]) -> Storage:
+    assert isinstance(source, fx.Node)
+    return found[source] if source in found else Storage(source, tensor_type(source))
+
+
+def _of_region(
+    program: Program,
+    call: fx.Node,
+    index: int,
+    node: fx.Node,
+    found: dict[fx.Node, Storage],
+    shared: dict[tuple[fx.Node, fx.Node], Storage],
+) -> Storage:
+    """A region gives out views as they are: of what it made itself, or of what it was given."""
+    assert isinstance(call.target, RegionCall)
+    body = program.regions[call.target.name].body
+    base = _base(list(body.output_nodes().values())[index])
+    if base.op == "placeholder":
+        return _of(call.args[list(body.placeholders()).index(base)], found)
+    return shared.setdefault((call, base), Storage(node, tensor_type(base)))
+
+
+def _base(node: fx.Node) -> fx.Node:
+    while node.target in VIEWS and node.target is not operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node
