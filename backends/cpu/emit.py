@@ -19,7 +19,7 @@ from ingot.ir.ops import op_of
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name, tensor_type
 from ingot.ir.target import Target
-from ingot.ir.types import DTYPE_NAMES
+from ingot.ir.types import DTYPE_NAMES, TensorType
 
 LIBRARY = "kernels.so"
 KERNELS = Path(__file__).with_name("kernels")
@@ -37,13 +37,14 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-# Ranks: attention and cache writes have kernels here alone; of the others, regions beat those for many tokens.
+# Ranks: what stands outside regions has kernels here alone; of the others, regions beat those for many tokens.
 _BEST, _BEHIND_REGIONS = 0.5, 2.0
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Cpu:
-    """Attention over the paged cache and writing to it; for steps of few tokens all of a dense decoder layer."""
+    """Attention over the paged cache and writing to it, both ends of a step; for steps of few tokens all of a dense
+    decoder layer."""
 
     name = "cpu"
     compiles_regions = False
@@ -98,6 +99,10 @@ def _arguments(node: fx.Node) -> dict[str, fx.Node]:
     return {name: item for name, item in op.bind(node.args, node.kwargs).items() if isinstance(item, fx.Node)}
 
 
+def _argument_type(node: fx.Node, name: str) -> TensorType:
+    return tensor_type(_arguments(node)[name])
+
+
 def _same_dtype(node: fx.Node, *names: str) -> str | None:
     """Why a kernel cannot take these arguments, if it cannot: one dtype that it knows, dense along the last axis."""
     found = {name: tensor_type(item) for name, item in _arguments(node).items() if name in names}
@@ -139,4 +144,7 @@ _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "qk_norm_rope_append": lambda node: _same_dtype(node, "q", "k", "v", "q_weight", "k_weight"),
     "kv_append": lambda node: _same_dtype(node, "k", "v"),
     "paged_attention": lambda node: _same_dtype(node, "q"),
+    "feed": lambda node: None,  # integers of one type each
+    "sample": lambda node: None if _argument_type(node, "logits").dtype is torch.float32 else "logits in float32 only",
+    "advance": lambda node: None,
 }

@@ -4,15 +4,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.cpu.calls import Kernels, ops_of
+import torch
+
+from ingot.backends.cpu.calls.attention import attention_ops
+from ingot.backends.cpu.calls.dense import dense_ops
+from ingot.backends.cpu.calls.kernels import INT, Kernels
+from ingot.backends.cpu.calls.rope import rope_ops
+from ingot.backends.cpu.calls.step import step_ops
 from ingot.ir.errors import BackendError
 from ingot.ir.plan import Executable
 
 
 def load_library(executable: Executable, directory: Path) -> Mapping[str, Callable[..., Any]]:
-    """The library's ops by their printed names; one with a state updates it in place."""
+    """The library's ops by their printed names; one with a state updates it in place.
+
+    They use as many threads as torch does now. What a kernel expects of dtypes and strides, `emit` has checked in its
+    claim.
+    """
     path = directory / executable.files[0]
     try:
-        return ops_of(Kernels(str(path)))
+        kernels = Kernels(str(path))
+        kernels.one("set_threads", INT)(torch.get_num_threads())
+        return {**dense_ops(kernels), **rope_ops(kernels), **attention_ops(kernels), **step_ops(kernels)}
     except (OSError, AttributeError) as error:
         raise BackendError(f"the library does not load: {error}", where=str(path)) from error

@@ -1,14 +1,16 @@
 """What the cpu provider's calls allocate, in a form for tensors without data.
 
-The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in `calls.py`.
+The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in
+`calls/attention.py`, and a step that draws tokens through the reference.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ingot.ir.ops import op_of, paged_attention
+from ingot.ir.ops import op_of, paged_attention, sample
 from ingot.ir.ops.attention import longest_read
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
@@ -23,11 +25,14 @@ def costliest(target: Any, threads: int) -> Callable[..., Any]:
     assert op is not None
     if op is paged_attention:
         return lambda *args, **kwargs: _attention(threads, *args, **kwargs)
+    if op is sample:
+        return sample.costliest
 
     def results_alone(*args: Any, **kwargs: Any) -> Any:
-        named = op.bind(args, kwargs)
+        bound = inspect.signature(op.reference).bind(*args, **kwargs)
         # A state is updated in place: of the results that stand for states nothing is allocated.
-        return op.fake(**{name: value[:0] if name in op.states else value for name, value in named.items()})
+        bound.arguments.update({name: bound.arguments[name][:0] for name in op.states})
+        return op.fake(*bound.args, **bound.kwargs)
 
     return results_alone
 

@@ -114,8 +114,11 @@ def _move_all(
     kv_lens: torch.Tensor,
     sampled: torch.Tensor,
     sample_index: torch.Tensor,
+    rejected: torch.Tensor | None = None,
 ) -> None:
     """`_move` of sequences that are all real and sampled."""
+    if rejected is not None:
+        kv_lens, sample_index = kv_lens - rejected, torch.where(sample_index >= 0, sample_index - rejected, -1)
     position[rows.long()] = kv_lens.clone()
     last_token[rows.long()] = sampled[sample_index.long()]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.backends.cpu.calls import SUFFIXES
+from ingot.backends.cpu.calls.kernels import SUFFIXES
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.emitter import Emitter
@@ -22,7 +22,14 @@ pytestmark = pytest.mark.xdist_group("cpu-kernels")
 
 DTYPES = list(SUFFIXES)
 TOKENS = [1, 2, 4, 7, 16, 33]
-ATTENTION = {"ingot.kv_append", "ingot.paged_attention"}  # tested in test_cpu.py
+# Tested in test_cpu.py and test_cpu_step.py.
+ELSEWHERE = {f"ingot.{name}" for name in ("kv_append", "paged_attention", "feed", "sample", "advance")}
+    "ingot.kv_append",
+    "ingot.paged_attention",
+    "ingot.feed",
+    "ingot.sample",
+    "ingot.advance",
+}  # test_cpu.py, test_cpu_step.py
 Args = tuple[tuple[Any, ...], dict[str, Any]]
 Case = Callable[[torch.Generator, int, torch.dtype], Args]
 
@@ -140,7 +147,7 @@ def call(library: Mapping[str, Callable[..., Any]], name: str, args: Args) -> tu
 
 
 def test_every_kernel_is_tested(library: Mapping[str, Callable[..., Any]]) -> None:
-    assert {f"ingot.{name}" for name in CASES} | ATTENTION == set(library)
+    assert {f"ingot.{name}" for name in CASES} | ELSEWHERE == set(library)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

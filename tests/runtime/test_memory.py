@@ -78,7 +78,7 @@ def test_a_dry_run_allocates_what_the_op_does(name: str) -> None:
 @pytest.mark.parametrize("start", [0, 7, 512])
 def test_attention_of_the_cpu_provider(window: int | None, start: int) -> None:
     """At the end of the pages it comes close to its plan, and nowhere beyond it."""
-    from ingot.backends.cpu.calls import _by_sequence
+    from ingot.backends.cpu.calls.attention import _by_sequence
 
     tokens, pages, heads, kv_heads, dim = 1024, 96, 4, 2, 64
     q = torch.randn(tokens, heads, dim, dtype=torch.bfloat16)

@@ -1,0 +1,105 @@
+"""Attention over the paged cache: the kernel for few tokens of each sequence, torch for many."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+from ingot.ir.ops import paged_attention
+
+# From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
+_MANY = 16
+
+
+def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
+    return {"ingot.paged_attention": _paged_attention(kernels)}
+
+
+def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    """The kernel for steps that feed few tokens of each sequence, torch for the others."""
+    functions = kernels.by_dtype(
+        "paged_attention",
+        *(POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
+        *(INT, INT, INT, INT, REAL, INT, REAL),
+    )
+
+    def attend(
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        page_table: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+        kv_lens: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        sequences, heads, kv_heads = q_lens.shape[0], q.shape[1], kv.shape[3]
+        if q.shape[0] >= _MANY * sequences:
+            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, window, soft_cap)
+        out = torch.zeros(q.shape, dtype=q.dtype)
+        functions[q.dtype](
+            out.data_ptr(),
+            q.data_ptr(),
+            q.stride(0),
+            kv.data_ptr(),
+            page_table.data_ptr(),
+            page_table.stride(0),
+            q_starts.data_ptr(),
+            q_lens.data_ptr(),
+            kv_lens.data_ptr(),
+            sequences,
+            None if sinks is None else sinks.data_ptr(),
+            heads,
+            kv_heads,
+            q.shape[2],
+            kv.shape[2],
+            scale,
+            window or 0,
+            soft_cap or 0.0,
+        )
+        return out
+
+    return attend
+
+
+def _by_sequence(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """One sequence after the other, through torch's fused attention where it has what the model needs."""
+    if sinks is not None or soft_cap is not None:
+        attended: torch.Tensor = paged_attention.reference(
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, window=window, soft_cap=soft_cap
+        )
+        return attended
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    page_size = kv.shape[2]
+    for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
+        if count == 0:
+            continue
+        # Pages that lie wholly before the first token's window are not even read.
+        first = 0 if window is None else max(0, length - count - window + 1) // page_size
+        pages = kv.index_select(0, page_table[b, first : -(-length // page_size)])
+        places = torch.arange(first * page_size, length)
+        k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]].transpose(0, 1)[None] for part in (0, 1))
+        behind = torch.arange(length - count, length)[:, None] - places[None, :]
+        mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        query = q[start : start + count].transpose(0, 1)[None]
+        mixed = F.scaled_dot_product_attention(
+            query, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != kv.shape[3]
+        )
+        out[start : start + count] = mixed[0].transpose(0, 1)
+    return out

@@ -1,0 +1,102 @@
+"""Products, norms and gates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Function, Kernels
+
+
+def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
+    return {
+        "ingot.linear": _linear(kernels),
+        "ingot.rms_norm": _norm(kernels, "rms_norm"),
+        "ingot.layer_norm": _norm(kernels, "layer_norm"),
+        "ingot.add_rms_norm": _add_rms_norm(kernels),
+        "ingot.silu_mul": _silu_mul(kernels),
+        "ingot.gelu_mul": _gelu_mul(kernels),
+    }
+
+
+def _linear(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_dtype("linear", *[POINTER] * 2, INT, *[POINTER] * 2, *[INT] * 3)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        tokens, (n, k) = x.shape[0], weight.shape
+        out = x.new_empty((tokens, n))
+        functions[x.dtype](
+            out.data_ptr(),
+            x.data_ptr(),
+            x.stride(0),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            tokens,
+            n,
+            k,
+        )
+        return out
+
+    return linear
+
+
+def _norm(kernels: Kernels, name: str) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_weight(name, *[POINTER] * 3, *[INT] * 6, REAL)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        tokens, *middle, dim = x.shape
+        functions[x.dtype, weight.dtype](
+            out.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            tokens,
+            middle[0] if middle else 1,
+            dim,
+            x.stride(0),
+            x.stride(1) if middle else 0,
+            dim if weight.dim() == 2 else 0,
+            eps,
+        )
+        return out
+
+    return norm
+
+
+def _add_rms_norm(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    functions = kernels.by_weight("add_rms_norm", *[POINTER] * 5, *[INT] * 4, REAL)
+
+    def add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, total = x.new_empty(x.shape), x.new_empty(x.shape)
+        functions[x.dtype, weight.dtype](
+            out.data_ptr(),
+            total.data_ptr(),
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            *x.shape,
+            x.stride(0),
+            residual.stride(0),
+            eps,
+        )
+        return out, total
+
+    return add_rms_norm
+
+
+def _gate(function: Function, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    out = gate.new_empty(gate.shape)
+    function(out.data_ptr(), gate.data_ptr(), up.data_ptr(), *gate.shape, gate.stride(0), up.stride(0))
+    return out
+
+
+def _silu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_dtype("silu_mul", *[POINTER] * 3, *[INT] * 4)
+    return lambda gate, up: _gate(functions[gate.dtype], gate, up)
+
+
+def _gelu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = {kind: kernels.by_dtype(f"gelu_mul_{kind}", *[POINTER] * 3, *[INT] * 4) for kind in ("tanh", "none")}
+    return lambda gate, up, *, approximate: _gate(functions[approximate][gate.dtype], gate, up)

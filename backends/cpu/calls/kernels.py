@@ -1,0 +1,35 @@
+"""The functions of a built library, with the types that they take."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SUFFIXES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+POINTER, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+Function = Callable[..., None]
+
+
+class Kernels:
+    """The functions of a library. Raises OSError for what is no library, AttributeError where one is missing."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+
+    def one(self, name: str, *types: Any) -> Function:
+        function: Any = getattr(self._library, name)
+        function.argtypes, function.restype = types, None
+        return function  # type: ignore[no-any-return]  # ctypes makes it callable
+
+    def by_dtype(self, name: str, *types: Any) -> dict[torch.dtype, Function]:
+        return {dtype: self.one(f"{name}_{suffix}", *types) for dtype, suffix in SUFFIXES.items()}
+
+    def by_weight(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
+        """By the dtypes of the elements and of a weight, which is of the same one or float32."""
+        return {
+            (dtype, weight): self.one(f"{name}_{suffix}_{SUFFIXES[weight]}", *types)
+            for dtype, suffix in SUFFIXES.items()
+            for weight in {dtype, torch.float32}
+        }

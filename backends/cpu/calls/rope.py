@@ -1,0 +1,110 @@
+"""Rotary embedding and cache writes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+
+
+def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
+    """An op with a state updates it in place."""
+    return {
+        "ingot.rope": _rope(kernels),
+        "ingot.qk_norm_rope_append": _qk_norm_rope_append(kernels),
+        "ingot.kv_append": _kv_append(kernels),
+    }
+
+
+def _rope(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_dtype("rope", *[POINTER] * 4, *[INT] * 7)
+
+    def rope(
+        x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False
+    ) -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        functions[x.dtype](
+            out.data_ptr(),
+            x.data_ptr(),
+            positions.data_ptr(),
+            table.data_ptr(),
+            *x.shape,
+            table.shape[1],
+            x.stride(0),
+            x.stride(1),
+            interleaved,
+        )
+        return out
+
+    return rope
+
+
+def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_dtype("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 12, REAL, INT)
+
+    def qk_norm_rope_append(
+        kv: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        slots: torch.Tensor,
+        q_weight: torch.Tensor | None = None,
+        k_weight: torch.Tensor | None = None,
+        *,
+        eps: float,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        out = q.new_empty(q.shape)
+        tokens, heads, dim = q.shape
+        functions[q.dtype](
+            out.data_ptr(),
+            kv.data_ptr(),
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            positions.data_ptr(),
+            table.data_ptr(),
+            slots.data_ptr(),
+            None if q_weight is None else q_weight.data_ptr(),
+            None if k_weight is None else k_weight.data_ptr(),
+            tokens,
+            heads,
+            k.shape[1],
+            dim,
+            table.shape[1],
+            kv.shape[2],
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            eps,
+            interleaved,
+        )
+        return out
+
+    return qk_norm_rope_append
+
+
+def _kv_append(kernels: Kernels) -> Callable[..., None]:
+    function = kernels.one("kv_append", *[POINTER] * 4, *[INT] * 5)
+
+    def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        size = kv.element_size()
+        function(
+            kv.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            slots.data_ptr(),
+            k.shape[0],
+            kv.shape[2],
+            k.shape[1] * k.shape[2] * size,
+            k.stride(0) * size,
+            v.stride(0) * size,
+        )
+
+    return kv_append

@@ -1,0 +1,76 @@
+"""The ends of a step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.backends.cpu.calls.kernels import INT, POINTER, Kernels
+from ingot.ir import ops
+
+
+def step_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
+    """An op with states updates them in place."""
+    return {"ingot.feed": _feed(kernels), "ingot.sample": _sample(kernels), "ingot.advance": _advance(kernels)}
+
+
+def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
+    function = kernels.one("feed", *[POINTER] * 13, *[INT] * 4)
+
+    def feed(
+        tokens: torch.Tensor,
+        token_seqs: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        page_table: torch.Tensor,
+        last_token: torch.Tensor,
+        position: torch.Tensor,
+        *,
+        page_size: int,
+    ) -> tuple[torch.Tensor, ...]:
+        count = tokens.shape[0]
+        ids, positions = tokens.new_empty(count), tokens.new_empty(count)
+        slots, kv_lens = tokens.new_empty(count, dtype=torch.int64), q_lens.new_empty(q_lens.shape[0])
+        given = (tokens, token_seqs, q_starts, q_lens, rows, starts, page_table, last_token, position)
+        results = (ids, positions, slots, kv_lens)
+        sizes = (count, q_lens.shape[0], page_table.shape[1], page_size)
+        function(*(tensor.data_ptr() for tensor in (*results, *given)), *sizes)
+        return results
+
+    return feed
+
+
+def _sample(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    """The kernel where every row is greedy, the reference where one is drawn."""
+    function = kernels.one("greedy", *[POINTER] * 2, *[INT] * 2)
+
+    def sample(logits: torch.Tensor, temperature: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+        if bool(temperature.any()):
+            drawn: torch.Tensor = ops.sample.reference(logits, temperature, *columns)
+            return drawn
+        tokens = logits.new_empty(logits.shape[0], dtype=torch.int32)
+        function(tokens.data_ptr(), logits.data_ptr(), *logits.shape)
+        return tokens
+
+    return sample
+
+
+def _advance(kernels: Kernels) -> Callable[..., None]:
+    function = kernels.one("advance", *[POINTER] * 7, INT)
+
+    def advance(
+        last_token: torch.Tensor,
+        position: torch.Tensor,
+        rows: torch.Tensor,
+        kv_lens: torch.Tensor,
+        sampled: torch.Tensor,
+        sample_index: torch.Tensor,
+        rejected: torch.Tensor | None = None,
+    ) -> None:
+        given = (last_token, position, rows, kv_lens, sampled, sample_index)
+        back = None if rejected is None else rejected.data_ptr()
+        function(*(tensor.data_ptr() for tensor in given), back, rows.shape[0])
+
+    return advance
