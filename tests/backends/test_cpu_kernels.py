@@ -24,12 +24,6 @@ DTYPES = list(SUFFIXES)
 TOKENS = [1, 2, 4, 7, 16, 33]
 # Tested in test_cpu.py and test_cpu_step.py.
 ELSEWHERE = {f"ingot.{name}" for name in ("kv_append", "paged_attention", "feed", "sample", "advance")}
-    "ingot.kv_append",
-    "ingot.paged_attention",
-    "ingot.feed",
-    "ingot.sample",
-    "ingot.advance",
-}  # test_cpu.py, test_cpu_step.py
 Args = tuple[tuple[Any, ...], dict[str, Any]]
 Case = Callable[[torch.Generator, int, torch.dtype], Args]
 
