@@ -4,7 +4,6 @@ The kernels allocate their results alone. Attention for many tokens of a sequenc
 `calls/attention.py`, and a step that draws tokens through the reference.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +28,9 @@ def costliest(target: Any, threads: int) -> Callable[..., Any]:
         return sample.costliest
 
     def results_alone(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(op.reference).bind(*args, **kwargs)
         # A state is updated in place: of the results that stand for states nothing is allocated.
-        bound.arguments.update({name: bound.arguments[name][:0] for name in op.states})
-        return op.fake(*bound.args, **bound.kwargs)
+        args, kwargs = op.changed(args, kwargs, lambda name, value: value[:0] if name in op.states else value)
+        return op.fake(*args, **kwargs)
 
     return results_alone
 

@@ -68,8 +68,8 @@ class Rowwise(Reference):
         def one_row_beside_all_results(*args: Any, **kwargs: Any) -> None:
             results = op.fake(*args, **kwargs)
             rows = [torch.empty_like(item) for item in (results if isinstance(results, tuple) else (results,))]
-            named = op.bind(args, kwargs)
-            op.costliest(**{name: value[:1] if name in op.rows else value for name, value in named.items()})
+            args, kwargs = op.changed(args, kwargs, lambda name, value: value[:1] if name in op.rows else value)
+            op.costliest(*args, **kwargs)
             del rows  # they were kept until they were joined
 
         return one_row_beside_all_results

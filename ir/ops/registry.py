@@ -111,6 +111,14 @@ class Op:
         bound.apply_defaults()
         return dict(bound.arguments)
 
+    def changed(
+        self, args: Sequence[Any], kwargs: dict[str, Any], change: Callable[[str, Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, each as `change(name, value)` gives it."""
+        bound = inspect.signature(self.reference).bind(*args, **kwargs)
+        bound.arguments.update({name: change(name, value) for name, value in bound.arguments.items()})
+        return bound.args, bound.kwargs
+
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """Cost of a call with these tensors; meta tensors will do. States count no bytes: their use is not known."""
         flops = int(self.flops(*args, **kwargs)) if self.flops else 0
