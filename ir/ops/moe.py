@@ -5,6 +5,7 @@ rows, whatever the routing, in an order grouped by expert, and a count for each 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -89,11 +90,51 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
+def _through(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    order: torch.Tensor,
+    counts: Sequence[int],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """Rows of x in the order of their experts, `counts[e]` for expert e, through these and back to their tokens."""
+    rows = x[order // weights.shape[1]]
+    made = torch.empty_like(rows)
+    begin = 0
+    for expert, count in enumerate(counts):
+        if count:
+            mine = slice(begin, begin + count)
+            gate, up = F.linear(rows[mine], gate_up[expert]).chunk(2, -1)
+            made[mine] = F.linear(silu_mul.reference(gate, up), down[expert])
+        begin += count
+    by_choice = torch.empty_like(made)
+    by_choice[order] = made
+    shares = wide(by_choice).view(*weights.shape, x.shape[-1]) * weights[..., None]
+    return shares.sum(1).to(x.dtype)
+
+
+def _all_to_one_expert(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool = True,
+) -> torch.Tensor:
+    """As `moe` when every token chooses expert 0: as many rows as one expert can get."""
+    weights, experts = route(router_logits, top_k, renormalize)
+    order, _ = group_by_expert(experts, gate_up.shape[0])
+    return _through(x, weights, order, [x.shape[0]], gate_up, down)
+
+
 @define(
     "moe(Tensor x, Tensor router_logits, Tensor gate_up, Tensor down, *, int top_k, bool renormalize=True) -> Tensor",
     rows=("x", "router_logits"),
     samples=_samples,
     fake=_fake,
+    costliest=_all_to_one_expert,
     flops=_flops,
     fusible=False,
 )
@@ -114,16 +155,4 @@ def moe(
     _checked(x, router_logits, gate_up, down, top_k)
     weights, experts = route(router_logits, top_k, renormalize)
     order, counts = group_by_expert(experts, gate_up.shape[0])
-    rows = x[order // top_k]
-    made = torch.empty_like(rows)
-    begin = 0
-    for expert, count in enumerate(counts.tolist()):
-        if count:
-            mine = slice(begin, begin + count)
-            gate, up = F.linear(rows[mine], gate_up[expert]).chunk(2, -1)
-            made[mine] = F.linear(silu_mul.reference(gate, up), down[expert])
-        begin += count
-    by_choice = torch.empty_like(made)
-    by_choice[order] = made
-    shares = wide(by_choice).view(*weights.shape, x.shape[-1]) * weights[..., None]
-    return shares.sum(1).to(x.dtype)
+    return _through(x, weights, order, counts.tolist(), gate_up, down)
