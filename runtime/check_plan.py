@@ -51,12 +51,13 @@ def check_plans(plans: Plans) -> None:
     for entry, plan in plans.plans.items():
         if plan.entry != entry:
             raise _error(f"the plan is that of '{plan.entry}'", f"plans, {entry}", f"that of '{entry}'")
-        check_plan(plan)
         for kind in ("params", "states", "executables", "libraries"):
             for name, found in getattr(plan, kind).items():
                 if (other := shared.setdefault((kind, name), found)) != found:
                     place = f"plans, {entry}, {kind}, {name}"
                     raise _error(f"it is {found}"[:200], place, f"{other}, as in another entry"[:200])
+    for plan in plans.plans.values():
+        check_plan(plan)
 
 
 def check_plan(plan: Plan) -> None:

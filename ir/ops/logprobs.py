@@ -37,17 +37,25 @@ def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
     least = scores.topk(min(count, scores.shape[0])).values[-1]
-    candidates = (scores >= least).nonzero().flatten()
-    return candidates[scores[candidates].sort(stable=True, descending=True).indices][:count]
+    return _in_order(scores, (scores >= least).nonzero().flatten())[:count]
 
 
-def _of_equals(logits: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _in_order(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """`ids`, ascending, by their scores, the greatest first."""
+    return ids[scores[ids].sort(stable=True, descending=True).indices]
+
+
+def _of_equals(
+    logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `top_logprobs` of a row whose tokens are all equally likely."""
     results = _none(logits.shape[0], logits.device)
+    chosen = torch.where(targets >= 0, targets, sampled)
     scores = own_row(logits, 0)[0].float()
-    candidates = (scores >= scores[0]).long()
-    scores[candidates].sort(stable=True, descending=True)
+    least = scores.topk(min(MAX_LOGPROBS, scores.shape[0])).values
+    _in_order(scores, torch.zeros(scores.shape, dtype=torch.int64, device=scores.device))
     scores.log_softmax(-1)
+    del chosen, least  # they were there all along
     return results
 
 

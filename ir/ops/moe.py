@@ -114,7 +114,7 @@ def _through(
     return shares.sum(1).to(x.dtype)
 
 
-def _all_to_one_expert(
+def _all_to_the_same(
     x: torch.Tensor,
     router_logits: torch.Tensor,
     gate_up: torch.Tensor,
@@ -123,10 +123,10 @@ def _all_to_one_expert(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """As `moe` when every token chooses expert 0: as many rows as one expert can get."""
+    """As `moe` when all tokens choose the same experts: as many rows as an expert can get."""
     weights, experts = route(router_logits, top_k, renormalize)
     order, _ = group_by_expert(experts, gate_up.shape[0])
-    return _through(x, weights, order, [x.shape[0]], gate_up, down)
+    return _through(x, weights, order, [x.shape[0]] * top_k, gate_up, down)
 
 
 @define(
@@ -134,7 +134,7 @@ def _all_to_one_expert(
     rows=("x", "router_logits"),
     samples=_samples,
     fake=_fake,
-    costliest=_all_to_one_expert,
+    costliest=_all_to_the_same,
     flops=_flops,
     fusible=False,
 )

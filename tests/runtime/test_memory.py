@@ -19,6 +19,7 @@ from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import OPS, paged_attention
+from ingot.ir.ops.logprobs import MAX_SCORED
 from ingot.ir.plan import Plans
 from ingot.runtime.loader import load_artifact
 
@@ -40,7 +41,7 @@ def test_the_largest_step_takes_what_the_plan_says(pico: Path) -> None:
     assert pages_of(loaded.limits) <= 200
     loaded.executor.launch(largest_step(loaded, 64))  # what is allocated once and for all
     planned = loaded.plan.buckets[0].memory
-    assert {name: planned.sizes[name] for name in "TBLP"} == {"T": 512, "B": 16, "L": 16, "P": 64}
+    assert {name: planned.sizes[name] for name in "TBLP"} == {"T": 512, "B": 16, "L": 16 + MAX_SCORED, "P": 64}
     found = allocated_by_step(loaded, inputs)
     assert LEAST_USED * planned.activations <= found <= planned.activations
 
@@ -58,13 +59,13 @@ def test_resident_memory_is_what_lies_in_the_files_and_states(pico: Path) -> Non
     assert memory.pages_per_sequence == 1024 // 16
 
 
-@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if op.across is None))
 def test_a_dry_run_allocates_what_the_op_does(name: str) -> None:
     """Call by call on the samples; what looks at data is planned for its worst, so never less than was allocated."""
     op = OPS[name]
     for dtype in (torch.float32, torch.bfloat16):
         for sample in op.samples(torch.Generator().manual_seed(0), dtype):
-            if name == "linear" and dtype == torch.bfloat16:
+            if name in ("linear", "moe") and dtype == torch.bfloat16:
                 continue  # oneDNN takes scratch of a few hundred kB a thread, whatever the sizes
             found = allocated(lambda: (op.in_place or op.reference)(*sample.args, **sample.kwargs))  # noqa: B023
             meta = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in sample.args]

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
+from ingot.ir.ops.logprobs import MAX_LOGPROBS, MAX_SCORED
+from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.loader import Limits, Loaded
 
 
 def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.Tensor]:
-    """`tokens` (default: all that fit), every sequence with a row of logits, none of them greedy.
+    """`tokens` (default: all that fit), every sequence with a row of logits, penalized and none of them greedy, and as
+    many more rows that rate a prompt as a step may have, all with log-probabilities.
 
-    The first sequence feeds what the others leave and ends at its full length; the others feed one token.
+    The first sequence feeds what the others leave and ends at its full length; the others feed one token. It is its
+    prompt that is rated.
     """
     limits = loaded.limits
     sequences = limits.max_batch
@@ -35,6 +39,9 @@ def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.T
         return torch.tensor(values, dtype=torch.int32)
 
     ends = list(itertools.accumulate(lengths))
+    rated = min(MAX_SCORED, first - 1)
+    rows = sequences + rated
+    drawn = torch.arange(rows) < sequences
     return {
         "tokens": ints([index % limits.vocab_size for index in range(sum(lengths))]),
         "token_seqs": ints([index for index, length in enumerate(lengths) for _ in range(length)]),
@@ -44,12 +51,20 @@ def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.T
         "starts": ints([limits.max_seq_len - first] + [0] * (sequences - 1)),
         "sample_index": ints(list(range(sequences))),
         "page_table": table,
-        "logit_rows": ints([end - 1 for end in ends]),
-        "temperature": torch.ones(sequences),
-        "top_k": ints([50] * sequences),
-        "top_p": torch.full((sequences,), 0.9),
-        "min_p": torch.full((sequences,), 0.05),
-        "seeds": torch.arange(sequences),
+        "prompt_ends": ints([limits.max_seq_len] * sequences),
+        "logit_rows": ints([*(end - 1 for end in ends), *range(rated)]),
+        "temperature": drawn.float(),
+        "top_k": torch.where(drawn, 50, 0).int(),
+        "top_p": torch.where(drawn, 0.9, 1.0),
+        "min_p": torch.where(drawn, 0.05, 0.0),
+        "seeds": torch.arange(rows),
+        "count_rows": torch.where(drawn, torch.arange(rows), -1).int(),
+        "repetition": torch.where(drawn, 1.2, 1.0),
+        "frequency": torch.where(drawn, 0.5, 0.0),
+        "presence": torch.where(drawn, 0.5, 0.0),
+        "banned": torch.full((rows, MAX_BANNED), -1, dtype=torch.int32),
+        "targets": torch.where(drawn, -1, 7).int(),
+        "num_logprobs": ints([MAX_LOGPROBS] * rows),
     }
 
 
