@@ -52,10 +52,11 @@ def _of_equals(
     results = _none(logits.shape[0], logits.device)
     chosen = torch.where(targets >= 0, targets, sampled)
     scores = own_row(logits, 0)[0].float()
+    first = chosen[:1].long()
     least = scores.topk(min(MAX_LOGPROBS, scores.shape[0])).values
     _in_order(scores, torch.zeros(scores.shape, dtype=torch.int64, device=scores.device))
     scores.log_softmax(-1)
-    del chosen, least  # they were there all along
+    del chosen, first, least  # they were there all along
     return results
 
 
