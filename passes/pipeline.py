@@ -176,6 +176,8 @@ def _with_options(one: Pass, text: str) -> Pass:
                 where="--passes",
                 expected=", ".join(fields) or "no options",
             )
+        if name in changes:
+            raise OptionError(f"option '{name}' of pass '{one.name}' is given twice", where="--passes")
         try:
             value = json.loads(value_text)
         except json.JSONDecodeError:
