@@ -177,7 +177,9 @@ def _with_options(one: Pass, text: str) -> Pass:
                 expected=", ".join(fields) or "no options",
             )
         if name in changes:
-            raise OptionError(f"option '{name}' of pass '{one.name}' is given twice", where="--passes")
+            raise OptionError(
+                f"option '{name}' of pass '{one.name}' is given twice", where="--passes", expected="each option once"
+            )
         try:
             value = json.loads(value_text)
         except json.JSONDecodeError:
