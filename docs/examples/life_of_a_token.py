@@ -18,6 +18,7 @@ from ingot.runtime.step import StepInputs
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pico"
 PROMPT = "for i in range("
+WIDTH = 140  # of a shown line
 SHOWN_INPUTS = ("tokens", "q_lens", "rows", "starts", "page_table", "logit_rows", "temperature")
 
 
@@ -31,7 +32,8 @@ def excerpt(text: str, wanted: Iterable[str]) -> None:
     for index in sorted(next(i for i, line in enumerate(lines) if part in line) for part in wanted):
         if index > last + 1:
             print("…")
-        print(lines[index].partition("  #")[0])
+        line = lines[index].partition("  #")[0]
+        print(line if len(line) <= WIDTH else line[: WIDTH - 1] + "…")
         last = index
     if last + 1 < len(lines):
         print("…")
@@ -75,9 +77,10 @@ class Watched:
     """An executor that prints what it is given and what stands in the device rows behind the step."""
 
     def __init__(self, loaded: Loaded, titles: list[str]) -> None:
-        self.executor, self.titles = loaded.executor, titles
+        self.executor, self.titles, self.launched = loaded.executor, titles, 0
 
     def launch(self, inputs: StepInputs) -> Any:
+        self.launched += 1
         title = self.titles.pop(0) if self.titles else ""
         if title:
             heading(title)
@@ -101,20 +104,24 @@ def serving(artifact: Path) -> None:
         print(f"state   {name} {executor.plan.states[name].type} -> {list(executor.states[name].shape)}")
     limits = loaded.limits
     config = SchedulerConfig(limits.max_batch, limits.max_tokens, limits.max_seq_len, limits.page_size)
+    watched = Watched(loaded, ["prefill", "decode"])
     engine = Engine(
-        Watched(loaded, ["prefill", "decode"]),
+        watched,
         Scheduler(config, PagePool(loaded.num_pages, limits.page_size)),
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
     )
     engine.add_request("r", PROMPT, SamplingParams(temperature=0.0, max_tokens=5))
-    outputs = []
+    told: list[str] = []
     while engine.has_unfinished():
-        outputs.append([(one.outputs[0].token_ids, one.outputs[0].text) for one in engine.step()])
+        before = watched.launched
+        outputs = engine.step()
+        launched = f"step {before} launched" if watched.launched > before else "nothing to launch"
+        text = f"; of step {before - 1}: {outputs[0].outputs[0].text!r}" if outputs else ""
+        told.append(launched + text)
     heading("text")
-    for number, changed in enumerate(outputs):
-        print(f"step {number} launched, told of step {number - 1}: {changed}" if number else "step 0 launched")
+    print("\n".join(told))
 
 
 if __name__ == "__main__":

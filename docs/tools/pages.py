@@ -3,8 +3,9 @@
 Three kinds of fenced block are filled; everything else on a page is left as it is:
 
 - ```` ```console ````: lines that begin with `$ ` are run, in the order of the page, in a folder that looks like the
-  repository's root. Below a command stands all that it prints, or `…` alone where that is not shown. A command ends
-  with 0, unless the line above the block is `<!-- status: N -->`.
+  repository's root. They may end in ` 2> /dev/null`, and in ` | ` and filters. Below a command stands all that it
+  prints, or `…` alone where that is not shown. A command ends with 0, unless the line above the block is
+  `<!-- status: N -->`.
 - below `<!-- section: NAME -->`: the part of what the last command printed that stands below its line `== NAME ==`.
 - below `<!-- lines: PATH: FIRST … LAST -->`: the lines of a file from the first that begins with FIRST to the next that
   begins with LAST, leading blanks aside; without ` … LAST`, that one line.
@@ -21,8 +22,9 @@ from pathlib import Path
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 NOT_SHOWN = "…"
 
-# (command, folder, further entries of Python's path) to the exit status and all that was printed.
-Run = Callable[[list[str], Path, list[str]], tuple[int, str]]
+# (command, folder, further entries of Python's path, whether stderr counts) to the exit status and what was printed.
+Run = Callable[[list[str], Path, list[str], bool], tuple[int, str]]
+_QUIET = " 2> /dev/null"
 
 
 class PageError(Exception):
@@ -72,11 +74,11 @@ class Walk:
 
     def _command(self, command: str) -> tuple[int, str]:
         first, *filters = command.split(" | ")
-        argv = shlex.split(first)
+        argv = shlex.split(first.removesuffix(_QUIET))
         if argv[:3] == ["pip", "install", "-e"]:
             self._install(self.root / argv[3])
             return 0, ""
-        status, printed = self.run(argv, self.folder, self.path)
+        status, printed = self.run(argv, self.folder, self.path, not first.endswith(_QUIET))
         for one in filters:
             printed = subprocess.run(one, shell=True, input=printed, capture_output=True, text=True).stdout
         return status, printed
@@ -100,7 +102,7 @@ class Walk:
         _, heading, rest = self.printed.partition(f"== {name} ==\n")
         if not heading:
             raise PageError(f"the last command printed no section '{name}':\n{self.printed}")
-        return rest.partition("\n== ")[0].rstrip("\n") + "\n"
+        return f"\n{rest}".partition("\n== ")[0].strip("\n") + "\n"
 
 
 def _lines(root: Path, reference: str) -> str:

@@ -1,7 +1,7 @@
 """Runs a page's commands in a process that has already imported what all of them import, each in a fork of it.
 
-Started as `python docs/tools/shell.py`, it reads a request a line from stdin, `{"argv": […], "cwd": …, "path": […]}`,
-and answers with `{"status": …, "output": …}`; `output` is stdout and stderr together.
+Started as `python docs/tools/shell.py`, it reads a request a line from stdin, `{"argv": […], "cwd": …, "path": […],
+"stderr": …}`, and answers with `{"status": …, "output": …}`; `output` holds stderr too where the request says so.
 """
 
 import json
@@ -49,7 +49,7 @@ def _call(argv: Sequence[str]) -> int:
 
 def _child(request: dict[str, Any], output: int) -> int:
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(output if request["stderr"] else os.open(os.devnull, os.O_WRONLY), 2)
     os.chdir(request["cwd"])
     sys.path[:0] = request["path"]
     try:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from my_op.swiglu import swiglu
 
 from ingot.ir import ops
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Pattern, Rewriter, Var
+from my_op.swiglu import swiglu
 
 _PRODUCT = Pattern(ops.linear, Var("x"), Var("weight"))
 _SLICE = torch.ops.aten.slice.Tensor
