@@ -8,12 +8,13 @@ Three kinds of fenced block are filled; everything else on a page is left as it 
   `<!-- status: N -->`.
 - below `<!-- section: NAME -->`: the part of what the last command printed that stands below its line `== NAME ==`.
 - below `<!-- lines: PATH: FIRST … LAST -->`: the lines of a file from the first that begins with FIRST to the next that
-  begins with LAST, leading blanks aside; without ` … LAST`, that one line.
+  begins with LAST, without the blanks in front; without ` … LAST`, that one line.
 """
 
 import re
 import shlex
 import subprocess
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -118,4 +119,4 @@ def _lines(root: Path, reference: str) -> str:
         after = (i for i in range(begin + 1, len(lines)) if lines[i].lstrip().startswith(last))
         if (end := next(after, -1)) < 0:
             raise PageError(f"{path} has no line behind {first!r} that begins with {last!r}")
-    return "".join(lines[begin : end + 1])
+    return textwrap.dedent("".join(lines[begin : end + 1]))

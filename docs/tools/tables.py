@@ -16,8 +16,8 @@ from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES
 from ingot.models.config import ConfigReader
 from ingot.models.dense import DenseSpec
-from ingot.passes import pipeline
 from ingot.passes.base import Pass
+from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
 
 HEAD = """\
 # Reference
@@ -109,11 +109,14 @@ def _ops() -> Iterator[str]:
 
 def _passes() -> Iterator[str]:
     yield from _intro(PASSES_INTRO)
-    on_mesh = getattr(pipeline, "SHARDING", None)
-    phases = [*pipeline.PIPELINE, *([on_mesh] if on_mesh else [])]
-    rows = [(phase.stage, _run(one, phase is on_mesh), one) for phase in phases for one in phase.passes] + [
-        (made.joins, "on request", made()) for made in pipeline.ON_REQUEST.values()
+    phases = {"always": PIPELINE, "on a mesh": (SHARDING,)}
+    rows = [
+        (phase.stage, "optional" if one.name in OPTIONAL else runs, one)
+        for runs, listed in phases.items()
+        for phase in listed
+        for one in phase.passes
     ]
+    rows += [(made.joins, "on request", made()) for made in ON_REQUEST.values()]
     rows.sort(key=lambda row: row[0])  # stable: inside a stage the order stays
     yield from _table(
         ("leads to", "pass", "runs", "numerics", "options", "is"),
@@ -122,12 +125,6 @@ def _passes() -> Iterator[str]:
             for stage, runs, one in rows
         ),
     )
-
-
-def _run(one: Pass, on_mesh: bool) -> str:
-    if on_mesh:
-        return "on a mesh"
-    return "optional" if one.name in pipeline.OPTIONAL else "always"
 
 
 def _options(one: Pass) -> str:
