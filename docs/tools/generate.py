@@ -1,6 +1,7 @@
 """`make docs`: writes docs/reference.md, and into the pages of docs/ what their commands print now."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,10 @@ PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
 @contextmanager
 def shell() -> Iterator[Run]:
     """What runs commands, until the end of the block; see shell.py."""
-    with subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("shell.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [sys.executable, str(Path(__file__).with_name("shell.py"))]
+    # This checkout comes first, installed or not.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdin is not None and process.stdout is not None
 
         def run(argv: list[str], folder: Path, path: list[str], stderr: bool) -> tuple[int, str]:

@@ -11,18 +11,22 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+PICO = Path(__file__).parents[2] / "models" / "pico"
 
 
 def _preload() -> None:
     import pytest  # noqa: F401
     import torch
-    import torch.export  # what tracing imports, and the slowest of all
 
-    import ingot.compiler
     import ingot.runtime.loader  # noqa: F401
+    from ingot.compiler import Request
 
     torch.set_num_threads(1)  # a fork has none of the threads that its parent had
+    # What torch imports when something is traced for the first time is most of what a command would wait for.
+    Request.read(PICO, backend="reference").trace()
 
 
 def _call(argv: Sequence[str]) -> int:
