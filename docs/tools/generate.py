@@ -32,7 +32,10 @@ def shell() -> Iterator[Run]:
             answer = json.loads(process.stdout.readline())
             return answer["status"], answer["output"]
 
-        yield run
+        try:
+            yield run
+        finally:
+            process.kill()  # it keeps nothing that an orderly end would save
 
 
 def filled(page: str, run: Run) -> str:

@@ -67,7 +67,7 @@ class Walk:
 
     def _commands(self, body: str, wanted: int) -> Iterator[str]:
         """The block's commands, each with its output unless the page does not show it."""
-        for command, shown in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", body, re.M):
+        for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.M):
             status, self.printed = self._command(command.replace("\\\n", " "))
             if status != wanted:
                 raise PageError(f"`{command}` ended with {status} and not {wanted}:\n{self.printed}")

@@ -43,7 +43,8 @@ def _call(argv: Sequence[str]) -> int:
         case ("python", "-m", "pytest", *rest):
             import pytest
 
-            return int(pytest.main(["-p", "no:cacheprovider", *rest]))
+            # Without what would write into the checkout, and what takes a second to import for nothing.
+            return int(pytest.main(["-p", "no:cacheprovider", "-p", "no:hypothesispytest", *rest]))
         case ("python", script, *rest):
             sys.argv = [script, *rest]
             runpy.run_path(script, run_name="__main__")

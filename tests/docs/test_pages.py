@@ -1,5 +1,6 @@
 """The pages of docs/: their commands run, what they show is what comes out, and their links lead somewhere."""
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OUTDATED = "{} is not what the code gives now: run `make docs`, read the difference, and commit it"
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,24 @@ def run(tools: None) -> Iterator[object]:
         yield run
 
 
-def differences(found: str, committed: str) -> str:
-    """The first line that differs, both ways."""
-    for number, (new, old) in enumerate(zip(found.splitlines(), committed.splitlines(), strict=False), 1):
-        if new != old:
-            return f"line {number}:\n  now       {new}\n  committed {old}"
-    return "one is longer"
+def check(page: str, found: str) -> None:
+    """Fail, with the first line that differs, unless docs/PAGE.md is `found`."""
+    committed = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    if found == committed:
+        return
+    pairs = itertools.zip_longest(found.splitlines(True), committed.splitlines(True), fillvalue="(the end)\n")
+    number, (new, old) = next((number, pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+    pytest.fail(
+        f"docs/{page}.md is not what the code gives now: run `make docs`, read the difference, and commit it\n"
+        f"line {number} now       {new}line {number} committed {old}",
+        pytrace=False,
+    )
 
 
 def test_the_reference_is_of_now(tools: None) -> None:
     import tables
 
-    found, committed = tables.reference(), (DOCS / "reference.md").read_text(encoding="utf-8")
-    assert found == committed, OUTDATED.format("docs/reference.md") + "; " + differences(found, committed)
+    check("reference", tables.reference())
 
 
 # One group: the pages share the process that runs their commands.
@@ -51,8 +56,7 @@ def test_the_reference_is_of_now(tools: None) -> None:
 def test_a_page_shows_what_happens(page: str, run: object) -> None:
     import generate
 
-    found, committed = generate.filled(page, run), (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    assert found == committed, OUTDATED.format(f"docs/{page}.md") + "; " + differences(found, committed)
+    check(page, generate.filled(page, run))
 
 
 def test_every_page_is_run(tools: None) -> None:
