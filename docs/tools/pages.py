@@ -45,8 +45,8 @@ class Walk:
         for entry in self.root.iterdir():
             if entry.name not in ("build", ".git", ".venv"):
                 (self.folder / entry.name).symlink_to(entry)
-        self.site = self.folder / "build" / "site"
-        self.site.mkdir(parents=True)
+        self.site = self.folder / ".site"
+        self.site.mkdir()
         self.path = [str(self.site)]
 
     def filled(self, text: str) -> str:
@@ -79,6 +79,8 @@ class Walk:
         if argv[:3] == ["pip", "install", "-e"]:
             self._install(self.root / argv[3])
             return 0, ""
+        if argv[0] == "mkdir":
+            return subprocess.run(argv, cwd=self.folder).returncode, ""
         status, printed = self.run(argv, self.folder, self.path, not first.endswith(_QUIET))
         for one in filters:
             printed = subprocess.run(one, shell=True, input=printed, capture_output=True, text=True).stdout
