@@ -27,9 +27,10 @@ Made by `make docs` from the code, and compared with it by a test: change the co
 OPS_INTRO = """\
 ## Ops
 
-*Legal* says where an op may stand: in any stage, before the cache is put in (pure), or behind (cached). A *fused* op
-decomposes into others, and stands from FUSED on. *Regions* may hold ops that are fusible. *Providers* are those for a
-CPU that claim a call of f32 tensors, with at most {few} tokens (few) or more (many); {whole} claim every op.
+*Legal* says where an op may stand: in any stage, before the cache is put in (pure), behind (cached), or only while
+placements on a mesh are open. A *fused* op decomposes into others, and stands from FUSED on. *Regions* may hold ops
+that are fusible. *Providers* are those for a CPU that claim a call of f32 tensors, with at most {few} tokens (few) or
+more (many); {whole} claim every op.
 """
 PASSES_INTRO = """\
 ## Passes
