@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pages import Run, Walk
+from pages import PageError, Run, Walk
 from tables import reference
 
 DOCS = Path(__file__).parents[1]
@@ -42,7 +42,10 @@ def filled(page: str, run: Run) -> str:
     """The page as it would stand if every output and excerpt on it were of now. Raises PageError."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        return Walk(ROOT, Path(folder), run).filled(text)
+        try:
+            return Walk(ROOT, Path(folder), run).filled(text)
+        except PageError as error:
+            raise PageError(f"docs/{page}.md: {error}") from error
 
 
 def main() -> None:
@@ -57,4 +60,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PageError as error:
+        sys.exit(f"error: {error}")

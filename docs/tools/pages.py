@@ -112,6 +112,8 @@ def _lines(root: Path, reference: str) -> str:
     """The lines that `PATH: FIRST … LAST` names."""
     path, _, span = reference.partition(": ")
     first, _, last = span.partition(" … ")
+    if not (root / path).is_file():
+        raise PageError(f"there is no file {path}")
     lines = (root / path).read_text(encoding="utf-8").splitlines(keepends=True)
     begin = next((i for i, line in enumerate(lines) if line.lstrip().startswith(first)), None)
     if begin is None:

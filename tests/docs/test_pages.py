@@ -122,6 +122,7 @@ def test_blocks_are_filled(walk) -> None:  # type: ignore[no-untyped-def]
         ("```console\n$ echo one\n```", "`echo one` ended with 1 and not 0"),
         ("<!-- status: 1 -->\n```console\n$ echo\n```", "`echo` ended with 0 and not 1"),
         ("<!-- section: A -->\n```\n```", "no section 'A'"),
+        ("<!-- lines: gone.py: a -->\n```\n```", "there is no file gone.py"),
         ("<!-- lines: code.py: gone -->\n```\n```", "no line that begins with 'gone'"),
         ("<!-- lines: code.py: c = … a = -->\n```\n```", "no line behind 'c =' that begins with 'a ='"),
     ],
