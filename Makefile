@@ -2,7 +2,8 @@
 #   make demo      compile the bundled model and generate with it
 #   make test      the tests           make test-all   with the slow ones
 #   make lint      format, lint, types, who imports whom
-#   make format    rewrite the files   make clean      remove what was made here
+#   make format    rewrite the files   make docs       rewrite what docs/ shows of the code
+#   make clean     remove what was made here
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all lint format docs clean
 .DELETE_ON_ERROR:
 
 # torch comes first, in a call of its own: where a smaller build of it is offered (CPU only), this call takes it, and the
@@ -42,6 +43,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/tools/generate.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

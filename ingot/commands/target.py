@@ -55,11 +55,13 @@ def _claims(target: "Target") -> Iterator[dict[str, Any]]:
     from ingot.compiler import BACKEND_CHOICES, BACKENDS, DEFAULT_MAX_BATCH, DEFAULT_MAX_TOKENS
     from ingot.ir.ops import OPS
     from ingot.ir.plan import BucketClass
+    from ingot.ir.plugins import load_user_ops
     from ingot.passes.base import PassContext
     from ingot.passes.choose_providers import ChooseProviders
     from ingot.passes.rewrite import Rewriter
 
-    program, nodes = _one_call_of_each(OPS)
+    load_user_ops()
+    program, nodes = one_call_of_each(OPS)
     chosen: dict[bool, dict[str, str]] = {}
     refusals: dict[str, list[str]] = {}
     for deterministic in (True, False):
@@ -88,7 +90,7 @@ def _claims(target: "Target") -> Iterator[dict[str, Any]]:
         }
 
 
-def _one_call_of_each(ops: dict[str, "Op"]) -> tuple["Program", dict[str, "fx.Node"]]:
+def one_call_of_each(ops: dict[str, "Op"]) -> tuple["Program", dict[str, "fx.Node"]]:
     """A program that calls every op once, and the calls by the op's name."""
     import torch
 

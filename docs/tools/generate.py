@@ -1,0 +1,66 @@
+"""`make docs`: writes docs/reference.md, and into the pages of docs/ what their commands print now."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pages import PageError, Run, Walk
+from tables import reference
+
+DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
+PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
+
+
+@contextmanager
+def shell() -> Iterator[Run]:
+    """What runs commands, until the end of the block; see shell.py."""
+    command = [sys.executable, str(Path(__file__).with_name("shell.py"))]
+    # This checkout comes first, installed or not.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def run(argv: list[str], folder: Path, path: list[str], stderr: bool) -> tuple[int, str]:
+            request = {"argv": argv, "cwd": str(folder), "path": path, "stderr": stderr}
+            print(json.dumps(request), file=process.stdin, flush=True)
+            answer = json.loads(process.stdout.readline())
+            return answer["status"], answer["output"]
+
+        try:
+            yield run
+        finally:
+            process.kill()  # it keeps nothing that an orderly end would save
+
+
+def filled(page: str, run: Run) -> str:
+    """The page as it would stand if every output and excerpt on it were of now. Raises PageError."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return Walk(ROOT, Path(folder), run).filled(text)
+        except PageError as error:
+            raise PageError(f"docs/{page}.md: {error}") from error
+
+
+def main() -> None:
+    texts = {"reference": reference()}
+    with shell() as run:
+        texts |= {page: filled(page, run) for page in PAGES}
+    for name, text in texts.items():
+        file = DOCS / f"{name}.md"
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            print(f"wrote {file.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PageError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,213 @@
+"""docs/reference.md: the ops, the passes and the architectures, as tables made of what the code says of itself."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ingot.commands.target import one_call_of_each
+from ingot.compiler import BACKEND_CHOICES, BACKENDS
+from ingot.ir.backend import No
+from ingot.ir.errors import ConfigError
+from ingot.ir.ops import OPS
+from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.tables import ROPE_TYPES
+from ingot.ir.target import Target
+from ingot.models.architectures import ARCHITECTURES
+from ingot.models.config import ConfigReader
+from ingot.models.dense import DenseSpec
+from ingot.passes.base import Pass
+from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
+
+HEAD = """\
+# Reference
+
+Made by `make docs` from the code, and compared with it by a test: change the code, not this file.
+"""
+OPS_INTRO = """\
+## Ops
+
+*Legal* says where an op may stand: in any stage, before the cache is put in (pure), behind (cached), or only while
+placements on a mesh are open. A *fused* op decomposes into others, and stands from FUSED on. *Regions* may hold ops
+that are fusible. *Providers* are those for a CPU that claim a call of f32 tensors, with at most {few} tokens (few) or
+more (many); {whole} claim every op.
+"""
+PASSES_INTRO = """\
+## Passes
+
+In the order in which they run. From LOWERED on they run once per bucket class. *Optional* ones can be left out by
+`--passes "default,-name"`; those on request run when they are named, at the end of their stage's passes.
+"""
+ARCHITECTURES_INTRO = """\
+## Architectures
+
+What a config.json with nothing but sizes gives: the flags of the definition that are not at their defaults, and which
+of the layers have a window or no rotation. Most of it, biases too, can be changed by the config's own fields.
+"""
+_BUCKETS = {
+    "few tokens": BucketClass(name="few", tokens=(1, FEW_TOKENS)),
+    "many": BucketClass(name="many", tokens=(FEW_TOKENS + 1, 2048)),
+}
+
+
+def reference() -> str:
+    """The text of docs/reference.md."""
+    return "\n".join([HEAD, *_ops(), "", *_passes(), "", *_architectures(), ""])
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    head = list(head)
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def _intro(text: str) -> Iterator[str]:
+    yield from text.split("\n")
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
+def _first_sentence(text: str | None) -> str:
+    """The first sentence of the first paragraph."""
+    paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].removesuffix(".")
+
+
+def _ops() -> Iterator[str]:
+    _, calls = one_call_of_each(OPS)
+    backends = [BACKENDS[name]() for name in BACKEND_CHOICES["auto"]]
+    target = Target.detect("cpu")
+    claims = {  # by backend, then op: the bucket classes in which it claims a call
+        backend.name: {
+            name: [
+                size for size, bucket in _BUCKETS.items() if not isinstance(backend.claim([call], target, bucket), No)
+            ]
+            for name, call in calls.items()
+        }
+        for backend in backends
+    }
+    whole = [name for name, by_op in claims.items() if all(len(sizes) == len(_BUCKETS) for sizes in by_op.values())]
+    yield from _intro(OPS_INTRO.format(few=FEW_TOKENS, whole=" and ".join(f"`{name}`" for name in whole)))
+    rows = []
+    for op in OPS.values():
+        providers = []
+        for name, by_op in claims.items():
+            sizes = by_op[f"ingot.{op.name}"]
+            if name not in whole and sizes:
+                providers.append(name if len(sizes) == len(_BUCKETS) else f"{name} ({sizes[0]})")
+        kind = op.legal + (", fused" if op.decompose else "")
+        meaning = _first_sentence(op.reference.__doc__)
+        states = ", ".join(op.states)
+        rows.append(
+            (f"`{op.schema}`", meaning, kind, states, "yes" if op.fusible else "no", ", ".join(providers) or "–")
+        )
+    yield from _table(("op", "is", "legal", "writes state", "regions", "providers"), rows)
+
+
+def _passes() -> Iterator[str]:
+    yield from _intro(PASSES_INTRO)
+    phases = {"always": PIPELINE, "on a mesh": (SHARDING,)}
+    rows = [
+        (phase.stage, "optional" if one.name in OPTIONAL else runs, one)
+        for runs, listed in phases.items()
+        for phase in listed
+        for one in phase.passes
+    ]
+    rows += [(made.joins, "on request", made()) for made in ON_REQUEST.values()]
+    rows.sort(key=lambda row: row[0])  # stable: inside a stage the order stays
+    yield from _table(
+        ("leads to", "pass", "runs", "numerics", "options", "is"),
+        (
+            (stage.name, f"`{one.name}`", runs, one.numerics.name, _options(one), _subject(one))
+            for stage, runs, one in rows
+        ),
+    )
+
+
+def _options(one: Pass) -> str:
+    return ", ".join(f"`{name}={value!r}`" for name, value in one.options().items()) or "–"
+
+
+def _subject(one: Pass) -> str:
+    """What the first line of the pass's module says behind the name."""
+    line = _first_line(sys.modules[type(one).__module__].__doc__)
+    return line.removeprefix(f"{one.name}: ")
+
+
+_LAYERS = 12  # the periods of windows and rotations, 2 to 6, divide it
+_SIZES: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 4096,
+}
+# Constants that each type of rotary table finds its own among.
+_ROPE: Mapping[str, Any] = {
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 2048,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+
+
+def _architectures() -> Iterator[str]:
+    yield from _intro(ARCHITECTURES_INTRO)
+    rows = []
+    for name, architecture in ARCHITECTURES.items():
+        spec = architecture.read(ConfigReader(_SIZES))
+        ropes = [kind for kind in ROPE_TYPES if _reads(architecture.read, kind)]
+        rows.append(
+            (
+                f"`{name}`",
+                architecture.family,
+                ", ".join(_flags(spec)) or "–",
+                _layers(spec),
+                "all" if len(ropes) == len(ROPE_TYPES) else ", ".join(ropes),
+            )
+        )
+    yield from _table(("architecture", "family", "flags", "layers", "rope types"), rows)
+    yield from ["", f"Rope types: {', '.join(ROPE_TYPES)}."]
+
+
+def _reads(read: Any, kind: str) -> bool:
+    try:
+        read(ConfigReader({**_SIZES, "rope_scaling": {**_ROPE, "rope_type": kind}}))
+    except ConfigError:
+        return False
+    return True
+
+
+def _flags(spec: DenseSpec) -> Iterator[str]:
+    """The fields that have a default and another value; numbers by name alone, since they come from sizes."""
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if field.default is MISSING or value == field.default:
+            continue
+        if value is True or isinstance(value, float | tuple):
+            yield f"`{field.name}`"
+        else:
+            yield f"`{field.name}={value}`"
+
+
+def _layers(spec: DenseSpec) -> str:
+    count = len(spec.layers)
+    windows = sum(layer.window is not None for layer in spec.layers)
+    unrotated = sum(layer.rope is None for layer in spec.layers)
+    found = []
+    for number, what in ((windows, "have a window"), (unrotated, "no rotation")):
+        if number:
+            found.append(f"all {what}" if number == count else f"{number} of {count} {what}")
+    if len(spec.ropes) > 1:
+        found.append(f"{len(spec.ropes)} rotary tables")
+    return ", ".join(found) or "–"

@@ -1,0 +1,134 @@
+"""The pages of docs/: their commands run, what they show is what comes out, and their links lead somewhere."""
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[None]:
+    """The modules of docs/tools, importable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS / "tools")
+        yield
+    for name in ("generate", "pages", "tables"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def run(tools: None) -> Iterator[object]:
+    import generate
+
+    with generate.shell() as run:
+        yield run
+
+
+def check(page: str, found: str) -> None:
+    """Fail, with the first line that differs, unless docs/PAGE.md is `found`."""
+    committed = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    if found == committed:
+        return
+    pairs = itertools.zip_longest(found.splitlines(True), committed.splitlines(True), fillvalue="(the end)\n")
+    number, (new, old) = next((number, pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+    pytest.fail(
+        f"docs/{page}.md is not what the code gives now: run `make docs`, read the difference, and commit it\n"
+        f"line {number} now       {new}line {number} committed {old}",
+        pytrace=False,
+    )
+
+
+def test_the_reference_is_of_now(tools: None) -> None:
+    import tables
+
+    check("reference", tables.reference())
+
+
+# One group: the pages share the process that runs their commands.
+@pytest.mark.xdist_group("docs")
+@pytest.mark.parametrize("page", ["life-of-a-token", "write-a-pass", "add-an-op", "add-a-model"])
+def test_a_page_shows_what_happens(page: str, run: object) -> None:
+    import generate
+
+    check(page, generate.filled(page, run))
+
+
+def test_every_page_is_run(tools: None) -> None:
+    import generate
+
+    assert {path.stem for path in DOCS.glob("*.md")} == {*generate.PAGES, "reference", "architecture"}
+
+
+@pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]), ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        linked = page.parent / path if path else page
+        assert linked.exists(), f"{page.name} links to {target}, which is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{page.name} links to {target}, and {linked.name} has no such heading"
+
+
+def page_text(*blocks: str) -> str:
+    return "\n\n".join(blocks) + "\n"
+
+
+@pytest.fixture
+def walk(tools: None, tmp_path: Path):  # type: ignore[no-untyped-def]  # a class of a module on no one's path
+    """A walk over a root of one file, whose only command prints its arguments and ends with their number."""
+    import pages
+
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "code.py").write_text("a = 1\ndef f():\n    b = 2\n    return b\nc = 3\n")
+    (tmp_path / "walk").mkdir()
+
+    def echo(argv: list[str], folder: Path, path: list[str], stderr: bool) -> tuple[int, str]:
+        return len(argv) - 1, "".join(f"{one}\n" for one in argv)
+
+    return pages.Walk(tmp_path / "root", tmp_path / "walk", echo)
+
+
+def test_blocks_are_filled(walk) -> None:  # type: ignore[no-untyped-def]
+    before = page_text(
+        "```console\n$ echo\nold\n$ echo | tr e E\n```",
+        "<!-- status: 3 -->\n```console\n$ echo '== A ==' inside '== B =='\n…\n```",
+        "<!-- section: A -->\n```\nold\n```",
+        "<!-- lines: code.py: def f … return -->\n```python\n```",
+        "```python\nuntouched\n```",
+    )
+    assert walk.filled(before) == page_text(
+        "```console\n$ echo\necho\n$ echo | tr e E\nEcho\n```",
+        "<!-- status: 3 -->\n```console\n$ echo '== A ==' inside '== B =='\n…\n```",
+        "<!-- section: A -->\n```\ninside\n```",
+        "<!-- lines: code.py: def f … return -->\n```python\ndef f():\n    b = 2\n    return b\n```",
+        "```python\nuntouched\n```",
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("```console\n$ echo one\n```", "`echo one` ended with 1 and not 0"),
+        ("<!-- status: 1 -->\n```console\n$ echo\n```", "`echo` ended with 0 and not 1"),
+        ("<!-- section: A -->\n```\n```", "no section 'A'"),
+        ("<!-- lines: gone.py: a -->\n```\n```", "there is no file gone.py"),
+        ("<!-- lines: code.py: gone -->\n```\n```", "no line that begins with 'gone'"),
+        ("<!-- lines: code.py: c = … a = -->\n```\n```", "no line behind 'c =' that begins with 'a ='"),
+    ],
+)
+def test_what_is_not_so_is_said(block: str, problem: str, walk) -> None:  # type: ignore[no-untyped-def]
+    import pages
+
+    with pytest.raises(pages.PageError, match=re.escape(problem)):
+        walk.filled(page_text(block))
