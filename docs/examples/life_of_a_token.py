@@ -17,7 +17,7 @@ from ingot.runtime.scheduler import Scheduler, SchedulerConfig
 from ingot.runtime.step import StepInputs
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pico"
-# Of the tokens behind it each is likelier than the next best by a factor of two: rounding on other machines changes none.
+# Each token behind it is twice as likely as the next best: rounding on other machines changes none.
 PROMPT = "def __init__(self,"
 WIDTH = 140  # of a shown line
 SHOWN_INPUTS = ("tokens", "q_lens", "rows", "starts", "page_table", "logit_rows", "temperature")
