@@ -328,6 +328,6 @@ def test_the_report_is_what_the_artifact_holds(copied: Path, tmp_path: Path) -> 
     assert report.weight_bytes == sum(sizes)
     assert sorted(path.name for path in (report.output / "tokenizer").iterdir()) == sorted(TOKENIZER_FILES)
     names = sorted(path.name for path in (report.output / "trace").glob("*.ir"))
-    assert names[0] == "00-traced.ir" and names[-1] == "10-make-plan@any.ir" and len(names) == 11
+    assert names[0] == "00-traced.ir" and names[-1] == "13-make-plan@any.ir" and len(names) == 14
     timings = json.loads((report.output / "timings.json").read_text())
-    assert timings["phases"].keys() <= report.seconds.keys() and len(timings["passes"]) == 10
+    assert timings["phases"].keys() <= report.seconds.keys() and len(timings["passes"]) == 13

@@ -1,12 +1,17 @@
 """A plan's memory for people: what serving takes, line by line."""
 
+from typing import TYPE_CHECKING
+
 from ingot.console import size_text
-from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import Plans
+
+if TYPE_CHECKING:
+    from ingot.ir.plan import Plans
 
 
-def memory_rows(plans: Plans) -> list[tuple[str, object]]:
+def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
     """Names and texts: weights, activations at their peak, KV cache, and the sum for the limits."""
+    from ingot.ir.memory import MemoryNeed  # not at the top: `--help` loads no schemas
+
     need = MemoryNeed.of(plans)
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
     worst = max(buckets, key=lambda bucket: bucket.memory.activations)

@@ -158,6 +158,14 @@ def test_claims() -> None:
         "sample",
         "feed",
         "advance",
+        "count_tokens",
+        "penalize",
+        "top_logprobs",
+        "moe",
+        "state_copy",
+        "state_move",
+        "state_zero",
+        *(name for name, op in OPS.items() if op.across),
     }
 
 

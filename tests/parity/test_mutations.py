@@ -263,7 +263,7 @@ MUTATIONS = (
 )
 # What no checkpoint fits when it is wrong: reading refuses, before any number is wrong.
 SIZES = ("hidden", "heads", "ffn", "vocab")
-STORAGE = ("fused_weights",)
+STORAGE = ("fused_weights", "post_norm_names")
 # What float32 does not show; test_rounding.py does.
 ROUNDING = ("norm_wide", "embed_scale_rounded")
 
