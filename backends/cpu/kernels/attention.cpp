@@ -10,67 +10,84 @@
 
 namespace {
 
-template <typename T>
-float dot(const float *a, const T *b, int64_t n) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * to_float(b[i]);
-  return sum;
-}
-
 struct Shape {
   int64_t heads, kv_heads, head_dim, page;
   float scale, soft_cap;  // soft_cap 0: none
   int64_t window;         // 0: none
 };
 
+inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
+
+// Floats that one task needs: queries and results, padded with zeros; peaks and sums of the softmax.
+inline int64_t scratch_size(const Shape &shape) {
+  return shape.heads / shape.kv_heads * 2 * (padded(shape.head_dim) + 1);
+}
+
+// Calls f(offset, load) for each sixteen elements of a head, the last ones by a load that stops at `dim`.
+template <typename F>
+void each_lanes(int64_t dim, F f) {
+  int64_t d = 0;
+  for (; d + LANES <= dim; d += LANES) f(d, [](const auto *place) { return load(place); });
+  if (d < dim) f(d, [rest = dim - d](const auto *place) { return load_some(place, rest); });
+}
+
+// Scores of a query with up to sixteen keys, `row` elements apart. Beyond `count` the last key stands in, so that the loop
+// over keys has one length; those scores mean nothing.
+template <typename T>
+Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int64_t dim) {
+  Vec sums[LANES] = {};
+  const T *places[LANES];
+  for (int64_t i = 0; i < LANES; ++i) places[i] = keys + std::min(i, count - 1) * row;
+  each_lanes(dim, [&](int64_t d, auto load_at) {
+    const Vec q = load(query + d);
+    UNROLL for (int64_t i = 0; i < LANES; ++i) sums[i] += q * load_at(places[i] + d);
+  });
+  return sums_of<LANES>(sums);
+}
+
 // Attention of the query heads that share one kv head, for one token at `position`, by a softmax that is corrected
-// page by page, so that the context may have any length.
+// block by block, so that the context may have any length.
 template <typename T>
 void attend(const Shape &shape, const T *query, const T *cache, const int32_t *table, int64_t position, int64_t kv_head,
             const T *sinks, T *out, float *scratch) {
-  const int64_t group = shape.heads / shape.kv_heads, dim = shape.head_dim;
+  const int64_t group = shape.heads / shape.kv_heads, dim = shape.head_dim, width = padded(dim);
   const int64_t first = shape.window ? std::max<int64_t>(0, position - shape.window + 1) : 0;
   const int64_t row = shape.kv_heads * dim, half = shape.page * row;
-  float *q = scratch, *sum = q + group * dim, *scores = sum + group * dim;
-  std::vector<float> peak(group, -std::numeric_limits<float>::infinity()), total(group, 0.0f);
+  float *q = scratch, *sums = q + group * width, *peak = sums + group * width, *total = peak + group;
+  std::fill(scratch, scratch + scratch_size(shape), 0.0f);
+  std::fill(peak, peak + group, -std::numeric_limits<float>::infinity());
   for (int64_t g = 0; g < group; ++g)
-    for (int64_t d = 0; d < dim; ++d) {
-      q[g * dim + d] = to_float(query[(kv_head * group + g) * dim + d]) * shape.scale;
-      sum[g * dim + d] = 0.0f;
-    }
-  for (int64_t begin = first / shape.page * shape.page; begin <= position; begin += shape.page) {
-    const T *keys = cache + static_cast<int64_t>(table[begin / shape.page]) * 2 * half + kv_head * dim;
+    for (int64_t d = 0; d < dim; ++d) q[g * width + d] = to_float(query[(kv_head * group + g) * dim + d]) * shape.scale;
+  for (int64_t begin = first, count; begin <= position; begin += count) {
+    const int64_t page = begin / shape.page, place = begin % shape.page;
+    count = std::min({LANES, shape.page - place, position - begin + 1});
+    const T *keys = cache + table[page] * 2 * half + place * row + kv_head * dim;
     const T *values = keys + half;
-    const int64_t from = std::max<int64_t>(first - begin, 0), to = std::min(position - begin + 1, shape.page);
     for (int64_t g = 0; g < group; ++g) {
+      const Vec scores = scores_of(q + g * width, keys, row, count, dim);
+      float weights[LANES];
+      std::memcpy(weights, &scores, sizeof weights);
+      if (shape.soft_cap != 0.0f)
+        for (int64_t i = 0; i < count; ++i) weights[i] = std::tanh(weights[i] / shape.soft_cap) * shape.soft_cap;
       float highest = peak[g];
-      for (int64_t i = from; i < to; ++i) {
-        float score = dot(q + g * dim, keys + i * row, dim);
-        if (shape.soft_cap != 0.0f) score = std::tanh(score / shape.soft_cap) * shape.soft_cap;
-        scores[i] = score;
-        highest = score > highest || std::isnan(score) ? score : highest;
-      }
-      const float shrink = std::exp(peak[g] - highest);
-      float *acc = sum + g * dim;
-      if (shrink != 1.0f) {
-        total[g] *= shrink;
-        for (int64_t d = 0; d < dim; ++d) acc[d] *= shrink;
-      }
-      peak[g] = highest;
-      for (int64_t i = from; i < to; ++i) {
-        const float weight = std::exp(scores[i] - highest);
-        total[g] += weight;
-        const T *value = values + i * row;
+      for (int64_t i = 0; i < count; ++i) highest = weights[i] > highest ? weights[i] : highest;  // a NaN shows in total
+      const float shrink = fast_exp(peak[g] - highest);
 #pragma omp simd
-        for (int64_t d = 0; d < dim; ++d) acc[d] += weight * to_float(value[d]);
-      }
+      for (int64_t i = 0; i < LANES; ++i) weights[i] = fast_exp(weights[i] - highest);
+      peak[g] = highest;
+      total[g] *= shrink;
+      for (int64_t i = 0; i < count; ++i) total[g] += weights[i];
+      each_lanes(dim, [&](int64_t d, auto load_at) {
+        Vec sum = load(sums + g * width + d) * splat(shrink);
+        for (int64_t i = 0; i < count; ++i) sum += splat(weights[i]) * load_at(values + i * row + d);
+        std::memcpy(sums + g * width + d, &sum, sizeof sum);
+      });
     }
   }
   for (int64_t g = 0; g < group; ++g) {
     float all = total[g];
-    if (sinks) all += std::exp(to_float(sinks[kv_head * group + g]) - peak[g]);
-    for (int64_t d = 0; d < dim; ++d) store(sum[g * dim + d] / all, out + (kv_head * group + g) * dim + d);
+    if (sinks) all += fast_exp(to_float(sinks[kv_head * group + g]) - peak[g]);
+    for (int64_t d = 0; d < dim; ++d) store(sums[g * width + d] / all, out + (kv_head * group + g) * dim + d);
   }
 }
 
@@ -82,13 +99,12 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
   std::vector<int64_t> first(sequences + 1, 0);
   for (int64_t b = 0; b < sequences; ++b) first[b + 1] = first[b] + q_lens[b];
   const int64_t tasks = first[sequences] * shape.kv_heads;
-  const int64_t group = shape.heads / shape.kv_heads;
   int64_t work = 0;
   for (int64_t b = 0; b < sequences; ++b) work += int64_t{q_lens[b]} * kv_lens[b] * shape.heads * shape.head_dim;
   // Waking another thread takes some microseconds: as long as about this many multiplications.
   const bool parallel = work > 200000;
   parallel_for(tasks, 1, parallel, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(2 * group * shape.head_dim + shape.page);
+    std::vector<float> scratch(scratch_size(shape));
     for (int64_t task = begin; task < end; ++task) {
       const int64_t token = task / shape.kv_heads, kv_head = task % shape.kv_heads;
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;

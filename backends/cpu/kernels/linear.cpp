@@ -12,9 +12,6 @@ namespace {
 // Fewer multiplications than this run in one thread: they take some 5 us, what it costs to wake another.
 constexpr int64_t ALONE = int64_t{1} << 18;
 
-// Loops over a tile are unrolled before the compiler looks at arrays, which then live in registers.
-#define UNROLL _Pragma("GCC unroll 16")
-
 // Sixteen partial sums for each of COLS tokens and ROWS rows of W.
 template <int ROWS, int COLS, typename T>
 void add_products(Vec (&result)[COLS * ROWS], const T *w, const T *x, int64_t x_stride, int64_t k) {

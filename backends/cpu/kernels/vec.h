@@ -13,6 +13,9 @@
 #include <immintrin.h>
 #endif
 
+// Short loops over vectors are unrolled before the compiler looks at arrays, which then live in registers.
+#define UNROLL _Pragma("GCC unroll 16")
+
 namespace {
 
 constexpr int64_t LANES = 16;
@@ -124,7 +127,7 @@ inline Vec sums_of(const Vec *values) {
 inline float sum(Vec value) { return sums_of<1>(&value)[0]; }
 
 // exp by the range reduction and the polynomial of Cephes' expf (netlib.org/cephes, single/expf.c): within 2 ulp. Below
-// -87.3 it is the smallest normal number or so instead of a denormal, above 88.7 it is infinite.
+// -87.3, where the result would be denormal, it is 0; above 88.7 it is infinite.
 inline float fast_exp(float x) {
   const float bounded = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
   const float whole = std::nearbyintf(bounded * 1.44269504088896341f);
@@ -140,7 +143,8 @@ inline float fast_exp(float x) {
   float scale;
   std::memcpy(&scale, &bits, sizeof scale);
   const float result = p * scale;
-  return x > 88.7f ? std::numeric_limits<float>::infinity() : (x != x ? x : result);
+  const float high = x > 88.7f ? std::numeric_limits<float>::infinity() : (x != x ? x : result);
+  return x < -87.3f ? 0.0f : high;
 }
 
 }  // namespace
