@@ -7,6 +7,7 @@ in the same way for every backend, and take milliseconds), and measures in pairs
 
 read         read() of all weight files into one reused buffer of 1 MiB, one thread
 read_whole   the same into one reused buffer as large as the largest file, which no cache of the processor holds
+read_bytes   Path.read_bytes() of every file: into new memory, as a loader that keeps the weights there would
 hash         reading and SHA-256 of every chunk with `threads` threads: what checking all digests takes at least
 load         `load_artifact` in a process that has imported it: digests checked, weights mapped, states made
 
@@ -53,6 +54,7 @@ def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
     ways: dict[str, Callable[[], object]] = {
         "read": lambda: _read(files, block),
         "read_whole": lambda: _read(files, whole),
+        "read_bytes": lambda: [file.read_bytes() for file in files],
         "hash": lambda: digest_files(files, threads),
         "load": lambda: load_artifact(artifact, num_pages=1, threads=threads),
     }
@@ -67,6 +69,7 @@ def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
         **{name: Figure(value=value, unit="s", what=f"{name}, the least") for name, value in seconds.items()},
         "load_per_read": _ratio(seconds, "load", "read"),
         "load_per_read_whole": _ratio(seconds, "load", "read_whole"),
+        "load_per_read_bytes": _ratio(seconds, "load", "read_bytes"),
         "load_per_hash": _ratio(seconds, "load", "hash"),
     }
 
