@@ -12,8 +12,8 @@ from typing import Any, cast
 from ingot.error_text import raised
 from ingot.ir.artifact import MANIFEST
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
-from ingot.runtime.chat_renderer import Renderer
-from ingot.runtime.chat_template import ChatOptions, ChatTemplate
+from ingot.runtime.chat.renderer import Renderer
+from ingot.runtime.chat.template import ChatOptions, ChatTemplate
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.outputs import RequestOutput

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 from ingot.ir.errors import ArtifactError, RequestError
-from ingot.runtime.chat_renderer import Renderer
-from ingot.runtime.chat_spans import content_spans, disguise
-from ingot.runtime.chat_template import ChatOptions, ChatTemplate
+from ingot.runtime.chat.renderer import Renderer
+from ingot.runtime.chat.spans import content_spans, disguise
+from ingot.runtime.chat.template import ChatOptions, ChatTemplate
 from ingot.runtime.tokenizer import Tokenizer
 
 CLOSED = ChatOptions(add_generation_prompt=False)

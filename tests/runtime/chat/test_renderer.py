@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from ingot.ir.errors import ArtifactError, InternalError, RequestError
-from ingot.runtime import chat_renderer
-from ingot.runtime.chat_renderer import Renderer
+from ingot.runtime.chat import renderer as chat_renderer
+from ingot.runtime.chat.renderer import Renderer
 
 LONG = 60.0  # where no cap on time is tested: a busy machine may take its time
 
@@ -150,7 +150,7 @@ def test_threads_take_turns(renderer: Renderer) -> None:
 
 PARENT = """
 import sys
-from ingot.runtime.chat_renderer import Renderer
+from ingot.runtime.chat.renderer import Renderer
 renderer = Renderer()
 renderer.render("t", "x", [{}])
 print(renderer._worker._process.pid, flush=True)
@@ -192,7 +192,7 @@ def test_the_worker_has_limits_of_its_own(renderer: Renderer) -> None:
 @pytest.mark.slow
 def test_cpu_time_bounds_a_worker_without_a_parent() -> None:
     """The parent's clock is not the only one: the process has a limit of its own."""
-    command = [sys.executable, "-m", "ingot.runtime.chat_worker"]
+    command = [sys.executable, "-m", "ingot.runtime.chat.worker"]
     request = {"template": ENDLESS, "contexts": [{}], "seconds": 0.1, "characters": 9}
     done = subprocess.run(command, input=json.dumps(request) + "\n", capture_output=True, text=True, timeout=LONG)
     assert (done.returncode, done.stdout) == (-signal.SIGXCPU, '{"ready": true}\n')
@@ -208,7 +208,7 @@ def test_a_renderer_that_is_dropped_ends_its_worker() -> None:
 
 
 IMPORTS = (
-    "import sys, ingot.runtime.chat_worker; print(*{'torch', 'numpy', 'tokenizers', 'pydantic'} & sys.modules.keys())"
+    "import sys, ingot.runtime.chat.worker; print(*{'torch', 'numpy', 'tokenizers', 'pydantic'} & sys.modules.keys())"
 )
 
 

@@ -106,7 +106,7 @@ class _Worker:
     def __init__(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ingot.runtime.chat_worker"],
+            [sys.executable, "-m", "ingot.runtime.chat.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.chat_files import Template, choose, named_tokens, read_templates
-from ingot.runtime.chat_messages import Message, plain, read_conversations, read_tools
-from ingot.runtime.chat_renderer import Renderer, TemplateObjection
-from ingot.runtime.chat_spans import content_spans, disguise
-from ingot.runtime.control_tokens import ControlTokens, pattern_of
+from ingot.runtime.chat.control_tokens import ControlTokens, pattern_of
+from ingot.runtime.chat.files import Template, choose, named_tokens, read_templates
+from ingot.runtime.chat.messages import Message, plain, read_conversations, read_tools
+from ingot.runtime.chat.renderer import Renderer, TemplateObjection
+from ingot.runtime.chat.spans import content_spans, disguise
 from ingot.runtime.prompt import Prompt
 from ingot.runtime.tokenizer import Tokenizer, read_json
 

@@ -1,0 +1,1 @@
+"""Chat templates: conversations become prompts, rendered in a sandboxed process."""
