@@ -30,13 +30,6 @@ Library = Mapping[str, Callable[..., Any]]
 pytestmark = pytest.mark.xdist_group("cpu-kernels")
 
 
-@pytest.fixture(scope="module")
-def library(ingot_cache: Path) -> Library:
-    emitter = Emitter({}, Target.detect("cpu"), 1)
-    executable = emitter.emit_library(Cpu())
-    return load_library(executable, emitter.folders[executable.id])
-
-
 @dataclass
 class Step:
     """Sequences over permuted pages, with NaN wherever nothing of theirs was written; q lies inside a wider product."""

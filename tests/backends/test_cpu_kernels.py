@@ -8,8 +8,6 @@ import torch
 
 from ingot.backends.cpu.calls.kernels import SUFFIXES
 from ingot.backends.cpu.emit import Cpu
-from ingot.backends.cpu.load import load_library
-from ingot.emitter import Emitter
 from ingot.ir.backend import No, Yes
 from ingot.ir.ops import OPS
 from ingot.ir.plan import FEW_TOKENS, BucketClass
@@ -26,13 +24,6 @@ TOKENS = [1, 2, 4, 7, 16, 33]
 ELSEWHERE = {f"ingot.{name}" for name in ("kv_append", "paged_attention", "feed", "sample", "advance")}
 Args = tuple[tuple[Any, ...], dict[str, Any]]
 Case = Callable[[torch.Generator, int, torch.dtype], Args]
-
-
-@pytest.fixture(scope="module")
-def library() -> Mapping[str, Callable[..., Any]]:
-    emitter = Emitter({}, Target.detect("cpu"), 1)
-    executable = emitter.emit_library(Cpu())
-    return load_library(executable, emitter.folders[executable.id])
 
 
 def randn(g: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:

@@ -6,22 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.backends.cpu.emit import Cpu
-from ingot.backends.cpu.load import load_library
-from ingot.emitter import Emitter
 from ingot.ir.ops import OPS
-from ingot.ir.target import Target
 
 pytestmark = pytest.mark.xdist_group("cpu-kernels")
 
 Library = Mapping[str, Callable[..., Any]]
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    emitter = Emitter({}, Target.detect("cpu"), 1)
-    executable = emitter.emit_library(Cpu())
-    return load_library(executable, emitter.folders[executable.id])
 
 
 def ints(g: torch.Generator, low: int, high: int, *shape: int) -> torch.Tensor:

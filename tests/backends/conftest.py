@@ -1,0 +1,19 @@
+"""The cpu provider's library of kernels, built once for the tests of a process."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.backends.cpu.emit import Cpu
+from ingot.backends.cpu.load import load_library
+from ingot.emitter import Emitter
+from ingot.ir.target import Target
+
+
+@pytest.fixture(scope="session")
+def library(ingot_cache: Path) -> Mapping[str, Callable[..., Any]]:
+    emitter = Emitter({}, Target.detect("cpu"), 1)
+    executable = emitter.emit_library(Cpu())
+    return load_library(executable, emitter.folders[executable.id])
