@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from staged import staged, traced
+from staged import BACKENDS, pass_context, staged, traced
 from tiny import TINY, quick_first
 
+from ingot.backends.cpu.emit import Cpu
+from ingot.ir.program import Stage
 from ingot.models.architectures import ARCHITECTURES, read_spec
+from ingot.passes.manager import run_pipeline
 
 GOLDENS: dict[str, dict[str, int]] = json.loads(
     (Path(__file__).parents[1] / "goldens" / "matches.json").read_text(encoding="utf-8")
@@ -89,3 +92,13 @@ def test_the_passes_match_as_often(case: str) -> None:
     # Nothing in these families stands in the way of a rewrite; only providers say No, and have no kernel for one op.
     refusing = {step.name for step in steps if step.record and step.record.refusals}
     assert refusing == {"choose-providers", "fuse-qk-norm-rope"}
+
+
+@pytest.mark.parametrize("case", [*(case for case in FLAGS if "1 layers" in case), *quick_first(TINY)])
+def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(case: str) -> None:
+    context = pass_context(backends=(Cpu(), *BACKENDS), bucket=None)
+    lowered = run_pipeline(traced(CASES[case]), context, (), upto=Stage.FUSED)
+    (record,) = (record for record in lowered.records if record.name == "fuse-qk-norm-rope")
+    layers = read_spec(CASES[case]).dims.layers
+    assert record.matches == sum(layer.rope is not None for layer in layers)
+    assert {refusal.reason for refusal in record.refusals} <= {"k is not rotated", "q is not rotated"}
