@@ -1,9 +1,11 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace {
@@ -19,8 +21,12 @@ class Pool {
  public:
   void resize(int threads) {
     std::lock_guard<std::mutex> one(callers_);
-    for (; helpers_ < threads - 1; ++helpers_) std::thread([this, i = helpers_] { help(i); }).detach();
-    wanted_.store(threads - 1);
+    try {
+      for (; helpers_ < threads - 1; ++helpers_) std::thread([this, i = helpers_] { help(i); }).detach();
+    } catch (const std::system_error &) {
+      // The system gives no more threads: those that are there, or the caller alone, do the work.
+    }
+    wanted_.store(std::min(threads - 1, helpers_));
   }
 
   void run(int64_t chunks, void (*chunk)(void *, int64_t), void *context) {
