@@ -221,12 +221,10 @@ def _layer_norms(spec: DenseSpec) -> dict[str, str]:
     if not spec.post_norm:
         names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
         return {"attention_norm": "input_layernorm"} if spec.parallel else names
-    if spec.post_norm_names is not None:
-        attention, mlp = spec.post_norm_names
-        in_front = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-        return {**in_front, "attention_post_norm": attention, "mlp_post_norm": mlp}
-    behind = {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
-    in_front = {"attention_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+    attention, mlp = spec.post_norm_names or ("post_attention_layernorm", "post_feedforward_layernorm")
+    behind = {"attention_post_norm": attention, "mlp_post_norm": mlp}
+    second = "post_attention_layernorm" if spec.post_norm_names else "pre_feedforward_layernorm"
+    in_front = {"attention_norm": "input_layernorm", "mlp_norm": second}
     return {**in_front, **behind} if spec.pre_norm else behind
 
 

@@ -453,13 +453,12 @@ def test_kill_nine_while_workers_emit(start: Callable[..., Running], tmp_path: P
     killed.process.wait()
     place = tmp_path / "place"
     assert not (place / "a.ingot").exists()
-    # A worker ends with the region that it is at, which the next compile then finds in the cache.
+    # A worker ends with the region that it is at, which the next compile then finds in the cache. What the killed
+    # process was at itself, the kernels, it leaves half-built.
     assert until(lambda: not killed.others(), 120), killed.others()
-    assert not (tmp_path / "cache" / "build").exists() or not [
-        path for path in (tmp_path / "cache" / "build").iterdir() if path.is_dir()
-    ]
     restarted = start(backend="inductor")
     assert restarted.end() == "done"
+    assert not [path for path in (tmp_path / "cache" / "build").iterdir() if path.is_dir()]
     assert [path.name for path in place.iterdir()] == ["a.ingot"]
     open_artifact(place / "a.ingot").verify_files()
 
