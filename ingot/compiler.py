@@ -15,30 +15,27 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
+from ingot.contents import manifest_of, write_program, write_timings
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import request_key
-from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
+from ingot.ir.artifact import SCHEMA_VERSION
 from ingot.ir.backend import Backend
-from ingot.ir.errors import CheckpointError, OptionError, TargetError
+from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.layout import Layout
-from ingot.ir.mesh import check_mesh, mesh_text
-from ingot.ir.parse import parse_type
-from ingot.ir.plan import FEW_TOKENS, BucketClass, Executable, Plan, Plans, ResidentMemory
+from ingot.ir.mesh import check_mesh
+from ingot.ir.plan import FEW_TOKENS, BucketClass, Plans
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, merged_params
-from ingot.ir.record import PassRecord
+from ingot.ir.program import Model, ModelSpec
 from ingot.ir.target import Target
-from ingot.ir.text import print_program
-from ingot.ir.types import DTYPE_NAMES
+from ingot.merged_plans import merged_plans, resident_params
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
-from ingot.passes.manager import Lowered, run_pipeline
+from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
-from ingot.passes.plan_memory import weight_bytes
 from ingot.publish import ArtifactWriter
 
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
@@ -329,147 +326,20 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                 entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry) for entry in model.entries
             }
         with clock.phase("weights") as step:
-            params = _resident(lowered)
+            params = resident_params(lowered)
             packed = pack_weights(params, request.checkpoint.read, writer, step, request.mesh)
         with clock.phase("write"):
-            merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
-            plans = Plans(
-                plans={entry: _with_weights(plan, weight_bytes(params.values())) for entry, plan in merged.items()}
-            )
-            _write_program(writer, model, lowered, plans)
+            plans = merged_plans(lowered)
+            write_program(writer, model, lowered, plans)
             for executable in (*plans.executables.values(), *plans.libraries.values()):
                 folder = f"exe/{request.target.name}/{executable.id}"
                 for name in executable.files:
                     shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
-            _write_timings(writer, clock, lowered, emitter)
-            manifest = _manifest(request, key, plans)
-            build_id = writer.publish(manifest)
+            write_timings(writer, clock.seconds, lowered, emitter)
+            build_id = writer.publish(manifest_of(request, key, plans))
     return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
-
-
-def _merged_plan(programs: list[Program]) -> Plan:
-    """One plan over all bucket classes; what is not per class is the same in each."""
-    plans = [program.plan for program in programs if program.plan is not None]
-    executables: dict[str, Executable] = {}
-    for item in (executable for plan in plans for executable in plan.executables.values()):
-        known = executables.get(item.id, item)  # the class with the larger steps says what a call takes at most
-        executables[item.id] = max(known, item, key=lambda one: one.workspace)
-    params = {name: spec for program in programs for name, spec in program.params.items()}
-    return plans[0].model_copy(
-        update={
-            "params": {name: str(spec.type) for name, spec in params.items()},
-            "executables": dict(sorted(executables.items())),
-            "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
-            "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
-            "memory": _merged_memory([plan.memory for plan in plans]),
-        }
-    )
-
-
-def _resident(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
-    """What stays in memory: the params of all bucket classes of all entries."""
-    return merged_params(program for one in lowered.values() for program in one.programs.values())
-
-
-def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Field by field the most: the largest step has the largest inputs. `_with_weights` counts the weights."""
-    dumped = [memory.model_dump() for memory in memories]
-    return ResidentMemory(**{name: max(one[name] for one in dumped) for name in dumped[0]})
-
-
-def _with_weights(plan: Plan, size: int) -> Plan:
-    """The plan, in whose memory the weights are those of all entries."""
-    return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})
-
-
-def _write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lowered], plans: Plans) -> None:
-    programs = [program for one in lowered.values() for program in one.programs.values()]
-    writer.write_text("program.ir", "".join(map(print_program, programs)))
-    writer.write_json("plan.json", plans.to_json())
-    writer.write_text("trace/00-traced.ir", "".join(map(print_program, model.entries.values())))
-    records = _records(lowered)
-    for number, record in enumerate(records, 1):
-        writer.write_text(trace_file(number, record.name, record.entry, record.bucket), record.ir_after)
-    writer.write_json("trace/passes.json", [record.summary() for record in records])
-    writer.write_json("choices.json", _choices(lowered))
-
-
-def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
-    """Of all entries, one behind the other."""
-    return [record for one in lowered.values() for record in one.records]
-
-
-def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
-    """Which provider computes each node, per entry and bucket class, and who refused why; weights kept twice."""
-    choices: dict[str, Any] = {}
-    copies = {copy.first: copy.second for copy in second_copies(_resident(lowered))}
-    for one in lowered.values():
-        for bucket, program in one.programs.items():
-            choices[trace_name(program.name, bucket)] = {
-                "second_copies": copies,
-                "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
-                "refusals": [
-                    {"node": refusal.node, "reason": refusal.reason}
-                    for record in one.records
-                    if record.name == "choose-providers" and record.bucket == bucket
-                    for refusal in record.refusals
-                ],
-            }
-    return choices
-
-
-def _write_timings(writer: ArtifactWriter, clock: _Clock, lowered: Mapping[str, Lowered], emitter: Emitter) -> None:
-    writer.write_json(
-        "timings.json",
-        {
-            "phases": clock.seconds,
-            "passes": [
-                {"name": one.name, "entry": one.entry, "bucket": one.bucket, "seconds": one.seconds}
-                for one in _records(lowered)
-            ],
-            "executables": emitter.seconds,
-            "cached": sorted(emitter.hits),
-        },
-    )
-
-
-def _manifest(request: Request, key: str, plans: Plans) -> Manifest:
-    spec = request.spec
-    identity = request.target.identity()
-    versions = identity.pop("versions")
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        # Not the output's name: the same request in another place is the same artifact.
-        name=spec.architecture,
-        request_key=key,
-        exe_keys=sorted([*plans.executables, *(library.id for library in plans.libraries.values())]),
-        target={**identity, "features": list(request.target.features)},
-        versions=versions,
-        model={
-            "architecture": spec.architecture,
-            "family": spec.family,
-            "dtype": DTYPE_NAMES[spec.dtype],
-            "vocab_size": spec.vocab_size,
-            "max_seq_len": request.limits.max_seq_len,
-            "max_batch": request.limits.max_batch,
-            "max_tokens": request.limits.max_tokens,
-            "page_size": _page_size(plans),
-            "eos_token_ids": ",".join(map(str, spec.eos_token_ids)),
-            "deterministic": request.deterministic,
-            **({"mesh": mesh_text(request.mesh)} if request.mesh else {}),
-        },
-    )
-
-
-def _page_size(plans: Plans) -> int:
-    for state in plans.states.values():
-        if state.kind == "paged_kv":
-            size = parse_type(state.type).shape[2]
-            assert isinstance(size, int)
-            return size
-    raise CheckpointError("the model keeps no paged cache")
 
 
 def _report(

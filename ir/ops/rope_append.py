@@ -1,5 +1,8 @@
 """Fused: q/k norm, rotary embedding and the cache write of a step, between the q/k/v product and attention."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ingot.ir.ops.attention import kv_append
@@ -34,43 +37,29 @@ def _prepared(
     return next(turned), next(turned)
 
 
-def _in_place(
-    kv: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    slots: torch.Tensor,
-    q_weight: torch.Tensor | None = None,
-    k_weight: torch.Tensor | None = None,
-    *,
-    eps: float,
-    interleaved: bool = False,
-) -> torch.Tensor:
-    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
-    assert kv_append.in_place is not None
-    kv_append.in_place(kv, k, v, slots)
-    return q
+def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tensor]:
+    """The op with a form of `kv_append` that gives nothing back."""
+    assert append is not None
 
+    def run(
+        kv: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        slots: torch.Tensor,
+        q_weight: torch.Tensor | None = None,
+        k_weight: torch.Tensor | None = None,
+        *,
+        eps: float,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+        append(kv, k, v, slots)
+        return q
 
-def _costliest(
-    kv: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    slots: torch.Tensor,
-    q_weight: torch.Tensor | None = None,
-    k_weight: torch.Tensor | None = None,
-    *,
-    eps: float,
-    interleaved: bool = False,
-) -> torch.Tensor:
-    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
-    kv_append.costliest(kv, k, v, slots)
-    return q
+    return run
 
 
 def _decompose(
@@ -103,8 +92,8 @@ def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[
     samples=_samples,
     fake=_fake,
     states=("kv",),
-    in_place=_in_place,
-    costliest=_costliest,
+    in_place=_with_append(kv_append.in_place),
+    costliest=_with_append(kv_append.costliest),
     decompose=_decompose,
     fusible=False,
 )

@@ -1,0 +1,112 @@
+"""What an artifact holds beside weights and executables: programs, plans, choices, timings, and the manifest."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ingot.emitter import Emitter
+from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
+from ingot.ir.errors import CheckpointError
+from ingot.ir.mesh import mesh_text
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Plans
+from ingot.ir.program import Model
+from ingot.ir.record import PassRecord
+from ingot.ir.text import print_program
+from ingot.ir.types import DTYPE_NAMES
+from ingot.merged_plans import resident_params
+from ingot.passes.choose_layouts import second_copies
+from ingot.passes.manager import Lowered
+from ingot.publish import ArtifactWriter
+
+if TYPE_CHECKING:
+    from ingot.compiler import Request
+
+
+def write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lowered], plans: Plans) -> None:
+    programs = [program for one in lowered.values() for program in one.programs.values()]
+    writer.write_text("program.ir", "".join(map(print_program, programs)))
+    writer.write_json("plan.json", plans.to_json())
+    writer.write_text("trace/00-traced.ir", "".join(map(print_program, model.entries.values())))
+    records = _records(lowered)
+    for number, record in enumerate(records, 1):
+        writer.write_text(trace_file(number, record.name, record.entry, record.bucket), record.ir_after)
+    writer.write_json("trace/passes.json", [record.summary() for record in records])
+    writer.write_json("choices.json", _choices(lowered))
+
+
+def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
+    """Of all entries, one behind the other."""
+    return [record for one in lowered.values() for record in one.records]
+
+
+def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
+    """Which provider computes each node, per entry and bucket class, and who refused why; weights kept twice."""
+    choices: dict[str, Any] = {}
+    copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
+    for one in lowered.values():
+        for bucket, program in one.programs.items():
+            choices[trace_name(program.name, bucket)] = {
+                "second_copies": copies,
+                "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
+                "refusals": [
+                    {"node": refusal.node, "reason": refusal.reason}
+                    for record in one.records
+                    if record.name == "choose-providers" and record.bucket == bucket
+                    for refusal in record.refusals
+                ],
+            }
+    return choices
+
+
+def write_timings(
+    writer: ArtifactWriter, phases: Mapping[str, float], lowered: Mapping[str, Lowered], emitter: Emitter
+) -> None:
+    writer.write_json(
+        "timings.json",
+        {
+            "phases": dict(phases),
+            "passes": [
+                {"name": one.name, "entry": one.entry, "bucket": one.bucket, "seconds": one.seconds}
+                for one in _records(lowered)
+            ],
+            "executables": emitter.seconds,
+            "cached": sorted(emitter.hits),
+        },
+    )
+
+
+def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
+    spec = request.spec
+    identity = request.target.identity()
+    versions = identity.pop("versions")
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        # Not the output's name: the same request in another place is the same artifact.
+        name=spec.architecture,
+        request_key=key,
+        exe_keys=sorted([*plans.executables, *(library.id for library in plans.libraries.values())]),
+        target={**identity, "features": list(request.target.features)},
+        versions=versions,
+        model={
+            "architecture": spec.architecture,
+            "family": spec.family,
+            "dtype": DTYPE_NAMES[spec.dtype],
+            "vocab_size": spec.vocab_size,
+            "max_seq_len": request.limits.max_seq_len,
+            "max_batch": request.limits.max_batch,
+            "max_tokens": request.limits.max_tokens,
+            "page_size": _page_size(plans),
+            "eos_token_ids": ",".join(map(str, spec.eos_token_ids)),
+            "deterministic": request.deterministic,
+            **({"mesh": mesh_text(request.mesh)} if request.mesh else {}),
+        },
+    )
+
+
+def _page_size(plans: Plans) -> int:
+    for state in plans.states.values():
+        if state.kind == "paged_kv":
+            size = parse_type(state.type).shape[2]
+            assert isinstance(size, int)
+            return size
+    raise CheckpointError("the model keeps no paged cache")

@@ -1,0 +1,50 @@
+"""What bucket classes and entries come to together: one plan for an entry, one set of weights for all."""
+
+from collections.abc import Mapping
+
+from ingot.ir.plan import Executable, Plan, Plans, ResidentMemory
+from ingot.ir.program import ParamSpec, Program, merged_params
+from ingot.passes.manager import Lowered
+from ingot.passes.plan_memory import weight_bytes
+
+
+def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
+    """What stays in memory: the params of all bucket classes of all entries."""
+    return merged_params(program for one in lowered.values() for program in one.programs.values())
+
+
+def merged_plans(lowered: Mapping[str, Lowered]) -> Plans:
+    """The plans of all entries, by name."""
+    weights = weight_bytes(resident_params(lowered).values())
+    merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
+    return Plans(plans={entry: _with_weights(plan, weights) for entry, plan in merged.items()})
+
+
+def _merged_plan(programs: list[Program]) -> Plan:
+    """One plan over all bucket classes; what is not per class is the same in each."""
+    plans = [program.plan for program in programs if program.plan is not None]
+    executables: dict[str, Executable] = {}
+    for item in (executable for plan in plans for executable in plan.executables.values()):
+        known = executables.get(item.id, item)  # the class with the larger steps says what a call takes at most
+        executables[item.id] = max(known, item, key=lambda one: one.workspace)
+    params = {name: spec for program in programs for name, spec in program.params.items()}
+    return plans[0].model_copy(
+        update={
+            "params": {name: str(spec.type) for name, spec in params.items()},
+            "executables": dict(sorted(executables.items())),
+            "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
+            "buckets": tuple(bucket for plan in plans for bucket in plan.buckets),
+            "memory": _merged_memory([plan.memory for plan in plans]),
+        }
+    )
+
+
+def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
+    """Field by field the most: the largest step has the largest inputs. `_with_weights` counts the weights."""
+    dumped = [memory.model_dump() for memory in memories]
+    return ResidentMemory(**{name: max(one[name] for one in dumped) for name in dumped[0]})
+
+
+def _with_weights(plan: Plan, size: int) -> Plan:
+    """The plan, in whose memory the weights are those of all entries."""
+    return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})
