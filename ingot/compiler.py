@@ -20,9 +20,10 @@ from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import request_key
-from ingot.ir.artifact import SCHEMA_VERSION
+from ingot.ir.artifact import REQUEST, SCHEMA_VERSION, TIMINGS
 from ingot.ir.backend import Backend
-from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError
+from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
 from ingot.ir.plan import FEW_TOKENS, BucketClass, Plans
@@ -34,9 +35,10 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
-from ingot.passes.manager import run_pipeline
+from ingot.passes.manager import OnPass, run_pipeline
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.publish import ArtifactWriter
+from ingot.runtime.artifact import Artifact
 
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "cpu": Cpu,
@@ -106,6 +108,7 @@ def compile_model(
     mesh: Mapping[str, int] | None = None,
     jobs: int | None = None,
     progress: Progress = lambda phase, done, total: None,
+    on_pass: OnPass | None = None,
 ) -> CompileReport:
     """Compile the Hugging Face checkpoint folder `checkpoint` into the artifact folder `output`.
 
@@ -115,7 +118,7 @@ def compile_model(
     above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `jobs` bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and
-    all.
+    all; `on_pass` with the program before and after each pass, the latter's `history` ending in the pass's record.
 
     Nothing is visible at `output` until all of it is there. Raises IngotError.
     """
@@ -134,7 +137,7 @@ def compile_model(
             passes=passes,
             mesh=mesh,
         )
-        return _compile(request, writer, _Clock(progress), jobs)
+        return _compile(request, writer, _Clock(progress), jobs, on_pass)
 
 
 def compile_cached(
@@ -161,9 +164,14 @@ def compile_cached(
 
 @dataclass(frozen=True)
 class Request:
-    """A compile, read and checked: nothing is traced or compiled yet."""
+    """A compile, read and checked: nothing is traced or compiled yet.
+
+    `options` are those of `compile_model` with what stands for "auto" and for defaults filled in, as JSON values: with
+    them the same request is read again.
+    """
 
     checkpoint: Checkpoint
+    options: Mapping[str, Any]
     spec: ModelSpec
     limits: Limits
     target: Target
@@ -210,6 +218,18 @@ class Request:
         _check_budget(weight_budget)
         return Request(
             checkpoint=opened,
+            options={
+                "target": machine.device,
+                "backend": next(name for name, among in BACKEND_CHOICES.items() if among == BACKEND_CHOICES[backend]),
+                "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
+                "max_seq_len": limits.max_seq_len,
+                "max_batch": limits.max_batch,
+                "max_tokens": limits.max_tokens,
+                "deterministic": deterministic,
+                "weight_budget": float(weight_budget),
+                "passes": passes,
+                "mesh": axes,
+            },
             spec=spec,
             limits=limits,
             target=machine,
@@ -219,6 +239,19 @@ class Request:
             passes=passes,
             mesh=axes,
         )
+
+    @staticmethod
+    def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
+        """The request that `artifact` answers, on the checkpoint folder that it was compiled from unless another is
+        given. Raises ArtifactError where it does not say, and CheckpointError where there is no such checkpoint."""
+        made: Any = artifact.read_json(REQUEST)
+        if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
+            raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
+        folder = checkpoint or _compiled_from(artifact)
+        try:
+            return Request.read(folder, **made["options"])
+        except TypeError as error:
+            raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
 
     def trace(self) -> Model:
         """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""
@@ -272,6 +305,20 @@ class Request:
         return (decode, BucketClass(name="extend", tokens=(FEW_TOKENS + 1, largest)))
 
 
+def _compiled_from(artifact: Artifact) -> str:
+    """The checkpoint's folder when the artifact was compiled."""
+    path = artifact.folder / TIMINGS
+    timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}
+    folder = timings.get("checkpoint") if isinstance(timings, dict) else None
+    if not isinstance(folder, str) or not Path(folder).is_dir():
+        raise CheckpointError(
+            "the checkpoint that the artifact was compiled from is not there",
+            where=str(folder or artifact.folder),
+            hint="name its folder with --checkpoint",
+        )
+    return folder
+
+
 def _check_limits(limits: Limits, spec: ModelSpec) -> None:
     for name, value, hi in (
         ("max_seq_len", limits.max_seq_len, spec.max_position),
@@ -294,7 +341,9 @@ def _check_budget(budget: float) -> None:
         )
 
 
-def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None) -> CompileReport:
+def _compile(
+    request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None, on_pass: OnPass | None = None
+) -> CompileReport:
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
     workers = jobs or len(os.sched_getaffinity(0))
@@ -323,7 +372,8 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
             )
             pipeline = request.pipeline()
             lowered = {
-                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry) for entry in model.entries
+                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry, on_pass=on_pass)
+                for entry in model.entries
             }
         with clock.phase("weights") as step:
             params = resident_params(lowered)
@@ -337,7 +387,8 @@ def _compile(request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int 
                     shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
-            write_timings(writer, clock.seconds, lowered, emitter)
+            writer.write_json(REQUEST, {"options": request.options})
+            write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
             build_id = writer.publish(manifest_of(request, key, plans))
     return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
 

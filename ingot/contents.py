@@ -1,6 +1,7 @@
 """What an artifact holds beside weights and executables: programs, plans, choices, timings, and the manifest."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.emitter import Emitter
@@ -59,11 +60,16 @@ def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
 
 
 def write_timings(
-    writer: ArtifactWriter, phases: Mapping[str, float], lowered: Mapping[str, Lowered], emitter: Emitter
+    writer: ArtifactWriter,
+    phases: Mapping[str, float],
+    lowered: Mapping[str, Lowered],
+    emitter: Emitter,
+    checkpoint: Path,
 ) -> None:
     writer.write_json(
         "timings.json",
         {
+            "checkpoint": str(checkpoint.absolute()),
             "phases": dict(phases),
             "passes": [
                 {"name": one.name, "entry": one.entry, "bucket": one.bucket, "seconds": one.seconds}

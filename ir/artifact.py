@@ -4,7 +4,8 @@ Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) 
 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
     manifest.sha256   checksums of manifest.json and timings.json, in the format of `sha256sum -c`
-    timings.json      how long the compile took; outside every identity, therefore not in the manifest
+    timings.json      how long the compile took, and of which folder; outside every identity, so not in the manifest
+    request.json      the options of the compile, with which the same request can be read again
     everything else   listed in `Manifest.files`
 """
 
@@ -21,6 +22,7 @@ SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 CHECKSUMS = "manifest.sha256"
 TIMINGS = "timings.json"
+REQUEST = "request.json"
 WEIGHTS_FOLDER = "weights/"
 UNLISTED = frozenset({MANIFEST, CHECKSUMS, TIMINGS})
 

@@ -13,6 +13,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.ops import OPS
 from ingot.ir.plan import BucketClass, Executable, Plan
 from ingot.ir.recipe import Recipe
+from ingot.ir.record import PassRecord
 from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
 
 # The aten ops that the dialect takes over: views and elementwise arithmetic, by their printed names.
@@ -105,7 +106,8 @@ class Program:
 
     `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
     every tensor has a placement (`ingot.ir.infer_placement`).
-    `libraries` holds the built kernels of the op providers that have any, by provider.
+    `libraries` holds the built kernels of the op providers that have any, by provider. `history` holds the records of
+    the passes that made it, in order.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Program:
     libraries: dict[str, Executable] = field(default_factory=dict)
     bucket: BucketClass | None = None
     plan: Plan | None = None
+    history: tuple[PassRecord, ...] = ()
 
     def add_input(self, name: str, value_type: TensorType) -> fx.Node:
         return self._placeholder(name, value_type, "input")
@@ -207,6 +210,7 @@ class Program:
             libraries=dict(self.libraries),
             bucket=self.bucket,
             plan=self.plan,
+            history=self.history,
         )
 
 

@@ -23,6 +23,17 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """One rewrite of a pass, the `index`th from 0: the value at which it happened, and what it made that is still there
+    when the pass has ended. Values are named as in the text form, without the percent sign."""
+
+    index: int
+    anchor: str
+    origin: str
+    made: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PassRecord:
     """One run of one pass, on a program of the model's entry `entry`. `seconds` stays outside every identity."""
 
@@ -34,11 +45,15 @@ class PassRecord:
     stage: str
     ir_before: str
     ir_after: str
-    matches: int
+    rewrites: tuple[Rewrite, ...]
     refusals: tuple[Refusal, ...]
     op_count_diff: dict[str, int]
     numerics: Numerics
     seconds: float
+
+    @property
+    def matches(self) -> int:
+        return len(self.rewrites)
 
     def summary(self) -> dict[str, Any]:
         """What the trace keeps beside the program text: everything but texts and time."""

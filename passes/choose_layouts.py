@@ -64,8 +64,9 @@ class ChooseLayouts(Pass):
         for tensor, chosen in _choose(program, context).items():
             if chosen[context.bucket.name] is Layout.COLUMN_MAJOR:
                 for name in [name for name, spec in program.params.items() if _tensor(spec) == tensor]:
-                    _transpose(rewriter, program.find(name))
-                    rewriter.matched()
+                    param = program.find(name)
+                    if rewriter.take(param):
+                        _transpose(rewriter, param)
 
 
 def _tensor(spec: ParamSpec) -> Tensor:
@@ -146,7 +147,7 @@ def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
     name = str(param.target)
     spec = program.params[name]
     rows, columns = spec.type.shape
-    held = program.add_param(
+    held = rewriter.add_param(
         name + _BY_COLUMNS,
         ParamSpec(
             TensorType(spec.type.dtype, (columns, rows)),

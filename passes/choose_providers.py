@@ -41,8 +41,8 @@ class ChooseProviders(Pass):
                     where=f"%{node.name}, {node.meta.get('origin', '')}",
                     expected=f"one of {', '.join(backend.name for backend in context.backends)}",
                 )
-            node.meta["provider"] = min(claims, key=lambda name: claims[name])
-            rewriter.matched()
+            if rewriter.take(node):
+                node.meta["provider"] = min(claims, key=lambda name: claims[name])
 
 
 def _reason(answer: Claim, taking: list[Yes]) -> str:

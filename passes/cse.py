@@ -29,12 +29,11 @@ class EliminateCommonSubexpressions(Pass):
         first: dict[Hashable, fx.Node] = {}
         for node in [*program.placeholders("param"), *program.calls()]:
             key = _key(node, program)
-            if key is None or first.setdefault(key, node) is node:
+            if key is None or first.setdefault(key, node) is node or not rewriter.take(node):
                 continue
             rewriter.replace(node, first[key])
             if node.op == "placeholder":
                 del program.params[str(node.target)]
-            rewriter.matched()
 
 
 def _key(node: fx.Node, program: Program) -> Hashable:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ingot.ir.program import RegionCall
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
@@ -26,11 +27,13 @@ class EmitExecutables(Pass):
         ]
         for backend in libraries:
             assert context.emit_library is not None, "building kernels needs an emitter in the context"
-            program.libraries[backend.name] = context.emit_library(backend)
-            rewriter.matched()
+            first = next(node for node in program.calls() if node.meta.get("provider") == backend.name)
+            if rewriter.take(first):
+                program.libraries[backend.name] = context.emit_library(backend)
+        calls = {node.target.name: node for node in program.calls() if isinstance(node.target, RegionCall)}
+        waiting = [region for region in waiting if rewriter.take(calls[region.name])]
         if not waiting:
             return
         assert context.emit is not None, "compiling regions needs an emitter in the context"
         for name, executable in context.emit(waiting).items():
             program.regions[name] = replace(program.regions[name], executable=executable)
-            rewriter.matched()

@@ -36,6 +36,8 @@ class FormRegions(Pass):
                 for node in members:  # nothing to compute: a view costs the executor nothing
                     node.meta["provider"] = "reference"
                 continue
+            if not rewriter.take(members[-1]):
+                continue
             body, inputs, outputs = _body(program, members, f"r{len(program.regions)}")
             region = by_text.get(print_region_body(body))
             if region is None:
@@ -43,7 +45,6 @@ class FormRegions(Pass):
                 by_text[print_region_body(body)] = region
                 program.regions[region.name] = region
             _call_region(rewriter, region, members, inputs, outputs)
-            rewriter.matched()
         _sort(program)
 
 

@@ -40,6 +40,8 @@ class FuseAddRMSNorm(Pass):
             if not (hasattr(bound["weight"], "op") and bound["weight"].op == "placeholder"):
                 rewriter.refuse(norm, "the weight is computed, maybe after the add")
                 continue
+            if not rewriter.take(norm):
+                continue
             # In front of the add: whatever reads the sum comes after it.
             fused = rewriter.call(
                 ops.add_rms_norm,
@@ -54,4 +56,3 @@ class FuseAddRMSNorm(Pass):
             total = rewriter.call(operator.getitem, fused, 1, before=add)
             rewriter.replace(norm, normed)
             rewriter.replace(add, total)
-            rewriter.matched()

@@ -37,8 +37,10 @@ class FuseQKNormRope(Pass):
                 _undo(rewriter, fused)
                 rewriter.refuse(append, "no provider has a kernel for qk_norm_rope_append")
                 continue
+            if not rewriter.take(append, fused):
+                _undo(rewriter, fused)
+                continue
             _replace(rewriter, append, attentions[0], fused)
-            rewriter.matched()
 
 
 def _sources(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:

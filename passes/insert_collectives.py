@@ -20,9 +20,10 @@ class InsertCollectives(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         for node in list(rewriter.program.calls(ops.redistribute.overload)):
+            if not rewriter.take(node):
+                break
             bound: dict[str, Any] = ops.redistribute.bind(node.args, node.kwargs)
             name = collective_of(bound["src"], bound["dst"])
             assert name is not None  # the shape function refuses others
             attrs = {} if name == "all_reduce" else {"dim": bound["dim"], "parts": bound["parts"]}
             rewriter.replace(node, rewriter.call(OPS[name], bound["x"], before=node, axis=bound["axis"], **attrs))
-            rewriter.matched()

@@ -48,6 +48,8 @@ class InsertPagedKV(Pass):
         )
         caches: dict[str, fx.Node] = {}
         for node in attentions:
+            if not rewriter.take(node):
+                break
             bound = ops.attention.bind(node.args, node.kwargs)
             q, k, v = bound["q"], bound["k"], bound["v"]
             name = f"kv.{bound['layer']}"
@@ -71,5 +73,4 @@ class InsertPagedKV(Pass):
             )
             rewriter.replace(node, attended)
             caches[name] = written
-            rewriter.matched()
         program.set_outputs({**program.output_nodes(), **caches})

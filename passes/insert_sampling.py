@@ -55,6 +55,8 @@ class InsertSampling(Pass):
             raise PassError(
                 "there are no caches or no logits to sample from", where=self.name, expected="insert-paged-kv before it"
             )
+        if not rewriter.take(program.output_nodes()["logits"]):
+            return
         page_size = caches[0].type.shape[2]
         program.dims["S"] = Dim("S", 1, context.max_batch)
         vocab = tensor_type(program.output_nodes()["logits"]).shape[-1]
@@ -123,4 +125,3 @@ class InsertSampling(Pass):
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())
         assert tensor_type(sampled).dtype == torch.int32
         program.set_outputs({"tokens": sampled, **scores, **outputs, **states})
-        rewriter.matched()

@@ -28,6 +28,8 @@ class MakePlan(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
         assert program.bucket is not None
+        if not rewriter.take(program.graph.output_node()):
+            return
         nodes = [node for node in program.calls() if node.target is not operator.getitem]
         instructions, values = _instructions(program, nodes)
         workspaces = region_workspaces(program, context)
@@ -54,7 +56,6 @@ class MakePlan(Pass):
             memory=resident_memory(program, memory.sizes),
             buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values, memory=memory),),
         )
-        rewriter.matched()
 
 
 def _executable(program: Program, region: str) -> Executable:

@@ -16,7 +16,8 @@ from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.pipeline import PIPELINE, Phase
 from ingot.passes.rewrite import Rewriter
 
-OnPass = Callable[[PassRecord, Program], None]
+# Sees the program before and after a pass; `after.history[-1]` is the pass's record.
+OnPass = Callable[[Program, Program], None]
 
 
 @dataclass
@@ -32,9 +33,21 @@ class Lowered:
         return {name: spec for program in self.programs.values() for name, spec in program.params.items()}
 
 
-def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage) -> tuple[Program, PassRecord]:
-    """One pass on a copy of `program`, verified under the rules of the stage that it leads to."""
-    rewriter = Rewriter(program.copy())
+def run_pass(
+    one: Pass,
+    program: Program,
+    context: PassContext,
+    *,
+    under: Stage,
+    reached: bool = False,
+    fuel: int | None = None,
+) -> tuple[Program, PassRecord]:
+    """One pass on a copy of `program`, verified under the rules of the stage that it leads to, which the program is
+    declared to be of where the pass has `reached` it.
+
+    `fuel` bounds the rewrites; the number that the model owes is then not asked for.
+    """
+    rewriter = Rewriter(program.copy(), fuel)
     before, counts = print_program(program), op_counts(program)
     begin = time.perf_counter()
     try:
@@ -45,6 +58,8 @@ def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage)
     eliminate_dead_code(rewriter.program)
     seconds = time.perf_counter() - begin
     verify(rewriter.program, under=under, after=one.name)
+    if reached:
+        rewriter.program.stage = under
     after = op_counts(rewriter.program)
     record = PassRecord(
         name=one.name,
@@ -55,7 +70,7 @@ def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage)
         stage=under.name,
         ir_before=before,
         ir_after=print_program(rewriter.program),
-        matches=rewriter.matches,
+        rewrites=rewriter.rewrites(),
         refusals=tuple(rewriter.refusals),
         op_count_diff={
             name: after.get(name, 0) - counts.get(name, 0)
@@ -65,13 +80,14 @@ def run_pass(one: Pass, program: Program, context: PassContext, *, under: Stage)
         numerics=one.numerics,
         seconds=seconds,
     )
-    owed = context.expected.get(one.name, 0)
-    if rewriter.matches < owed:
+    owed = context.expected.get(one.name, 0) if fuel is None else 0
+    if record.matches < owed:
         raise PassError(
-            f"pass {one.name} matched {rewriter.matches} times",
+            f"pass {one.name} matched {record.matches} times",
             where=f"program {program.name}",
             expected=f"at least {owed}, from the model's layers and flags",
         )
+    rewriter.program.history = (*program.history, record)
     return rewriter.program, record
 
 
@@ -79,13 +95,11 @@ def _run_phase(
     phase: Phase, program: Program, context: PassContext, records: list[PassRecord], on_pass: OnPass | None
 ) -> Program:
     for one in phase.passes:
-        program, record = run_pass(one, program, context, under=phase.stage)
-        if one is phase.passes[-1]:
-            program.stage = phase.stage
-            record = replace(record, ir_after=print_program(program))
+        before = program
+        program, record = run_pass(one, before, context, under=phase.stage, reached=one is phase.passes[-1])
         records.append(record)
         if on_pass is not None:
-            on_pass(record, program)
+            on_pass(before, program)
     program = program.copy()
     eliminate_dead_code(program)
     program.stage = phase.stage
@@ -105,7 +119,7 @@ def run_pipeline(
 ) -> Lowered:
     """Bring an entry of `model` to stage `upto`; some phases run once per bucket class.
 
-    `on_pass` is called with each record and the program that the pass left.
+    `on_pass` is called with the program before and after each pass, whose record ends the latter's `history`.
     """
     context = replace(context, expected=model.expected.get(entry, {}), tp_plan=model.tp_plan, buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):

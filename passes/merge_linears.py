@@ -46,9 +46,8 @@ class MergeLinears(Pass):
             if len(linears) > 1:
                 if reason := _obstacle(rewriter, linears):
                     rewriter.refuse(linears[0], reason)
-                else:
+                elif rewriter.take(linears[0]):
                     _merge(rewriter, linears)
-                    rewriter.matched()
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
     placement = _merged_placement(specs, program.mesh)
     assert placement is not None
     merged_type = TensorType(specs[0].type.dtype, (rows, *specs[0].type.shape[1:]))
-    return program.add_param(name, ParamSpec(merged_type, _merged_recipe(specs, placement, program.mesh), placement))
+    return rewriter.add_param(name, ParamSpec(merged_type, _merged_recipe(specs, placement, program.mesh), placement))
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:

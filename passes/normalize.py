@@ -25,6 +25,5 @@ class Normalize(Pass):
                 continue
             source = node.args[0]
             assert isinstance(source, fx.Node)
-            if source.meta["type"] == node.meta["type"]:
+            if source.meta["type"] == node.meta["type"] and rewriter.take(node):
                 rewriter.replace(node, source)
-                rewriter.matched()

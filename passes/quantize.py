@@ -51,13 +51,14 @@ class Quantize(Pass):
         _check_fit(program, chosen, scheme)
         parts: dict[fx.Node, dict[str, fx.Node]] = {}  # two linears may share a weight
         for node in chosen:
+            if not rewriter.take(node):
+                break
             bound = ops.linear.bind(node.args, node.kwargs)
             weight = bound["weight"]
             if weight not in parts:
-                parts[weight] = _add_parts(program, str(weight.target), scheme)
+                parts[weight] = _add_parts(rewriter, str(weight.target), scheme)
             args = trimmed([bound["x"], *(parts[weight].get(part) for part in _SUFFIXES), bound["bias"]])
             rewriter.replace(node, rewriter.call(ops.quant_linear, *args, before=node, scheme=scheme.name))
-            rewriter.matched()
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
@@ -89,13 +90,13 @@ def _check_fit(program: Program, linears: list[fx.Node], scheme: Scheme) -> None
         )
 
 
-def _add_parts(program: Program, name: str, scheme: Scheme) -> dict[str, fx.Node]:
+def _add_parts(rewriter: Rewriter, name: str, scheme: Scheme) -> dict[str, fx.Node]:
     """The params that stand for the param `name`, by part."""
-    spec = program.params[name]
+    spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
     types, recipes = scheme.types((rows, inner)), quantize(spec.recipe, scheme.name)
     return {
-        part: program.add_param(
+        part: rewriter.add_param(
             f"{name.removesuffix('.weight')}.{_SUFFIXES[part]}",
             ParamSpec(types[part], recipes[part], tuple(_placed(place, part, scheme) for place in spec.placement)),
         )

@@ -9,8 +9,8 @@ from torch import fx
 from ingot.ir import build
 from ingot.ir.infer import infer
 from ingot.ir.ops import Op
-from ingot.ir.program import Program
-from ingot.ir.record import Refusal
+from ingot.ir.program import ParamSpec, Program
+from ingot.ir.record import Refusal, Rewrite
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
     return bool(pattern == value)
 
 
+def value_name(node: fx.Node) -> str:
+    """What the text form calls a node, without the percent sign."""
+    return str(node.target) if node.op == "placeholder" else node.name
+
+
 def trimmed(args: Sequence[Any]) -> list[Any]:
     """Positional arguments without the Nones at the end, which are defaults."""
     kept = list(args)
@@ -63,11 +68,37 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
 
 @dataclass
 class Rewriter:
-    """An editor over one program: what it adds carries a type and an origin, and what it matches is counted."""
+    """An editor over one program: what it adds carries a type and an origin, and every rewrite is recorded.
+
+    `fuel` bounds the rewrites, for finding the one that does harm; None for no bound.
+    """
 
     program: Program
-    matches: int = 0
+    fuel: int | None = None
     refusals: list[Refusal] = field(default_factory=list)
+    _anchors: list[tuple[str, str]] = field(default_factory=list)
+    _made: list[list[fx.Node]] = field(default_factory=list)
+
+    def take(self, node: fx.Node, tried: fx.Node | None = None) -> bool:
+        """Begin a rewrite at `node`, which counts as a match: all that is made until the next one belongs to it.
+
+        False when the fuel is spent; the pass then leaves the place as it is. `tried` was made to see whether the
+        rewrite pays, and belongs to it too.
+        """
+        if self.fuel is not None and len(self._anchors) >= self.fuel:
+            return False
+        if tried is not None and self._made:
+            self._made[-1].remove(tried)
+        self._anchors.append((value_name(node), node.meta.get("origin", "")))
+        self._made.append([] if tried is None else [tried])
+        return True
+
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        """The rewrites so far."""
+        return tuple(
+            Rewrite(index, anchor, origin, tuple(value_name(node) for node in made if not node._erased))
+            for index, ((anchor, origin), made) in enumerate(zip(self._anchors, self._made, strict=True))
+        )
 
     def find(self, pattern: Pattern) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
         """Each call that the pattern matches, in order, with its bindings; the program may change in between."""
@@ -78,13 +109,23 @@ class Rewriter:
     def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
         """A new call in front of `before`, with its origin unless another is given."""
         with self.program.graph.inserting_before(before):
-            return build.call(
+            made = build.call(
                 self.program,
                 target.overload if isinstance(target, Op) else target,
                 args,
                 kwargs,
                 origin=before.meta.get("origin", "") if origin is None else origin,
             )
+        return self._noted(made)
+
+    def add_param(self, name: str, spec: ParamSpec) -> fx.Node:
+        """A new param of the program."""
+        return self._noted(self.program.add_param(name, spec))
+
+    def _noted(self, node: fx.Node) -> fx.Node:
+        if self._made:
+            self._made[-1].append(node)
+        return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Let every use of `old` use `new`, and remove `old`."""
@@ -102,9 +143,6 @@ class Rewriter:
             if value_type != node.meta["type"]:
                 node.meta["type"] = value_type
                 queue.extend(node.users)
-
-    def matched(self) -> None:
-        self.matches += 1
 
     def refuse(self, node: fx.Node, reason: str) -> None:
         """Note that the pass nearly applied at `node`, and why it did not."""

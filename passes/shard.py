@@ -77,11 +77,12 @@ def _split_param(rewriter: Rewriter, param: fx.Node, plan: Mapping[str, Split]) 
         times = parts // math.gcd(units, parts)
         made = _repeated(made, spec.type.shape, place.dim, split.unit, times)
         size *= times
+    if not rewriter.take(param):
+        return
     local = (*spec.type.shape[: place.dim], size // parts, *spec.type.shape[place.dim + 1 :])
     sharded = recipe.shard(made, place.axis, place.dim, place.segments)
     program.params[name] = ParamSpec(TensorType(spec.type.dtype, local), sharded, (place,))
     param.meta["type"] = program.params[name].type
-    rewriter.matched()
 
 
 def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times: int) -> Recipe:

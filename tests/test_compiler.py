@@ -21,12 +21,14 @@ from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.compiler import CompileReport, Request
 from ingot.identity import exe_key
+from ingot.ir.errors import CheckpointError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.parse import parse_type
 from ingot.ir.program import Region
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.passes.pipeline import OPTIONAL
+from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 
 NAME = "llama-biased"
@@ -331,3 +333,17 @@ def test_the_report_is_what_the_artifact_holds(copied: Path, tmp_path: Path) -> 
     assert names[0] == "00-traced.ir" and names[-1] == "13-make-plan@any.ir" and len(names) == 14
     timings = json.loads((report.output / "timings.json").read_text())
     assert timings["phases"].keys() <= report.seconds.keys() and len(timings["passes"]) == 13
+
+
+def test_a_request_is_read_back_from_its_artifact(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = checkpoint("llama-plain")
+    given = {"backend": "reference", "max_seq_len": 64, "max_batch": 4, "passes": "default,-cse", "dtype": "bfloat16"}
+    compile_model(folder, tmp_path / "a.ingot", **given)
+    artifact = open_artifact(tmp_path / "a.ingot")
+    again = Request.of_artifact(artifact)
+    assert again.key(again.trace()) == artifact.manifest.request_key
+    assert again.options == Request.read(folder, **given).options
+    (tmp_path / "a.ingot" / "timings.json").unlink()
+    with pytest.raises(CheckpointError, match="is not there"):
+        Request.of_artifact(artifact)
+    assert Request.of_artifact(artifact, folder).options == again.options

@@ -52,11 +52,11 @@ class CutLogits(Pass):
     def run(self, rewriter, context):
         last = list(rewriter.program.calls(ops.rms_norm.overload))[-1:]
         for node in last[: self.calls]:
+            rewriter.take(node)
             new = rewriter.call(scaled_relu, node, before=node.next, scale=self.scale)
             for user in list(node.users):
                 if user is not new:
                     user.replace_input_with(node, new)
-            rewriter.matched()
 
 
 @dataclass(frozen=True)

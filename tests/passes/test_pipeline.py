@@ -175,8 +175,8 @@ class _Inert(FuseAddRMSNorm):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         pattern = Pattern(ops.rms_norm, Var("x"), Var("weight"), epsilon=Var("eps"))
-        for _ in rewriter.find(pattern):
-            rewriter.matched()
+        for node, _ in rewriter.find(pattern):
+            rewriter.take(node)
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class _Half(FuseAddRMSNorm):
     """One match fewer than it could."""
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        rewriter.fuel = 4
         super().run(rewriter, context)
-        rewriter.matches -= 1
 
 
 def _with(one: Pass) -> tuple[Phase, ...]:

@@ -110,6 +110,7 @@ class AcceptDrafts(Pass):
         program = rewriter.program
         (fed,) = program.calls(ops.feed.overload)
         (moved,) = program.calls(ops.advance.overload)
+        rewriter.take(moved)
         ids = next(user for user in fed.users if user.args[1] == 0)
         sampled = ops.advance.bind(moved.args, moved.kwargs)["sampled"]
         accept = ops.OPS["toy_accept"]
@@ -117,7 +118,6 @@ class AcceptDrafts(Pass):
         rejected = rewriter.call(accept, ids, sampled, *places, before=moved)
         moved.args = (*moved.args, rejected)
         program.set_outputs({"rejected": rejected, **program.output_nodes()})
-        rewriter.matched()
 
 
 @pytest.fixture(scope="module", autouse=True)

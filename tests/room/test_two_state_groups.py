@@ -149,6 +149,7 @@ class InsertConvState(Pass):
         slots = [program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("state_read", "state_write")]
         written = {}
         for node in list(program.calls(OPS["toy_conv"].overload)):
+            rewriter.take(node)
             bound = OPS["toy_conv"].bind(node.args, node.kwargs)
             x, weight = tensor_type(bound["x"]), tensor_type(bound["weight"])
             name = f"conv.{bound['layer']}"
@@ -159,7 +160,6 @@ class InsertConvState(Pass):
             both = rewriter.call(OPS["toy_conv_step"], state, bound["x"], bound["weight"], *fed, *slots, before=node)
             out, written[name] = (rewriter.call(operator.getitem, both, index, before=node) for index in (0, 1))
             rewriter.replace(node, out)
-            rewriter.matched()
         program.set_outputs({**program.output_nodes(), **written})
 
 

@@ -79,7 +79,7 @@ def staged(
         pass_context(limits, **{"bucket": None, **changes}),
         (bucket,),
         pipeline,
-        on_pass=lambda record, program: steps.append(Step(record.name, program, record)),
+        on_pass=lambda _, after: steps.append(Step(after.history[-1].name, after, after.history[-1])),
     )
     return steps, lowered
 

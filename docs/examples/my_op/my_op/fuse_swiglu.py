@@ -32,5 +32,5 @@ class FuseSwiGLU(Pass):
             if bound["end"] != 2 * bound["half"] or bound["weight"].meta["type"].shape[0] != bound["end"]:
                 rewriter.refuse(gated, "gate and up are not the halves of the product")
                 continue
-            rewriter.replace(gated, rewriter.call(swiglu, bound["x"], bound["weight"], before=gated))
-            rewriter.matched()
+            if rewriter.take(gated):
+                rewriter.replace(gated, rewriter.call(swiglu, bound["x"], bound["weight"], before=gated))

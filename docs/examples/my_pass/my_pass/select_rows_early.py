@@ -39,11 +39,12 @@ class SelectRowsEarly(Pass):
         while True:  # what two branches read can be passed only when both have come up to it
             problems = {node: self._problem(node) for node in rewriter.program.calls(ops.select_rows.overload)}
             ready = [node for node, problem in problems.items() if not problem]
-            if not ready:
+            if not ready or not rewriter.take(ready[0]):
                 break
             self._move_up(rewriter, ready[0])
         for node, problem in problems.items():
-            rewriter.refuse(node, problem)
+            if problem:
+                rewriter.refuse(node, problem)
 
     def _problem(self, node: fx.Node) -> str:
         """Why the selection cannot move in front of what it selects from; "" when it can."""
@@ -65,7 +66,6 @@ class SelectRowsEarly(Pass):
         args = [early.get(argument, argument) for argument in source.args]
         rewriter.replace(node, rewriter.call(source.target, *args, before=source, **source.kwargs))
         rewriter.program.graph.erase_node(source)
-        rewriter.matched()
 
 
 def _row_arguments(call: fx.Node) -> list[fx.Node]:

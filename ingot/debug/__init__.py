@@ -1,0 +1,1 @@
+"""Looking into compiles and artifacts: who is to blame, what changed, what it costs."""
