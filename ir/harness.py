@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.interpret import interpret, interpret_ranks
+from ingot.ir.interpret import Watch, interpret, interpret_ranks
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.program import ParamSpec, Program
+from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import TensorType
 
 # One step: inputs by name in, outputs by name out. Whoever runs keeps the states.
@@ -19,10 +20,24 @@ Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
 def load_params(
-    params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], rank: Rank | None = None
+    params: Mapping[str, ParamSpec],
+    read: Callable[[str], torch.Tensor],
+    rank: Rank | None = None,
+    memo: dict[Recipe, Results] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part."""
-    return {name: (spec.recipe.for_rank(rank) if rank else spec.recipe).execute(read) for name, spec in params.items()}
+    """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part.
+
+    `memo` is `Recipe.execute`'s: programs that are given the same one share tensors.
+    """
+    recipes = {name: spec.recipe.for_rank(rank) if rank else spec.recipe for name, spec in params.items()}
+    return {name: recipe.execute(read, memo) for name, recipe in recipes.items()}
+
+
+def rank_params(
+    program: Program, read: Callable[[str], torch.Tensor], memo: dict[Recipe, Results] | None = None
+) -> list[dict[str, torch.Tensor]]:
+    """`load_params` of every rank in order; of a program without a mesh that is one."""
+    return [load_params(program.params, read, rank, memo) for rank in ranks(program.mesh)]
 
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
@@ -61,26 +76,28 @@ class InterpreterRun:
 class MeshRun:
     """`Run` for a program on a mesh: all ranks in one process, each with its own params and states.
 
-    Raises VerifyError when the ranks do not return the same.
+    A program without one has a single rank. `watch` is `interpret_ranks`'s. Raises VerifyError when the ranks do not
+    return the same.
     """
 
     program: Program
     params: Sequence[Mapping[str, torch.Tensor]]
     pages: int = 64
     exact: bool = False
+    watch: Watch | None = None
     states: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     @staticmethod
     def load(program: Program, read: Callable[[str], torch.Tensor], *, exact: bool = False) -> "MeshRun":
         """With each rank's part of every param, made from checkpoint tensors."""
-        return MeshRun(program, [load_params(program.params, read, rank) for rank in ranks(program.mesh)], exact=exact)
+        return MeshRun(program, rank_params(program, read), exact=exact)
 
     def __post_init__(self) -> None:
         self.states = [fresh_states(self.program, self.pages) for _ in self.params]
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         values = [{**params, **states, **inputs} for params, states in zip(self.params, self.states, strict=True)]
-        outputs = interpret_ranks(self.program, values, exact=self.exact)
+        outputs = interpret_ranks(self.program, values, exact=self.exact, watch=self.watch)
         for states, result in zip(self.states, outputs, strict=True):
             for name in states:
                 states[name] = result[name]

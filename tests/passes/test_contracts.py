@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from staged import LIMITS as TEST_LIMITS
-from staged import Logits, Step, broken_contract, logits_of, pass_context, staged
+from staged import Step, logits_of, pass_context, staged
 from tiny import QUICK, TINY, quick_first
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
+from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Model, Program, Stage
@@ -109,9 +110,9 @@ def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tupl
     model, read = opened(case)
     steps, _ = staged(model)
     assert [step.name for step in steps[1:]] == [one.name for phase in PIPELINE for one in phase.passes]
-    computed: dict[str, Logits] = {}  # some passes leave the text as it is
+    computed: dict[str, Measured] = {}  # some passes leave the text as it is
 
-    def logits(step: Step) -> Logits:
+    def logits(step: Step) -> Measured:
         text = print_program(step.program).partition("\n")[2]
         if text not in computed:
             computed[text] = logits_of(step.program, read, _requests(model.spec.vocab_size))
@@ -120,8 +121,8 @@ def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tupl
     broken: dict[str, str] = {}
     for before, after in itertools.pairwise(steps):
         assert after.record is not None
-        if problem := broken_contract(after.record.numerics, logits(before), logits(after), case.dtype):
-            broken[after.name] = problem
+        if problem := breach(after.record.numerics, logits(before), logits(after), case.dtype):
+            broken[after.name] = problem.text
     assert not broken
     assert len(computed) >= 5, "paging, sampling, merging, fusing and regions each make another program"
 
@@ -199,7 +200,7 @@ class _ExactMerge(MergeLinears):
     ("one", "problem"),
     [
         (_OtherEps(), "the meaning changed: max error"),
-        (_ExactMerge(), "declared exact, but logits differ"),
+        (_ExactMerge(), "declared exact, but values differ"),
         (_RoundedLinears(), "the error is "),
     ],
     ids=["other-eps", "merge-declared-exact", "rounded-linears"],
@@ -210,8 +211,8 @@ def test_a_broken_promise_is_noticed(one: Pass, problem: str, opened: Callable[[
     after, record = run_pass(one, before, pass_context(), under=Stage.NORMAL)
     requests = _requests(model.spec.vocab_size)
     old, new = logits_of(before, read, requests), logits_of(after, read, requests)
-    assert (broken_contract(record.numerics, old, new, torch.float32) or "").startswith(problem)
-    assert broken_contract(record.numerics, old, old, torch.float32) is None
+    assert str(breach(record.numerics, old, new, torch.float32)).startswith(problem)
+    assert breach(record.numerics, old, old, torch.float32) is None
 
 
 def test_a_pass_that_breaks_the_program_is_named(opened: Callable[[Case], tuple[Model, Read]]) -> None:

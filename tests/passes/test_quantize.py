@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from staged import BUCKET, LIMITS, broken_contract, logits_of, pass_context, staged, traced
+from staged import BUCKET, LIMITS, logits_of, pass_context, staged, traced
 from tiny import TINY
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
+from ingot.ir.contracts import breach
 from ingot.ir.errors import OptionError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.interpret import interpret
@@ -168,7 +169,7 @@ def test_a_whole_model(name: str, checkpoint: Callable[[str], Path]) -> None:
     for step in steps[names.index("quantize") + 1 :]:
         assert step.record is not None
         after = logits_of(step.program, read, requests)
-        assert broken_contract(step.record.numerics, before, after, torch.float32) is None
+        assert breach(step.record.numerics, before, after, torch.float32) is None
         before = after
 
 
