@@ -49,17 +49,19 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far `after` lies from `before`. All errors are absolute and at most over the tensor's elements.
+    """What a pass did to a tensor, in the numbers that its contract speaks of. Errors are the largest of all elements.
 
-    `before` and `after` are the errors of each against its own float64 value, `meaning` is the distance of the float64
-    values, `bits` that of the computed ones. `relative` is `after` in multiples of the largest float64 value.
+    `meaning` is how far the float64 value moved. `error` is what the contract bounds: for EXACT how far the computed
+    value moved, for ROUNDING its error against float64 (`before` holds that of the program before), for LOSSY the same
+    as `meaning`. `relative` is `error` in multiples of the largest float64 value. `allowed` bounds `error` where the
+    value is largest; None where nothing does.
     """
 
-    before: float
-    after: float
     meaning: float
-    bits: float
+    before: float
+    error: float
     relative: float
+    allowed: float | None
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,16 @@ def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Callable
     return keep
 
 
-def deviation(before: Measured, after: Measured) -> Deviation:
-    """The distances between two tensors of one shape."""
-    error = _most(after.error)
-    return Deviation(
-        before=_most(before.error),
-        after=error,
-        meaning=_most(_distance(after.exact, before.exact)),
-        bits=_most(_distance(after.found, before.found)),
-        relative=_relative(error, after.exact),
-    )
+def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Deviation:
+    """The numbers beside a contract; `breach` judges. Both tensors have one shape."""
+    meaning, was = _most(_distance(after.exact, before.exact)), _most(before.error)
+    error, allowed = meaning, None
+    if numerics is Numerics.EXACT:
+        error, allowed = _most(_distance(after.found, before.found)), 0.0
+    elif numerics is Numerics.ROUNDING:
+        table, largest = TOLERANCES[dtype], _largest(before.exact)
+        error, allowed = _most(after.error), ROUNDING_FACTOR * was + table.atol + table.rtol * largest
+    return Deviation(meaning, was, error, _relative(error, before.exact), allowed)
 
 
 def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Breach | None:
@@ -132,41 +134,33 @@ def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.d
     both is the same: an overflow that was there before is no pass's fault. Of a LOSSY pass nothing is asked here but
     that what was finite stays so.
     """
-    if before.found.shape != after.found.shape:
-        text = f"the shape is {list(after.found.shape)}, before {list(before.found.shape)}"
-        return Breach(float("inf"), float("inf"), 0.0, text)
-    if not before.found.is_floating_point():
-        return _of_integers(before, after)
     if numerics is Numerics.LOSSY:
         lost = before.found.isfinite() & ~after.found.isfinite()
         text = f"{int(lost.sum())} of {lost.numel()} elements are no longer finite"
         return Breach(float("inf"), float("inf"), 0.0, text) if bool(lost.any()) else None
-    if problem := _changed_meaning(before.exact, after.exact):
+    if problem := changed_meaning(before, after):
         return problem
     if numerics is Numerics.EXACT:
         return _changed_bits(before.found, after.found)
+    # An integer that follows from floats, as a sampled token does, may tip over where they round otherwise.
+    if not before.found.is_floating_point():
+        return None
     return _rounded_worse(before, after, TOLERANCES[dtype])
 
 
-def _of_integers(before: Measured, after: Measured) -> Breach | None:
-    for text, left, right in (
-        ("the meaning changed", before.exact, after.exact),
-        ("integers differ", before.found, after.found),
-    ):
-        if problem := compare(right, left, left.dtype):
-            worst = _most(_distance(right, left))
-            return Breach(worst, _relative(worst, left), 0.0, f"{text}: {problem}")
-    return None
-
-
-def _changed_meaning(before: torch.Tensor, after: torch.Tensor) -> Breach | None:
-    both = before.isnan() & after.isnan()  # a page that nothing was written to
-    left, right = before.masked_fill(both, 0.0), after.masked_fill(both, 0.0)
-    problem = compare(right, left, torch.float64, factor=MEANING_FACTOR)
+def changed_meaning(before: Measured, after: Measured) -> Breach | None:
+    """How the float64 value changed; None when it did not, beyond what the order of adding does."""
+    left, right = before.exact, after.exact
+    if left.shape != right.shape:
+        text = f"the shape is {list(right.shape)}, before {list(left.shape)}"
+        return Breach(float("inf"), float("inf"), 0.0, text)
+    both = left.isnan() & right.isnan()  # a page that nothing was written to
+    left, right = left.masked_fill(both, 0), right.masked_fill(both, 0)
+    problem = compare(right, left, left.dtype, factor=MEANING_FACTOR)
     if problem is None:
         return None
-    table = TOLERANCES[torch.float64]
-    allowed = MEANING_FACTOR * (table.atol + table.rtol * left.abs())
+    table = TOLERANCES.get(left.dtype, Tolerance(0.0, 0.0))
+    allowed = MEANING_FACTOR * (table.atol + table.rtol * left.double().abs())
     return _worst(_distance(right, left), allowed, left, f"the meaning changed: {problem}")
 
 
@@ -210,9 +204,11 @@ def _most(error: torch.Tensor) -> float:
     return float(error.nan_to_num(nan=float("inf")).max()) if error.numel() else 0.0
 
 
-def _relative(error: float, reference: torch.Tensor) -> float:
+def _largest(reference: torch.Tensor) -> float:
     finite = reference.double().abs().nan_to_num(posinf=0.0)
-    largest = float(finite.max()) if finite.numel() else 0.0
-    if error == 0.0:
-        return 0.0
-    return error / largest if largest else float("inf")
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _relative(error: float, reference: torch.Tensor) -> float:
+    largest = _largest(reference)
+    return 0.0 if error == 0.0 else error / largest if largest else float("inf")

@@ -130,6 +130,33 @@ def teacher_forced(
     return _cached(inputs, run, requests, chunk, pages, page_size, seed)
 
 
+def prefill_inputs(
+    inputs: Mapping[str, TensorType],
+    requests: Sequence[Sequence[int]],
+    *,
+    pages: int = 64,
+    page_size: int = 16,
+    seed: int | None = None,
+) -> dict[str, torch.Tensor]:
+    """The inputs of the one step that feeds all tokens of all requests, one request after the other.
+
+    Programs of all stages compute the same rows of it in the same order. The arguments are those of `teacher_forced`.
+    """
+    if "page_table" not in inputs:
+        return _whole(inputs, requests)
+    tables = _page_tables(requests, pages, page_size, seed)
+    counts = [len(request) for request in requests]
+    return _step(inputs, requests, range(len(requests)), counts, [0] * len(requests), tables, page_size)
+
+
+def _page_tables(requests: Sequence[Sequence[int]], pages: int, page_size: int, seed: int | None) -> list[list[int]]:
+    order = list(range(pages))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    supply = itertools.chain(order)
+    return [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
+
+
 def _ints(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.int32)
 
@@ -160,18 +187,13 @@ def _cached(
     page_size: int,
     seed: int | None,
 ) -> list[torch.Tensor]:
-    order = list(range(pages))
-    if seed is not None:
-        random.Random(seed).shuffle(order)
-    supply = itertools.chain(order)
-    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
-    width = max(len(table) for table in tables)
+    tables = _page_tables(requests, pages, page_size, seed)
     done = [0] * len(requests)
     results: list[list[torch.Tensor]] = [[] for _ in requests]
     while any(place < len(request) for place, request in zip(done, requests, strict=True)):
         batch = [index for index, request in enumerate(requests) if done[index] < len(request)]
         counts = [min(chunk or len(requests[index]), len(requests[index]) - done[index]) for index in batch]
-        outputs = run(_step(inputs, requests, batch, counts, done, tables, width, page_size))
+        outputs = run(_step(inputs, requests, batch, counts, done, tables, page_size))
         for index, rows in zip(batch, outputs["logits"].split(counts), strict=True):
             results[index].append(rows)
         for index, count in zip(batch, counts, strict=True):
@@ -186,12 +208,12 @@ def _step(
     counts: Sequence[int],
     done: Sequence[int],
     tables: Sequence[Sequence[int]],
-    width: int,
     page_size: int,
 ) -> dict[str, torch.Tensor]:
     """The inputs of one step that feeds `counts[i]` tokens of request `batch[i]`; every token gets a row of logits."""
     places = [(index, done[index] + i) for index, count in zip(batch, counts, strict=True) for i in range(count)]
     total = len(places)
+    width = max(len(pages) for pages in tables)
     table = torch.zeros(len(batch), width, dtype=torch.int32)
     for row, index in enumerate(batch):
         table[row, : len(tables[index])] = _ints(tables[index])

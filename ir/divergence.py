@@ -1,0 +1,264 @@
+"""Where two programs that should mean the same come apart, and where one leaves the range of its dtype."""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.contracts import Breach, Measured, RankParams, breach, changed_meaning
+from ingot.ir.harness import MeshRun
+from ingot.ir.program import Program, target_name
+from ingot.ir.record import Numerics
+from ingot.ir.recording import Inputs, Recording, Value, is_of_region, layer_of
+from ingot.ir.types import DTYPE_NAMES
+
+# Of all tensors of one shape, those whose sums come nearest: views share theirs.
+_TRIED = 8
+
+# How a tensor `after` differs from `before` more than it may; None when it does not.
+Differs = Callable[[Measured, Measured], Breach | None]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A tensor in few numbers: of its finite elements the extremes and the root of the mean square."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    least: float
+    most: float
+    rms: float
+    nonfinite: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "Statistics":
+        finite = tensor[tensor.isfinite()].double()
+        some = finite if finite.numel() else torch.zeros(1, dtype=torch.float64)
+        return Statistics(
+            dtype=DTYPE_NAMES[tensor.dtype],
+            shape=tuple(tensor.shape),
+            least=float(some.min()),
+            most=float(some.max()),
+            rms=float(some.square().mean().sqrt()),
+            nonfinite=tensor.numel() - finite.numel(),
+        )
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first tensor that differs.
+
+    `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
+    counts the steps from 0. `made` are nodes and params that only `after` has and from which the tensor is computed,
+    with nothing that agrees in between: one of them is wrong, or else `node` is.
+    """
+
+    node: str
+    namesake: str
+    op: str
+    origin: str
+    layer: int | None
+    step: int
+    before: Statistics
+    after: Statistics
+    breach: Breach
+    made: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        return f"%{self.node} ({layer}{self.op}): {self.breach}"
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The first tensor with infinities or NaN in its own dtype where float64 stays finite.
+
+    `largest` is the largest magnitude in float64, `limit` the largest finite number of the dtype, `count` how many
+    elements are lost.
+    """
+
+    node: str
+    op: str
+    origin: str
+    layer: int | None
+    dtype: str
+    largest: float
+    limit: float
+    count: int
+
+    def __str__(self) -> str:
+        where = "outside layers" if self.layer is None else f"in layer {self.layer}"
+        return (
+            f"%{self.node} ({self.op}) {where} overflows {self.dtype}: values reach {self.largest:.3g}, "
+            f"{self.dtype} ends at {self.limit:.3g}"
+        )
+
+
+def by_contract(numerics: Numerics, dtype: torch.dtype) -> Differs:
+    """Differs by the rule of a contract; `dtype` is the model's."""
+    return partial(breach, numerics, dtype=dtype)
+
+
+def first_divergence(before: Recording, after: Recording, differs: Differs = changed_meaning) -> Divergence | None:
+    """The first tensor, in the order of `after`, that differs from what it is in `before`; None when none does.
+
+    Outputs are compared by their names, other values by node: passes keep the names of what they leave alone. What a
+    region computes stands in `before` under another name or at another layer, and is looked for by value. Steps are
+    compared one with one, so programs that take other inputs are given one step (`ingot.ir.harness.prefill_inputs`).
+    """
+    for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
+        pairs = _Pairs(before, after, number, differs)
+        for value in pairs.new.values():
+            other = pairs.of(value)
+            if other is not None and (problem := differs(other.measured, value.measured)) is not None:
+                return Divergence(
+                    node=value.name,
+                    namesake=other.name,
+                    op=value.op,
+                    origin=value.origin,
+                    layer=value.layer,
+                    step=number,
+                    before=Statistics.of(other.measured.found),
+                    after=Statistics.of(value.measured.found),
+                    breach=problem,
+                    made=pairs.made(value),
+                )
+    return None
+
+
+class _Pairs:
+    """Which value of `before` one of `after` should be."""
+
+    def __init__(self, before: Recording, after: Recording, step: int, differs: Differs) -> None:
+        self.before, self.after, self.differs = before.program, after.program, differs
+        self.old, self.new = before.steps[step], after.steps[step]
+        self.sums = {name: _sum(value) for name, value in self.old.items()}
+        olds = {name: node.name for name, node in self.before.output_nodes().items()}
+        self.outputs = {node.name: olds[name] for name, node in self.after.output_nodes().items() if name in olds}
+        self.found: set[str] = set()
+
+    def of(self, value: Value) -> Value | None:
+        other = self._named(value)
+        if other is None and is_of_region(value):
+            other = self._nearest(value)
+        if other is not None:
+            self.found.add(value.name)
+        return other
+
+    def _named(self, value: Value) -> Value | None:
+        if value.name in self.outputs:
+            return self.old.get(self.outputs[value.name])
+        other = self.old.get(value.name)
+        # A name that a pass freed may be given again by a later one: then it came from elsewhere.
+        same = other is not None and other.origin == value.origin and _shape(other) == _shape(value)
+        return other if same else None
+
+    def _nearest(self, value: Value) -> Value | None:
+        """What agrees with the value; where nothing does, what comes nearest of the same op and layer."""
+        here = [other for other in self._alike(value) if other.op == value.op and other.layer == value.layer]
+        return self._agreeing(value) or min(here, key=lambda other: _apart(other, value), default=None)
+
+    def _agreeing(self, value: Value) -> Value | None:
+        total = _sum(value)
+        # Equal tensors have equal sums, but for the order of adding and for rounding: a few are worth comparing.
+        near = heapq.nsmallest(_TRIED, self._alike(value), key=lambda other: abs(self.sums[other.name] - total))
+        return next((other for other in near if self.differs(other.measured, value.measured) is None), None)
+
+    def _alike(self, value: Value) -> list[Value]:
+        return [other for other in self.old.values() if _shape(other) == _shape(value)]
+
+    def made(self, value: Value) -> tuple[str, ...]:
+        """Nodes and params behind `value` that agree with nothing in `before`, nearest first."""
+        found: dict[str, None] = {}
+        waiting = list(value.node.all_input_nodes)
+        prefix = f"{value.call.name}/" if value.call else ""
+        while waiting:
+            node = waiting.pop(0)
+            name = str(node.target) if node.op == "placeholder" else prefix + node.name
+            if name in found or (prefix and node.op == "placeholder"):
+                continue
+            if node.op == "placeholder":
+                spec = self.after.params.get(name)
+                if spec is not None and spec != self.before.params.get(name):
+                    found[name] = None
+            elif name not in self.found and not (name in self.new and self._agreeing(self.new[name])):
+                found[name] = None
+                waiting += node.all_input_nodes
+        return tuple(found)
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return tuple(value.measured.found.shape)
+
+
+def _sum(value: Value) -> float:
+    return float(value.measured.exact.double().nan_to_num().sum())
+
+
+def _apart(value: Value, other: Value) -> float:
+    left, right = value.measured.exact.double(), other.measured.exact.double()
+    return float((left - right).abs().nan_to_num(nan=0.0).sum())
+
+
+def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Inputs]) -> Overflow | None:
+    """The first tensor that overflows in its own dtype, over consecutive steps from fresh states.
+
+    What was not finite before it was computed, such as a page that nothing was written to, is no overflow: only where
+    the float64 interpretation is finite.
+    """
+    lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by call, counted: a region's body runs several times
+
+    def keep(count: int, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            lost[count, node] = value
+
+    _watch_all(program, params, inputs, keep, exact=False)
+    if not lost:
+        return None
+    overflows: list[Overflow] = []
+
+    def judge(count: int, node: fx.Node, value: Any) -> None:
+        if (count, node) in lost and not overflows:
+            here = ~lost[count, node].isfinite() & value.isfinite()
+            if bool(here.any()):
+                overflows.append(_overflow(node, lost[count, node].dtype, value, int(here.sum())))
+
+    _watch_all(program, params, inputs, judge, exact=True)
+    return overflows[0] if overflows else None
+
+
+def _watch_all(
+    program: Program,
+    params: RankParams,
+    inputs: Sequence[Inputs],
+    see: Callable[[int, fx.Node, Any], None],
+    *,
+    exact: bool,
+) -> None:
+    count = 0
+
+    def watch(node: fx.Node, value: Any) -> None:
+        nonlocal count
+        count += 1
+        see(count, node, value)
+
+    run = MeshRun(program, params, exact=exact, watch=watch)
+    for given in inputs:
+        run(given)
+
+
+def _overflow(node: fx.Node, dtype: torch.dtype, exact: torch.Tensor, count: int) -> Overflow:
+    return Overflow(
+        node=node.name,
+        op=target_name(node.target),
+        origin=str(node.meta.get("origin", "")),
+        layer=layer_of(node),
+        dtype=DTYPE_NAMES[dtype],
+        largest=float(exact[exact.isfinite()].abs().max()),
+        limit=torch.finfo(dtype).max,
+        count=count,
+    )
