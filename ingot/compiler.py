@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
 from ingot.contents import manifest_of, write_program, write_timings
+from ingot.debug.numerics import NumericsCheck, NumericsReport
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import request_key
-from ingot.ir.artifact import REQUEST, SCHEMA_VERSION, TIMINGS
+from ingot.ir.artifact import NUMERICS, REQUEST, SCHEMA_VERSION, TIMINGS
 from ingot.ir.backend import Backend
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
@@ -28,7 +29,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
 from ingot.ir.plan import FEW_TOKENS, BucketClass, Plans
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Model, ModelSpec
+from ingot.ir.program import Model, ModelSpec, Program
 from ingot.ir.target import Target
 from ingot.merged_plans import merged_plans, resident_params
 from ingot.models.architectures import ARCHITECTURES, read_spec
@@ -75,6 +76,7 @@ class CompileReport:
     artifact_bytes: int
     plans: Plans
     second_copies: tuple[SecondCopy, ...] = ()
+    numerics: NumericsReport | None = None
 
 
 @dataclass
@@ -107,6 +109,7 @@ def compile_model(
     passes: str = "default",
     mesh: Mapping[str, int] | None = None,
     jobs: int | None = None,
+    check_numerics: bool = False,
     progress: Progress = lambda phase, done, total: None,
     on_pass: OnPass | None = None,
 ) -> CompileReport:
@@ -117,8 +120,10 @@ def compile_model(
     whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
     above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
-    `jobs` bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and
-    all; `on_pass` with the program before and after each pass, the latter's `history` ending in the pass's record.
+    `jobs` bounds the compiler processes (default: the cores). `check_numerics` measures every pass against its numerics
+    contract on sample inputs, and raises NumericsError when one breaks it. `progress` is called with a phase's name,
+    steps done and all; `on_pass` with the program before and after each pass, the latter's `history` ending in the
+    pass's record.
 
     Nothing is visible at `output` until all of it is there. Raises IngotError.
     """
@@ -137,7 +142,7 @@ def compile_model(
             passes=passes,
             mesh=mesh,
         )
-        return _compile(request, writer, _Clock(progress), jobs, on_pass)
+        return _compile(request, writer, _Clock(progress), jobs, on_pass, check_numerics=check_numerics)
 
 
 def compile_cached(
@@ -342,7 +347,13 @@ def _check_budget(budget: float) -> None:
 
 
 def _compile(
-    request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None, on_pass: OnPass | None = None
+    request: Request,
+    writer: ArtifactWriter,
+    clock: _Clock,
+    jobs: int | None,
+    on_pass: OnPass | None = None,
+    *,
+    check_numerics: bool = False,
 ) -> CompileReport:
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
@@ -355,6 +366,11 @@ def _compile(
             model = request.trace()
         with clock.phase("identify"):
             key = request.key(model)
+        check = NumericsCheck(model, request.limits, request.checkpoint.read) if check_numerics else None
+        if check is not None:
+            with clock.phase("numerics"):
+                check.begin()
+        hooks = [hook for hook in (on_pass, check and check.on_pass) if hook]
         with clock.phase("passes and executables") as step:
             emitter.on_done = step
             context = PassContext(
@@ -372,7 +388,7 @@ def _compile(
             )
             pipeline = request.pipeline()
             lowered = {
-                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry, on_pass=on_pass)
+                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry, on_pass=_all_of(hooks))
                 for entry in model.entries
             }
         with clock.phase("weights") as step:
@@ -381,6 +397,8 @@ def _compile(
         with clock.phase("write"):
             plans = merged_plans(lowered)
             write_program(writer, model, lowered, plans)
+            if check is not None:
+                writer.write_json(NUMERICS, check.report().to_json())
             for executable in (*plans.executables.values(), *plans.libraries.values()):
                 folder = f"exe/{request.target.name}/{executable.id}"
                 for name in executable.files:
@@ -390,7 +408,16 @@ def _compile(
             writer.write_json(REQUEST, {"options": request.options})
             write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
             build_id = writer.publish(manifest_of(request, key, plans))
-    return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
+    report = _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
+    return replace(report, numerics=check.report()) if check is not None else report
+
+
+def _all_of(hooks: Sequence[OnPass]) -> OnPass:
+    def on_pass(before: Program, after: Program) -> None:
+        for hook in hooks:
+            hook(before, after)
+
+    return on_pass
 
 
 def _report(

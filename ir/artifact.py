@@ -23,6 +23,7 @@ MANIFEST = "manifest.json"
 CHECKSUMS = "manifest.sha256"
 TIMINGS = "timings.json"
 REQUEST = "request.json"
+NUMERICS = "trace/numerics.json"
 WEIGHTS_FOLDER = "weights/"
 UNLISTED = frozenset({MANIFEST, CHECKSUMS, TIMINGS})
 

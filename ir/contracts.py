@@ -4,7 +4,7 @@ What a program means is its float64 interpretation. No pass that is EXACT or ROU
 to rounding; a LOSSY one may, and owes what `ingot.ir.quantized_weights` asks.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import fx
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.harness import MeshRun, teacher_forced
+from ingot.ir.interpret import Watch
 from ingot.ir.program import Program
 from ingot.ir.record import Numerics
 from ingot.ir.tolerances import TOLERANCES, Tolerance, compare
@@ -96,8 +97,8 @@ def measure(
     logits, kept = [], []
     for exact in (False, True):
         values: dict[str, torch.Tensor] = {}
-        run = MeshRun(program, params, exact=exact, watch=_keeper(values, names or ()))
-        logits.append(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed)))
+        watch = _keeper(values, names or ())
+        logits.append(logits_of(program, params, requests, exact=exact, chunk=chunk, seed=seed, watch=watch))
         kept.append(values)
     if missing := set(names or ()) - kept[0].keys():
         raise VerifyError(
@@ -107,7 +108,22 @@ def measure(
     return Measurement(Measured(*logits), {name: Measured(found[name], exactly[name]) for name in found})
 
 
-def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Callable[[fx.Node, Any], None]:
+def logits_of(
+    program: Program,
+    params: RankParams,
+    requests: Sequence[Sequence[int]],
+    *,
+    exact: bool,
+    chunk: int | None = None,
+    seed: int | None = None,
+    watch: Watch | None = None,
+) -> torch.Tensor:
+    """Logits [positions, vocab] of all positions of all requests, one after the other; arguments as for `measure`."""
+    run = MeshRun(program, params, exact=exact, watch=watch)
+    return torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed))
+
+
+def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Watch:
     def keep(node: fx.Node, value: Any) -> None:
         if node.name in names and isinstance(value, torch.Tensor):
             values.setdefault(node.name, value)  # ranks come in order

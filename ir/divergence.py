@@ -1,7 +1,7 @@
 """Where two programs that should mean the same come apart, and where one leaves the range of its dtype."""
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ class Divergence:
 
     `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
     counts the steps from 0. `made` are nodes and params that only `after` has and from which the tensor is computed,
-    with nothing that agrees in between: one of them is wrong, or else `node` is.
+    with nothing that agrees in between: one of them is wrong, or else `node` is, or what it was given.
     """
 
     node: str
@@ -108,7 +108,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
 
     Outputs are compared by their names, other values by node: passes keep the names of what they leave alone. What a
     region computes stands in `before` under another name or at another layer, and is looked for by value. Steps are
-    compared one with one, so programs that take other inputs are given one step (`ingot.ir.harness.prefill_inputs`).
+    compared one with one, so programs that take other inputs are given one step (`ingot.ir.harness.step_inputs`).
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)

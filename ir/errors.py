@@ -67,5 +67,9 @@ class PassError(InternalError):
     """A pass that failed or matched less than the model promises."""
 
 
+class NumericsError(InternalError):
+    """A pass that broke its numerics contract on sample inputs."""
+
+
 class BackendError(InternalError):
     """A backend that failed to emit or load an executable."""

@@ -130,31 +130,27 @@ def teacher_forced(
     return _cached(inputs, run, requests, chunk, pages, page_size, seed)
 
 
-def prefill_inputs(
+def step_inputs(
     inputs: Mapping[str, TensorType],
     requests: Sequence[Sequence[int]],
     *,
+    chunk: int | None = None,
     pages: int = 64,
     page_size: int = 16,
     seed: int | None = None,
-) -> dict[str, torch.Tensor]:
-    """The inputs of the one step that feeds all tokens of all requests, one request after the other.
+) -> list[Mapping[str, torch.Tensor]]:
+    """The inputs of the steps that `teacher_forced` makes of the same arguments.
 
-    Programs of all stages compute the same rows of it in the same order. The arguments are those of `teacher_forced`.
+    Without `chunk` that is one step of all tokens, of which programs of all stages compute the same rows.
     """
-    if "page_table" not in inputs:
-        return _whole(inputs, requests)
-    tables = _page_tables(requests, pages, page_size, seed)
-    counts = [len(request) for request in requests]
-    return _step(inputs, requests, range(len(requests)), counts, [0] * len(requests), tables, page_size)
+    steps: list[Mapping[str, torch.Tensor]] = []
 
+    def keep(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        steps.append(given)
+        return {"logits": torch.empty(len(given["logit_rows"]), 0)}
 
-def _page_tables(requests: Sequence[Sequence[int]], pages: int, page_size: int, seed: int | None) -> list[list[int]]:
-    order = list(range(pages))
-    if seed is not None:
-        random.Random(seed).shuffle(order)
-    supply = itertools.chain(order)
-    return [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
+    teacher_forced(inputs, keep, requests, chunk=chunk, pages=pages, page_size=page_size, seed=seed)
+    return steps
 
 
 def _ints(values: Sequence[int]) -> torch.Tensor:
@@ -187,13 +183,18 @@ def _cached(
     page_size: int,
     seed: int | None,
 ) -> list[torch.Tensor]:
-    tables = _page_tables(requests, pages, page_size, seed)
+    order = list(range(pages))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    supply = itertools.chain(order)
+    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
+    width = max(len(table) for table in tables)
     done = [0] * len(requests)
     results: list[list[torch.Tensor]] = [[] for _ in requests]
     while any(place < len(request) for place, request in zip(done, requests, strict=True)):
         batch = [index for index, request in enumerate(requests) if done[index] < len(request)]
         counts = [min(chunk or len(requests[index]), len(requests[index]) - done[index]) for index in batch]
-        outputs = run(_step(inputs, requests, batch, counts, done, tables, page_size))
+        outputs = run(_step(inputs, requests, batch, counts, done, tables, width, page_size))
         for index, rows in zip(batch, outputs["logits"].split(counts), strict=True):
             results[index].append(rows)
         for index, count in zip(batch, counts, strict=True):
@@ -208,12 +209,12 @@ def _step(
     counts: Sequence[int],
     done: Sequence[int],
     tables: Sequence[Sequence[int]],
+    width: int,
     page_size: int,
 ) -> dict[str, torch.Tensor]:
     """The inputs of one step that feeds `counts[i]` tokens of request `batch[i]`; every token gets a row of logits."""
     places = [(index, done[index] + i) for index, count in zip(batch, counts, strict=True) for i in range(count)]
     total = len(places)
-    width = max(len(pages) for pages in tables)
     table = torch.zeros(len(batch), width, dtype=torch.int32)
     for row, index in enumerate(batch):
         table[row, : len(tables[index])] = _ints(tables[index])

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from ingot.commands import Flag
 from ingot.commands.memory_view import memory_rows
+from ingot.commands.numerics_view import print_numerics
 from ingot.console import console, counts_text, facts, print_table, size_text
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def compile_checkpoint(
     weight_budget: float = 1.0,
     mesh: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
+    check_numerics: Flag = False,
 ) -> None:
     """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
 
@@ -62,6 +64,8 @@ def compile_checkpoint(
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
     jobs
         Compiler processes. Default: the cores.
+    check_numerics
+        Measure each pass against its numerics contract, on sample inputs; a broken one ends the compile.
     """
     from ingot.progress import live_progress
 
@@ -87,6 +91,7 @@ def compile_checkpoint(
             weight_budget=weight_budget,
             mesh=axes,
             jobs=jobs,
+            check_numerics=check_numerics,
             progress=progress,
         )
     _print_report(report, output, started, time.perf_counter() - begin, servable=not axes)
@@ -112,6 +117,8 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
             ]
         ),
     )
+    if report.numerics is not None:
+        print_numerics(out, report.numerics)
     out.print("\nMemory", style="bold")
     print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
