@@ -1,5 +1,6 @@
 """Every pass against its numerics contract while a model is compiled: on sample inputs, with the real weights."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -105,7 +106,11 @@ class NumericsCheck:
         if _body(before) == _body(after):
             self._passes.append(_measured(one, changed=False))
             return
-        old, new = self._measured(before, one), self._measured(after, one)
+        old = self._measured(before)
+        try:
+            new = self._measured(after)
+        except VerifyError as error:  # ranks that return different values, for example
+            raise self._unrunnable(before, after, one, error) from error
         if one.numerics is Numerics.LOSSY:
             self._check_weights(before, after, one)
         if problem := breach(one.numerics, old, new, self._dtype):
@@ -115,21 +120,26 @@ class NumericsCheck:
         kl = kl_divergence(old.exact, new.exact) if one.numerics is Numerics.LOSSY else None
         self._passes.append(replace(_measured(one, changed=True), **asdict(numbers), kl=kl))
 
-    def _measured(self, program: Program, one: PassRecord) -> Measured:
+    def _measured(self, program: Program) -> Measured:
         key = _body(program)
         if key not in self._logits:
-            try:
-                self._logits[key] = measure(
-                    program, self._params.of(program), self._requests, chunk=self._chunk(), seed=_SEED
-                ).logits
-            except VerifyError as error:
-                raise NumericsError(
-                    f"the program cannot be run on sample inputs: {error.what}", where=_place(one), expected="logits"
-                ) from error
+            params = self._params.of(program)
+            measured = measure(program, params, self._requests, chunk=self._chunk(), seed=_SEED)
+            self._logits[key] = measured.logits
         self._logits[key] = self._logits.pop(key)  # the last used is the last to go
         while len(self._logits) > _KEPT:
             del self._logits[next(iter(self._logits))]
         return self._logits[key]
+
+    def _unrunnable(self, before: Program, after: Program, one: PassRecord, error: VerifyError) -> NumericsError:
+        where = None
+        with contextlib.suppress(VerifyError):  # it ends before there are values to compare
+            where = self._located(before, after, changed_meaning)
+        return NumericsError(
+            f"after pass {one.name} the program gives no logits: {error.what}",
+            where=_where(one, where),
+            expected="what the program before computes",
+        )
 
     def _check_weights(self, before: Program, after: Program, one: PassRecord) -> None:
         """What quantizing owes. A lossy pass that quantizes nothing owes nothing that could be measured here."""
@@ -210,18 +220,19 @@ def _measured(one: PassRecord, *, changed: bool) -> PassNumerics:
     return PassNumerics(one.name, one.entry, one.bucket, one.numerics.value, changed, 0.0, 0.0, 0.0, 0.0, None)
 
 
-def _place(one: PassRecord) -> str:
-    return f"program {one.entry}" + (f", bucket class {one.bucket}" if one.bucket else "")
+def _where(one: PassRecord, tensor: Divergence | str | None) -> str:
+    place = f"program {one.entry}" + (f", bucket class {one.bucket}" if one.bucket else "")
+    if tensor is None:
+        return place
+    if isinstance(tensor, str):
+        return f"{place}; param {tensor}"
+    return f"{place}; first at {tensor}" + (f", made by {', '.join(tensor.made)}" if tensor.made else "")
 
 
-def _broken(one: PassRecord, problem: Breach, where: Divergence | str | None) -> NumericsError:
-    made = f", made by {', '.join(where.made)}" if isinstance(where, Divergence) and where.made else ""
-    tensor = (
-        f"param {where}" if isinstance(where, str) else f"first at {where}{made}" if where else "seen in the logits"
-    )
+def _broken(one: PassRecord, problem: Breach, tensor: Divergence | str | None) -> NumericsError:
     return NumericsError(
         f"pass {one.name} broke its numerics contract, {one.numerics.value}: {problem}",
-        where=f"{_place(one)}; {tensor}",
+        where=_where(one, tensor),
         expected=f"an error of at most {problem.allowed:.3g}; it is {problem.max_error:.3g}, "
         f"{problem.relative_error:.3g} of the largest value",
         hint=f"--passes default,-{one.name} compiles without it" if one.name in OPTIONAL else "",
