@@ -55,7 +55,7 @@ class Deviation:
     `meaning` is how far the float64 value moved. `error` is what the contract bounds: for EXACT how far the computed
     value moved, for ROUNDING its error against float64 (`before` holds that of the program before), for LOSSY the same
     as `meaning`. `relative` is `error` in multiples of the largest float64 value. `allowed` bounds `error` where the
-    value is largest; None where nothing does.
+    value is largest; None where nothing does. `lost` elements are not finite before the pass and left out.
     """
 
     meaning: float
@@ -63,6 +63,7 @@ class Deviation:
     error: float
     relative: float
     allowed: float | None
+    lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,16 @@ def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Watch:
 
 def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Deviation:
     """The numbers beside a contract; `breach` judges. Both tensors have one shape."""
-    meaning, was = _most(_distance(after.exact, before.exact)), _most(before.error)
+    judged = _judged(before)
+    meaning = _most(_distance(after.exact, before.exact)[before.exact.isfinite()])
+    was = _most(before.error[judged])
     error, allowed = meaning, None
     if numerics is Numerics.EXACT:
-        error, allowed = _most(_distance(after.found, before.found)), 0.0
+        error, allowed = _most(_distance(after.found, before.found)[judged]), 0.0
     elif numerics is Numerics.ROUNDING:
         table, largest = TOLERANCES[dtype], _largest(before.exact)
-        error, allowed = _most(after.error), ROUNDING_FACTOR * was + table.atol + table.rtol * largest
-    return Deviation(meaning, was, error, _relative(error, before.exact), allowed)
+        error, allowed = _most(after.error[judged]), ROUNDING_FACTOR * was + table.atol + table.rtol * largest
+    return Deviation(meaning, was, error, _relative(error, before.exact), allowed, int((~judged).sum()))
 
 
 def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Breach | None:
@@ -191,14 +194,18 @@ def _changed_bits(before: torch.Tensor, after: torch.Tensor) -> Breach | None:
 
 
 def _rounded_worse(before: Measured, after: Measured, tolerance: Tolerance) -> Breach | None:
-    # Where the model itself overflows there is no rounding to speak of, and one such place must not excuse the others.
-    judged = before.found.isfinite() & before.exact.isfinite()
+    judged = _judged(before)
     was, now = before.error.masked_fill(~judged, 0.0), after.error.masked_fill(~judged, 0.0)
     allowed = ROUNDING_FACTOR * was.max() + tolerance.atol + tolerance.rtol * before.exact.abs().nan_to_num()
     if bool((now <= allowed).all()):  # NaN is not
         return None
     text = f"the error is {_most(now):.3g}, before {_most(was):.3g}"
     return _worst(now, allowed, before.exact, text)
+
+
+def _judged(before: Measured) -> torch.Tensor:
+    """Where the model itself overflows there is no rounding to speak of; and no such place excuses the others."""
+    return before.found.isfinite() & before.exact.isfinite()
 
 
 def _worst(error: torch.Tensor, allowed: torch.Tensor, reference: torch.Tensor, text: str) -> Breach:

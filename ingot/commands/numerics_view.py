@@ -29,7 +29,8 @@ def _row(one: "PassNumerics") -> list[str]:
     if not one.changed:
         return [one.name, program, one.numerics, "", "", "", "", "program unchanged"]
     allowed = "" if one.allowed is None else _number(one.allowed)
-    note = "" if one.kl is None else f"KL divergence {one.kl:.3g} nats"
+    notes = [f"KL divergence {one.kl:.3g} nats"] if one.kl is not None else []
+    notes += [f"{one.lost} logits were not finite before"] if one.lost else []
     return [
         one.name,
         program,
@@ -38,7 +39,7 @@ def _row(one: "PassNumerics") -> list[str]:
         _number(one.relative),
         allowed,
         _number(one.meaning),
-        note,
+        "; ".join(notes),
     ]
 
 

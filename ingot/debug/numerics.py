@@ -1,6 +1,7 @@
 """Every pass against its numerics contract while a model is compiled: on sample inputs, with the real weights."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -51,6 +52,7 @@ class PassNumerics:
     error: float
     relative: float
     allowed: float | None
+    lost: int = 0
     kl: float | None = None
 
 
@@ -67,11 +69,12 @@ class NumericsReport:
     weights: tuple[WeightStatistic, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """JSON has no infinities and no NaN: null stands for them."""
         return {
             "sample": list(self.sample),
-            "passes": [asdict(one) for one in self.passes],
+            "passes": [_finite(asdict(one)) for one in self.passes],
             "overflows": {entry: asdict(one) for entry, one in self.overflows.items()},
-            "weights": [one.to_json() for one in self.weights],
+            "weights": [_finite(asdict(one)) for one in self.weights],
         }
 
 
@@ -209,6 +212,12 @@ class _SharedParams:
         wanted: frozenset[Recipe] = frozenset().union(*self._used)
         self._memo = {step: results for step, results in self._memo.items() if step in wanted}
         return params
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
 
 
 def _body(program: Program) -> str:

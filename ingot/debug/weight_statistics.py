@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -89,9 +88,6 @@ class WeightStatistic:
     @property
     def is_risk(self) -> bool:
         return self.exceed > 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def weight_statistics(programs: Iterable[Program], read: Read) -> tuple[WeightStatistic, ...]:
