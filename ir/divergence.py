@@ -1,6 +1,7 @@
 """Where two programs that should mean the same come apart, and where one leaves the range of its dtype."""
 
 import heapq
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,9 @@ from torch import fx
 
 from ingot.ir.contracts import Breach, Measured, RankParams, breach, changed_meaning
 from ingot.ir.harness import MeshRun
-from ingot.ir.program import Program, target_name
+from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.record import Numerics
-from ingot.ir.recording import Inputs, Recording, Value, is_of_region, layer_of
+from ingot.ir.recording import Inputs, Recording, Value, layer_of
 from ingot.ir.types import DTYPE_NAMES
 
 # Of all tensors of one shape, those whose sums come nearest: views share theirs.
@@ -75,7 +76,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Overflow:
-    """The first tensor with infinities or NaN in its own dtype where float64 stays finite.
+    """The first tensor with infinities or NaN in its own dtype where float64 stays finite; `node` as in a Divergence.
 
     `largest` is the largest magnitude in float64, `limit` the largest finite number of the dtype, `count` how many
     elements are lost.
@@ -107,8 +108,8 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
     """The first tensor, in the order of `after`, that differs from what it is in `before`; None when none does.
 
     Outputs are compared by their names, other values by node: passes keep the names of what they leave alone. What a
-    region computes stands in `before` under another name or at another layer, and is looked for by value. Steps are
-    compared one with one, so programs that take other inputs are given one step (`ingot.ir.harness.step_inputs`).
+    region computes stands in `before` under another name, and is looked for by value. Steps are compared one with one,
+    so programs that take other inputs are given one step (`ingot.ir.harness.step_inputs`).
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
@@ -143,11 +144,21 @@ class _Pairs:
 
     def of(self, value: Value) -> Value | None:
         other = self._named(value)
-        if other is None and is_of_region(value):
-            other = self._nearest(value)
+        if other is None and (inner := self._in_body(value)):
+            other = self._of_region(value, *inner)
         if other is not None:
             self.found.add(value.name)
         return other
+
+    def _in_body(self, value: Value) -> tuple[fx.Node, fx.Node] | None:
+        """The node of a region's body that computes the value, and the call of the region."""
+        if value.call is not None:
+            return value.node, value.call
+        call, index = value.node.args if value.node.target is operator.getitem else (value.node, 0)
+        if not isinstance(call, fx.Node) or not isinstance(call.target, RegionCall):
+            return None
+        assert isinstance(index, int)
+        return list(self.after.regions[call.target.name].body.output_nodes().values())[index], call
 
     def _named(self, value: Value) -> Value | None:
         if value.name in self.outputs:
@@ -155,20 +166,26 @@ class _Pairs:
         other = self.old.get(value.name)
         # A name that a pass freed may be given again by a later one: then it came from elsewhere.
         same = other is not None and other.origin == value.origin and _shape(other) == _shape(value)
-        return other if same else None
+        return other if same and other is not None and _alike(other.node, value.node) else None
 
-    def _nearest(self, value: Value) -> Value | None:
-        """What agrees with the value; where nothing does, what comes nearest of the same op and layer."""
-        here = [other for other in self._alike(value) if other.op == value.op and other.layer == value.layer]
-        return self._agreeing(value) or min(here, key=lambda other: _apart(other, value), default=None)
+    def _of_region(self, value: Value, inner: fx.Node, call: fx.Node) -> Value | None:
+        """What agrees with the value; where nothing does, what `inner`, the node of the body, was before there was a
+        region. A body names its nodes after those of its first call; those of another are the same ops layers on."""
+        if agreeing := self._agreeing(value):
+            return agreeing
+        first, layer = self.old.get(inner.name), layer_of(inner, call)
+        if first is None or not _alike(first.node, inner):
+            return None  # made since, so that there is nothing to compare with
+        here = [other for other in self._same_shape(value) if other.layer == layer and _alike(other.node, inner)]
+        return min(here, key=lambda other: _apart(other, value), default=None)
 
     def _agreeing(self, value: Value) -> Value | None:
         total = _sum(value)
         # Equal tensors have equal sums, but for the order of adding and for rounding: a few are worth comparing.
-        near = heapq.nsmallest(_TRIED, self._alike(value), key=lambda other: abs(self.sums[other.name] - total))
+        near = heapq.nsmallest(_TRIED, self._same_shape(value), key=lambda other: abs(self.sums[other.name] - total))
         return next((other for other in near if self.differs(other.measured, value.measured) is None), None)
 
-    def _alike(self, value: Value) -> list[Value]:
+    def _same_shape(self, value: Value) -> list[Value]:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
     def made(self, value: Value) -> tuple[str, ...]:
@@ -195,6 +212,18 @@ def _shape(value: Value) -> tuple[int, ...]:
     return tuple(value.measured.found.shape)
 
 
+def _alike(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two calls may compute the same: of one op, with as many arguments. One that lost an argument computes
+    less, as where a mesh adds the bias behind the sum over ranks."""
+    return _kind(node) == _kind(other)
+
+
+def _kind(node: fx.Node) -> tuple[object, ...]:
+    source = node.args[0] if node.target is operator.getitem else None
+    of = (source.target, node.args[1]) if isinstance(source, fx.Node) else ()
+    return (node.target, *of, sum(argument is not None for argument in node.args))
+
+
 def _sum(value: Value) -> float:
     return float(value.measured.exact.double().nan_to_num().sum())
 
@@ -219,16 +248,17 @@ def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Input
     _watch_all(program, params, inputs, keep, exact=False)
     if not lost:
         return None
-    overflows: list[Overflow] = []
+    first: list[tuple[fx.Node, torch.Tensor, torch.Tensor]] = []
+    calls: list[fx.Node] = []  # those after it; what a body computes is seen in front of the call that runs it
 
     def judge(count: int, node: fx.Node, value: Any) -> None:
-        if (count, node) in lost and not overflows:
-            here = ~lost[count, node].isfinite() & value.isfinite()
-            if bool(here.any()):
-                overflows.append(_overflow(node, lost[count, node].dtype, value, int(here.sum())))
+        if not first and (count, node) in lost and bool((~lost[count, node].isfinite() & value.isfinite()).any()):
+            first.append((node, lost[count, node], value))
+        if first and not calls and node.graph is program.graph:
+            calls.append(node)
 
     _watch_all(program, params, inputs, judge, exact=True)
-    return overflows[0] if overflows else None
+    return _overflow(*first[0], calls[0]) if first else None
 
 
 def _watch_all(
@@ -251,14 +281,15 @@ def _watch_all(
         run(given)
 
 
-def _overflow(node: fx.Node, dtype: torch.dtype, exact: torch.Tensor, count: int) -> Overflow:
+def _overflow(node: fx.Node, found: torch.Tensor, exact: torch.Tensor, call: fx.Node) -> Overflow:
+    inside = node is not call
     return Overflow(
-        node=node.name,
+        node=f"{call.name}/{node.name}" if inside else node.name,
         op=target_name(node.target),
-        origin=str(node.meta.get("origin", "")),
-        layer=layer_of(node),
-        dtype=DTYPE_NAMES[dtype],
+        origin=str(call.meta.get("origin", "")),
+        layer=layer_of(node, call if inside else None),
+        dtype=DTYPE_NAMES[found.dtype],
         largest=float(exact[exact.isfinite()].abs().max()),
-        limit=torch.finfo(dtype).max,
-        count=count,
+        limit=torch.finfo(found.dtype).max,
+        count=int((~found.isfinite() & exact.isfinite()).sum()),
     )

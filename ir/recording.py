@@ -11,7 +11,7 @@ from torch import fx
 from ingot.ir.contracts import Measured, RankParams
 from ingot.ir.harness import MeshRun, Run
 from ingot.ir.mesh import Mesh, groups, world_size
-from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.program import Program, target_name
 from ingot.ir.types import Placement
 
 Inputs = Mapping[str, torch.Tensor]
@@ -21,8 +21,8 @@ Inputs = Mapping[str, torch.Tensor]
 class Value:
     """A call's result as one device would have it, whatever the mesh.
 
-    `name` is the node's; of a node in a region's body it is CALL/NODE, with the call that ran the body. `layer` is the
-    one that it belongs to, None outside layers.
+    `name` is the node's; of a node in a region's body it is CALL/NODE, with the call that ran the body (on a mesh
+    bodies are left out). `layer` is the one that it belongs to, None outside layers.
     """
 
     name: str
@@ -97,7 +97,8 @@ class _Watcher:
         found: dict[str, tuple[fx.Node, fx.Node | None, torch.Tensor]] = {}
         for call, values in self._calls.items():
             for node, inner in self._bodies.get(call, {}).items():
-                if isinstance(inner[0], torch.Tensor):
+                # In a body there are no placements, so a rank's part cannot be put together.
+                if isinstance(inner[0], torch.Tensor) and not self.program.mesh:
                     found[f"{call.name}/{node.name}"] = (node, call, inner[0])
             if isinstance(values[0], torch.Tensor):
                 placements = call.meta.get("placement", ())
@@ -145,10 +146,3 @@ def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
 def _first_layer(node: fx.Node) -> int | None:
     match = _LAYER.search(str(node.meta.get("origin", "")))
     return int(match[1]) if match else None
-
-
-def is_of_region(value: Value) -> bool:
-    """Whether the value was computed by a region: inside its body, or as one of its results."""
-    node = value.node
-    source = node.args[0] if node.args and target_name(node.target) == "getitem" else node
-    return value.call is not None or (isinstance(source, fx.Node) and isinstance(source.target, RegionCall))
