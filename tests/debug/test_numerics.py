@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from ingot.ir.recipe import affine
 from ingot.ir.record import Numerics
 from ingot.models.architectures import read_spec
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.manager import run_pipeline
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.pipeline import PIPELINE, Phase, edit_pipeline, pipeline_for
@@ -57,7 +58,8 @@ def checked(
     check = NumericsCheck(model, LIMITS, read)
     check.begin()
     given = pass_context(**{"bucket": None, **context})
-    run_pipeline(model, given, (BUCKET,), pipeline, upto=upto, on_pass=check.on_pass)
+    for entry in model.entries:
+        run_pipeline(model, given, (BUCKET,), pipeline, entry=entry, upto=upto, on_pass=check.on_pass)
     return check.report()
 
 
@@ -83,8 +85,8 @@ def other_eps(program: Program) -> None:
     norm.kwargs = {**norm.kwargs, "eps": norm.kwargs["eps"] * 1.01}
 
 
-def swapped_arguments(program: Program) -> None:
-    gated = list(program.calls(ops.silu_mul.overload))[1]
+def swapped_arguments(program: Program, layer: int = 1) -> None:
+    gated = list(program.calls(ops.silu_mul.overload))[layer]
     gated.args = (gated.args[1], gated.args[0])
 
 
@@ -263,6 +265,27 @@ def test_an_overflow_of_the_model_is_no_pass_s_fault(opened: Opened) -> None:
 
 
 # --- entries, meshes, limits -----------------------------------------------------------------------------------------
+
+
+def test_each_entry_is_checked(opened: Opened) -> None:
+    """Here a draft that stops after the first of two layers, over the weights of `main`."""
+    model, read = opened("llama-plain", num_hidden_layers=2)
+    main = model.entries["main"]
+    draft = main.copy()
+    draft.name = "draft"
+    first, second = (node for node in draft.calls(torch.ops.aten.add.Tensor) if "down" in str(node.args[1].args[1]))
+    second.replace_all_uses_with(first)
+    eliminate_dead_code(draft)
+    both = replace(model, entries={"main": main, "draft": draft}, expected={"main": model.expected["main"]})
+    report = checked(both, read)
+    names = [one.name for phase in PIPELINE[:3] for one in phase.passes]
+    assert [(one.entry, one.name) for one in report.passes] == [
+        (entry, name) for entry in both.entries for name in names
+    ]
+    spoiled = (*PIPELINE[:3], wrong("swap", Numerics.ROUNDING, partial(swapped_arguments, layer=0)))
+    with pytest.raises(NumericsError, match="pass swap broke") as caught:
+        checked(replace(both, entries={"draft": draft}), read, spoiled)
+    assert caught.value.where.startswith("program draft; first at %silu_mul (layer 0")
 
 
 def test_on_a_mesh(opened: Opened) -> None:
