@@ -10,7 +10,7 @@ from ingot.ir import ops
 from ingot.ir.contracts import Breach, RankParams
 from ingot.ir.program import Program, is_call
 from ingot.ir.recipe import Recipe
-from ingot.ir.schemes import ELEMENTS, Scheme, dequantize, find_scheme, quantize
+from ingot.ir.schemes import Scheme, dequantize, find_scheme, quantize
 from ingot.ir.tolerances import TOLERANCES
 
 
@@ -44,8 +44,7 @@ def weight_breaches(
 ) -> list[WeightBreach]:
     """The weights that `after` quantizes and that are not what the scheme makes of those in `before`.
 
-    A value lies within half a step (its scale) of the original, within a whole one at the ends of a range with a zero
-    point, and no step is larger than the range needs.
+    A value lies within half a step (its scale) of the original, and no step is larger than the range needs.
     """
     found = []
     for one in _quantized(before, after):
@@ -71,11 +70,10 @@ def weight_breach(
     """How the parts of a quantized matrix lie farther from `original` [N, K] than rounding by `scheme` does."""
     exact = original.double()
     error = (dequantize(weight, scales, zeros, scheme, torch.float64) - exact).abs()
-    elements = dequantize(weight, torch.ones_like(scales), None, scheme, torch.float64)
     step = _spread(scales.double(), original.shape)
-    ends = (elements == ELEMENTS[scheme.element][0]) | (elements == ELEMENTS[scheme.element][1])
-    # Quantizing divides and rounds in float32, so what lies between two elements may go to either.
-    allowed = step * (0.5 + 0.5 * (ends & scheme.zeros)) + TOLERANCES[torch.float32].rtol * exact.abs()
+    # Quantizing divides and rounds in float32, so what lies between two elements may go to either. Rounding a zero
+    # point moves all elements by at most half of one, so that the ends of the range are no farther off than the rest.
+    allowed = step / 2 + TOLERANCES[torch.float32].rtol * exact.abs()
     if not bool((error <= allowed).all()):
         index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
         most, steps = float(error.flatten()[index]), float((error / step).flatten()[index])

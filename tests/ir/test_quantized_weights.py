@@ -12,9 +12,10 @@ Parts = dict[str, torch.Tensor]
 
 
 def weights(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rows of different sizes, one of zeros, one that is all positive, an outlier."""
-    tensor = torch.randn(12, 256, generator=torch.Generator().manual_seed(1))
-    tensor *= torch.logspace(-3, 1, 12)[:, None]
+    """Rows of different sizes, one of zeros, one that is all positive, an outlier; others with the zero anywhere."""
+    generator = torch.Generator().manual_seed(1)
+    tensor = torch.randn(200, 256, generator=generator) + 2 * torch.randn(200, 1, generator=generator)
+    tensor[:12] = torch.randn(12, 256, generator=generator) * torch.logspace(-3, 1, 12)[:, None]
     tensor[3], tensor[4], tensor[5, 7] = 0, tensor[4].abs() + 1, 40
     return tensor.to(dtype)
 
