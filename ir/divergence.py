@@ -55,7 +55,8 @@ class Divergence:
 
     `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
     counts the steps from 0. `made` are nodes and params that only `after` has and from which the tensor is computed,
-    with nothing that agrees in between: one of them is wrong, or else `node` is, or what it was given.
+    with nothing that agrees in between: one of them is wrong, or else `node` is, or what it was given. `fed` are nodes
+    that only `after` has and that feed these: they agree with something in `before`, though it may be the wrong thing.
     """
 
     node: str
@@ -68,6 +69,7 @@ class Divergence:
     after: Statistics
     breach: Breach
     made: tuple[str, ...] = ()
+    fed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f"layer {self.layer}, "
@@ -116,6 +118,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
         for value in pairs.new.values():
             other = pairs.of(value)
             if other is not None and (problem := differs(other.measured, value.measured)) is not None:
+                made, fed = pairs.behind(value, other)
                 return Divergence(
                     node=value.name,
                     namesake=other.name,
@@ -126,7 +129,8 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
                     before=Statistics.of(other.measured.found),
                     after=Statistics.of(value.measured.found),
                     breach=problem,
-                    made=pairs.made(value),
+                    made=made,
+                    fed=fed,
                 )
     return None
 
@@ -140,15 +144,14 @@ class _Pairs:
         self.sums = {name: _sum(value) for name, value in self.old.items()}
         olds = {name: node.name for name, node in self.before.output_nodes().items()}
         self.outputs = {node.name: olds[name] for name, node in self.after.output_nodes().items() if name in olds}
-        self.found: set[str] = set()
+        self.found: set[str] = set()  # by name, so that they are the right ones
 
     def of(self, value: Value) -> Value | None:
-        other = self._named(value)
-        if other is None and (inner := self._in_body(value)):
-            other = self._of_region(value, *inner)
-        if other is not None:
+        if other := self._named(value):
             self.found.add(value.name)
-        return other
+            return other
+        inner = self._in_body(value)
+        return self._of_region(value, *inner) if inner else None
 
     def _in_body(self, value: Value) -> tuple[fx.Node, fx.Node] | None:
         """The node of a region's body that computes the value, and the call of the region."""
@@ -164,16 +167,20 @@ class _Pairs:
         if value.name in self.outputs:
             return self.old.get(self.outputs[value.name])
         other = self.old.get(value.name)
-        # A name that a pass freed may be given again by a later one: then it came from elsewhere.
-        same = other is not None and other.origin == value.origin and _shape(other) == _shape(value)
-        return other if same and other is not None and _alike(other.node, value.node) else None
+        return other if other is not None and _is_same(other, value, value.node, value.origin) else None
 
     def _of_region(self, value: Value, inner: fx.Node, call: fx.Node) -> Value | None:
         """What agrees with the value; where nothing does, what `inner`, the node of the body, was before there was a
         region. A body names its nodes after those of its first call; those of another are the same ops layers on."""
+        first, layer = self.old.get(inner.name), layer_of(inner, call)
+        if (
+            first is not None
+            and first.layer == layer
+            and _is_same(first, value, inner, str(inner.meta.get("origin", "")))
+        ):
+            return first
         if agreeing := self._agreeing(value):
             return agreeing
-        first, layer = self.old.get(inner.name), layer_of(inner, call)
         if first is None or not _alike(first.node, inner):
             return None  # made since, so that there is nothing to compare with
         here = [other for other in self._same_shape(value) if other.layer == layer and _alike(other.node, inner)]
@@ -188,28 +195,63 @@ class _Pairs:
     def _same_shape(self, value: Value) -> list[Value]:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
-    def made(self, value: Value) -> tuple[str, ...]:
-        """Nodes and params behind `value` that agree with nothing in `before`, nearest first."""
-        found: dict[str, None] = {}
-        waiting = list(value.node.all_input_nodes)
-        prefix = f"{value.call.name}/" if value.call else ""
+    def behind(self, value: Value, other: Value) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`Divergence.made` and `fed` of a value and its namesake, nearest first."""
+        made: dict[str, None] = {}
+        fed: dict[str, None] = {}
+        inputs = _inputs(value.node, value.call)
+        owed = [self.old.get(_name(*source)) for source in _inputs(other.node, other.call)]
+        known = _alike(other.node, value.node) and len(owed) == len(inputs)
+        waiting = list(zip(inputs, owed if known else [None] * len(inputs), strict=True))
         while waiting:
-            node = waiting.pop(0)
-            name = str(node.target) if node.op == "placeholder" else prefix + node.name
-            if name in found or (prefix and node.op == "placeholder"):
-                continue
+            (node, call), expected = waiting.pop(0)
+            name = _name(node, call)
             if node.op == "placeholder":
-                spec = self.after.params.get(name)
-                if spec is not None and spec != self.before.params.get(name):
-                    found[name] = None
-            elif name not in self.found and not (name in self.new and self._agreeing(self.new[name])):
-                found[name] = None
-                waiting += node.all_input_nodes
-        return tuple(found)
+                if name in self.after.params and self.after.params[name] != self.before.params.get(name):
+                    made[name] = None
+            elif name not in self.found and name not in made and name not in fed:
+                if self._is_right(name, expected):
+                    fed |= {name: None} if expected is None else {}
+                else:
+                    made[name] = None
+                    waiting += [(source, None) for source in _inputs(node, call)]
+        return tuple(made), tuple(fed)
+
+    def _is_right(self, name: str, expected: Value | None) -> bool:
+        """Whether a value is what is read in its place in `before`; where that is not known, whether it is anything."""
+        value = self.new.get(name)
+        if value is None:
+            return False
+        if expected is None:
+            return self._agreeing(value) is not None
+        return _shape(expected) == _shape(value) and self.differs(expected.measured, value.measured) is None
+
+
+def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node | None]]:
+    """What a node reads; in a body, which stands for the region's `call`, its inputs are the arguments of that."""
+    if call is None:
+        return [(source, None) for source in node.all_input_nodes]
+    given = dict(zip((one for one in node.graph.nodes if one.op == "placeholder"), call.args, strict=False))
+    found: list[tuple[fx.Node, fx.Node | None]] = []
+    for source in node.all_input_nodes:
+        argument = given.get(source)
+        found.append((argument, None) if isinstance(argument, fx.Node) else (source, call))
+    return found
+
+
+def _name(node: fx.Node, call: fx.Node | None) -> str:
+    """As in a recording; a placeholder's own."""
+    return str(node.target) if node.op == "placeholder" else f"{call.name}/{node.name}" if call else node.name
 
 
 def _shape(value: Value) -> tuple[int, ...]:
     return tuple(value.measured.found.shape)
+
+
+def _is_same(other: Value, value: Value, node: fx.Node, origin: str) -> bool:
+    """Whether `other`, which has the name of `node`, is the same call: a name that a pass freed may be given again by a
+    later one, and then it came from elsewhere."""
+    return other.origin == origin and _shape(other) == _shape(value) and _alike(other.node, node)
 
 
 def _alike(node: fx.Node, other: fx.Node) -> bool:
