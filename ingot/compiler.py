@@ -15,7 +15,7 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
-from ingot.contents import manifest_of, write_program, write_timings
+from ingot.contents import manifest_of, write_golden, write_program, write_timings
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
@@ -388,8 +388,12 @@ def _compile(
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
             writer.write_json(REQUEST, {"options": request.options})
-            write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
-            build_id = writer.publish(manifest_of(request, key, plans))
+            sealed = writer.seal(manifest_of(request, key, plans))
+        if not request.mesh:  # which nothing can serve yet
+            with clock.phase("golden run"):
+                write_golden(writer, sealed)
+        write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
+        build_id = writer.publish()
     return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
 
 

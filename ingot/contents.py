@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot.debug.golden import record
 from ingot.emitter import Emitter
-from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
+from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest, trace_file, trace_name
 from ingot.ir.errors import CheckpointError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
@@ -17,7 +18,9 @@ from ingot.ir.types import DTYPE_NAMES
 from ingot.merged_plans import resident_params
 from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered
-from ingot.publish import ArtifactWriter
+from ingot.publish import ArtifactWriter, Sealed
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.loader import bind
 
 if TYPE_CHECKING:
     from ingot.compiler import Request
@@ -79,6 +82,12 @@ def write_timings(
             "cached": sorted(emitter.hits),
         },
     )
+
+
+def write_golden(writer: ArtifactWriter, sealed: Sealed) -> None:
+    """Run what is about to be published, and keep what it computes. Raises IngotError when it does not run."""
+    loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
+    writer.write_json(GOLDEN, record(loaded).model_dump(mode="json"))
 
 
 def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:

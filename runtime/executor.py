@@ -31,8 +31,10 @@ class _Step:
 
 @dataclass
 class StepHandle:
-    """A launched step. On a CPU it has finished by then; `tokens` would wait for it on a device."""
+    """A launched step, served by the bucket class `bucket`. On a CPU it has finished by then; `tokens` would wait for
+    it on a device."""
 
+    bucket: str
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def tokens(self) -> list[int]:
@@ -104,7 +106,7 @@ class Executor:
         for bucket in self._buckets:
             if bucket.plan.bucket.holds(sizes["T"], q_max):
                 with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
-                    return StepHandle(bucket.run(inputs, sizes))
+                    return StepHandle(bucket.plan.bucket.name, bucket.run(inputs, sizes))
         raise InternalError(
             f"no bucket class holds a step of {sizes['T']} tokens, at most {q_max} of one sequence",
             expected=", ".join(f"{b.bucket.name}: {b.bucket.tokens}" for b in self.plan.buckets),
