@@ -61,7 +61,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes."""
+    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes.
+
+    `no_golden_run` says why nothing was run at the end, which leaves `ingot verify` nothing to repeat; "" when it was.
+    """
 
     output: Path
     build_id: str
@@ -75,6 +78,7 @@ class CompileReport:
     artifact_bytes: int
     plans: Plans
     second_copies: tuple[SecondCopy, ...] = ()
+    no_golden_run: str = ""
 
 
 @dataclass
@@ -389,12 +393,14 @@ def _compile(
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
             writer.write_json(REQUEST, {"options": request.options})
             sealed = writer.seal(manifest_of(request, key, plans))
-        if not request.mesh:  # which nothing can serve yet
+        no_golden_run = "artifacts for a mesh cannot be served yet" if request.mesh else ""
+        if not request.mesh:
             with clock.phase("golden run"):
-                write_golden(writer, sealed)
+                no_golden_run = write_golden(writer, sealed)
         write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
         build_id = writer.publish()
-    return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
+    copies = second_copies(params)
+    return _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
 
 
 def _report(
@@ -407,6 +413,7 @@ def _report(
     emitter: Emitter,
     packed: Packed,
     copies: tuple[SecondCopy, ...],
+    no_golden_run: str,
 ) -> CompileReport:
     per_backend: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
@@ -427,5 +434,6 @@ def _report(
         weight_bytes=packed.bytes,
         plans=plans,
         second_copies=copies,
+        no_golden_run=no_golden_run,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.debug.golden import record
+from ingot.debug import golden
 from ingot.emitter import Emitter
 from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest, trace_file, trace_name
-from ingot.ir.errors import CheckpointError
+from ingot.ir.errors import CheckpointError, OptionError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
@@ -84,10 +84,18 @@ def write_timings(
     )
 
 
-def write_golden(writer: ArtifactWriter, sealed: Sealed) -> None:
-    """Run what is about to be published, and keep what it computes. Raises IngotError when it does not run."""
-    loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
-    writer.write_json(GOLDEN, record(loaded).model_dump(mode="json"))
+def write_golden(writer: ArtifactWriter, sealed: Sealed) -> str:
+    """Run what is about to be published, and keep what it computes.
+
+    Returns why there is no golden run where this machine has not the memory to serve the artifact, else "". Raises
+    IngotError when the artifact does not run.
+    """
+    try:
+        loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
+        writer.write_json(GOLDEN, golden.record(loaded).model_dump(mode="json"))
+    except OptionError as error:
+        return error.what
+    return ""
 
 
 def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:

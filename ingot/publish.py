@@ -147,7 +147,7 @@ class ArtifactWriter:
         return self._sealed
 
     def publish(self, manifest: Manifest | None = None, threads: int | None = None) -> str:
-        """Writes the checksums, syncs to disk and renames; seals first when a manifest is given. Returns the `build_id`.
+        """Writes the checksums, syncs to disk and renames, sealed before or now by `manifest`. Returns the `build_id`.
 
         Raises OutputError when something else took the output's place meanwhile.
         """

@@ -24,14 +24,14 @@ class Machine(_Record):
     """What the bits depend on beside the artifact and its target: the processor, and the threads of torch's ops."""
 
     processor: str
-    threads: Count
+    threads: Annotated[int, Field(ge=1, le=4096)]
 
 
 class Row(_Record):
     """One row of logits: the SHA-256 of its bytes, the largest logits with their token ids, the token sampled."""
 
     digest: Digest
-    top: tuple[tuple[Index, Logit], ...]
+    top: Annotated[tuple[tuple[Index, Logit], ...], Field(min_length=1)]
     token: Annotated[int, Field(ge=-1, lt=1 << 31)]
 
 
@@ -80,3 +80,11 @@ class GoldenRun(_Record):
             if (rows := [len(step.rows) for step in entry.steps]) != fed_tokens:
                 raise ValueError(f"entry {name} has {rows} rows for steps of {fed_tokens} tokens")
         return self
+
+    def places(self, step: int) -> list[tuple[int, int]]:
+        """Request and position of each row of a step."""
+        done = [0] * len(self.requests)
+        for fed in self.schedule[:step]:
+            for index, count in fed:
+                done[index] += count
+        return [(index, done[index] + i) for index, count in self.schedule[step] for i in range(count)]

@@ -12,7 +12,9 @@ from safetensors import safe_open
 from sharded import CASES
 
 from ingot import LLM, compile_model
+from ingot.debug.verify import verify
 from ingot.frontend.checkpoint import Checkpoint
+from ingot.ir.artifact import GOLDEN
 from ingot.ir.errors import ArtifactError, IngotError, OptionError, TargetError
 from ingot.ir.harness import InterpreterRun, MeshRun, load_params, teacher_forced
 from ingot.ir.mesh import Rank, ranks
@@ -132,6 +134,12 @@ def test_serving_refuses_it(folder: Path) -> None:
             load(folder / "two.ingot")
         assert caught.value.what == "the artifact was compiled for 2 ranks (tp=2)"
         assert caught.value.expected == "one: serving on more than one device is not supported yet"
+
+
+def test_there_is_no_golden_run_to_repeat(folder: Path) -> None:
+    assert not (folder / "two.ingot" / GOLDEN).exists()
+    with pytest.raises(TargetError, match="no golden run"):
+        verify(folder / "two.ingot")
 
 
 def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:

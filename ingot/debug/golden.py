@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from ingot.debug.golden_schedule import golden_schedule
-from ingot.ir.artifact import GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
+from ingot.ir.artifact import EXECUTABLES, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
@@ -22,7 +22,7 @@ SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
 TOP = 8  # logits kept of each position
 # What a run reads; the rest of an artifact is for people and for the tokenizer.
 _RUN_FILES = ("plan.json", "weights.json")
-_RUN_FOLDERS = (WEIGHTS_FOLDER, "exe/")
+_RUN_FOLDERS = (WEIGHTS_FOLDER, EXECUTABLES)
 _AGAIN = "compile the model again"
 
 
@@ -156,8 +156,11 @@ def read_golden(artifact: Artifact) -> GoldenRun:
         field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
         raise _malformed(f"{field}: {first['msg']}") from None
     model = artifact.manifest.model
+    rows = [row for entry in run.entries.values() for step in entry.steps for row in step.rows]
+    named = [*(row.token for row in rows), *(index for row in rows for index, _ in row.top)]
     for what, found, limit in (
-        ("token ids", max(max(request) for request in run.requests) + 1, "vocab_size"),
+        ("token ids", 1 + max(named + [token for request in run.requests for token in request]), "vocab_size"),
+        ("largest logits", max(len(row.top) for row in rows), "vocab_size"),
         ("requests", len(run.requests), "max_batch"),
         ("tokens of a request", max(map(len, run.requests)), "max_seq_len"),
         ("tokens of a step", max(sum(count for _, count in fed) for fed in run.schedule), "max_tokens"),

@@ -19,11 +19,11 @@ def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch:
 
     The largest bucket class comes first: a prompt that crosses a page border with a short one beside it. In smaller
     classes the first goes on, up to the end of a page where that fits, while the others decode or start; at the end all
-    decode. Every class is reached that any step within the limits can reach, by at most `_MOST_FED` tokens or as many
-    as its smallest step has.
+    decode. A class is reached by at most `_MOST_FED` tokens or as many as its smallest step has; one for which the
+    limits leave no tokens is left out.
     """
-    most = max(bucket.tokens[0] for bucket in buckets)
-    steps = _Steps(max_seq_len, min(max_batch, max(_REQUESTS, -(-most // max_seq_len))))
+    needed = sum(bucket.tokens[0] for bucket in buckets)
+    steps = _Steps(max_seq_len, min(max_batch, max(_REQUESTS, -(-needed // max_seq_len))))
     descending = sorted(buckets, key=lambda bucket: -bucket.tokens[0])
     steps.prefill(descending[0], [page_size + 1, _SHORT])
     for bucket in descending[1:] or descending:
@@ -45,7 +45,7 @@ class _Steps:
         """Feed request i up to `wanted[i]` tokens, and more where the class begins above; no step if it cannot."""
         least, most = bucket.tokens[0], min(bucket.tokens[1], max(bucket.tokens[0], _MOST_FED))
         counts = dict.fromkeys(range(len(self.done)), 0)
-        # First what is wanted, with room left to decode; then, for a class that begins above, whatever there is room for.
+        # First what is wanted, with room left to decode; then, for a class that begins above, whatever has room.
         for goal, ends, kept in ((wanted, most, _DECODE_STEPS), ([least] * len(counts), least, 0)):
             for index, want in zip(counts, goal, strict=False):
                 room = min(
