@@ -29,7 +29,7 @@ GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"
 REQUEST = "request.json"
 WEIGHTS_FOLDER = "weights/"
-EXECUTABLES = "exe/"
+EXE_FOLDER = "exe/"
 # Outside every identity, with a checksum where they are there.
 OUTSIDE_IDENTITY = (GOLDEN, TIMINGS)
 UNLISTED = frozenset({MANIFEST, CHECKSUMS, *OUTSIDE_IDENTITY})

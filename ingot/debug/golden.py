@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from ingot.debug.golden_schedule import golden_schedule
-from ingot.ir.artifact import EXECUTABLES, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
+from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
@@ -22,7 +22,7 @@ SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
 TOP = 8  # logits kept of each position
 # What a run reads; the rest of an artifact is for people and for the tokenizer.
 _RUN_FILES = ("plan.json", "weights.json")
-_RUN_FOLDERS = (WEIGHTS_FOLDER, EXECUTABLES)
+_RUN_FOLDERS = (WEIGHTS_FOLDER, EXE_FOLDER)
 _AGAIN = "compile the model again"
 
 

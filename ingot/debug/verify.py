@@ -15,7 +15,7 @@ import torch
 
 from ingot.debug.golden import StepOutput, digest, providers, read_golden, replay, run_files, this_machine
 from ingot.debug.verification import BucketResult, Difference, Promise, Verification
-from ingot.ir.artifact import EXECUTABLES, FileEntry, Manifest
+from ingot.ir.artifact import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError, TargetError
 from ingot.ir.golden import GoldenRun, Row
 from ingot.ir.target import Target
@@ -39,7 +39,7 @@ def verify(path: str | Path) -> Verification:
     rows = _Rows(promise, _tolerance(artifact.manifest))
     failure: IngotError | None = None
     try:
-        if native := [line for line in changed if line.startswith(EXECUTABLES)]:
+        if native := [line for line in changed if line.startswith(EXE_FOLDER)]:
             raise ArtifactError(f"{len(native)} changed files hold native code, which was not run")
         with _threads(golden.machine.threads):
             loaded = bind(artifact)
