@@ -16,6 +16,7 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
 from ingot.contents import manifest_of, write_golden, write_program, write_timings
+from ingot.debug.golden import InstructionSeconds
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
@@ -393,11 +394,12 @@ def _compile(
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
             writer.write_json(REQUEST, {"options": request.options})
             sealed = writer.seal(manifest_of(request, key, plans))
-        no_golden_run = "artifacts for a mesh cannot be served yet" if request.mesh else ""
+        ran: dict[str, InstructionSeconds] | str = "artifacts for a mesh cannot be served yet"
         if not request.mesh:
             with clock.phase("golden run"):
-                no_golden_run = write_golden(writer, sealed)
-        write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
+                ran = write_golden(writer, sealed)
+        seconds, no_golden_run = ({}, ran) if isinstance(ran, str) else (ran, "")
+        write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder, seconds)
         build_id = writer.publish()
     copies = second_copies(params)
     return _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)

@@ -1,16 +1,19 @@
 """The golden run of an artifact: recorded when it is compiled, and repeated where somebody wants to know."""
 
 import hashlib
+import itertools
 import math
 import random
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import ValidationError
 
 from ingot.debug.golden_schedule import golden_schedule
-from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
+from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest, trace_name
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
@@ -28,13 +31,17 @@ _AGAIN = "compile the model again"
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token fed."""
+    """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token fed.
+
+    `seconds` is how long each instruction took.
+    """
 
     entry: str
     number: int
     bucket: str
     logits: torch.Tensor
     tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
 
 
 def this_machine() -> Machine:
@@ -57,7 +64,23 @@ def _processor() -> str:
     return ", ".join(f"{name} {known[name]}" for name in _CPU_FIELDS if known.get(name))
 
 
-def record(loaded: Loaded) -> GoldenRun:
+@dataclass(frozen=True)
+class InstructionSeconds:
+    """The median seconds of each instruction of a bucket class, over steps of `tokens` tokens."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A golden run, and by the name of a bucket class how long its instructions took."""
+
+    run: GoldenRun
+    instructions: dict[str, InstructionSeconds]
+
+
+def record(loaded: Loaded) -> Recording:
     """Run the artifact once, as it is served, and keep what came out. Raises IngotError when it does not run."""
     limits = loaded.limits
     buckets = [bucket.bucket for bucket in loaded.plan.buckets]
@@ -70,10 +93,12 @@ def record(loaded: Loaded) -> GoldenRun:
         tuple(draw.randrange(limits.vocab_size) for _ in range(lengths[index])) for index in sorted(lengths)
     )
     steps: dict[str, list[StepResult]] = {}
+    times: dict[str, list[StepOutput]] = {}
     for one in replay(loaded, requests, schedule, SEED):
+        times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
         rows = tuple(_row(logits, token) for logits, token in zip(one.logits, one.tokens, strict=True))
         steps.setdefault(one.entry, []).append(StepResult(bucket=one.bucket, rows=rows))
-    return GoldenRun(
+    run = GoldenRun(
         machine=this_machine(),
         files=run_files(loaded.artifact.manifest),
         seed=SEED,
@@ -85,6 +110,15 @@ def record(loaded: Loaded) -> GoldenRun:
             if entry in steps
         },
     )
+    return Recording(run, {name: _medians(served) for name, served in times.items()})
+
+
+_NO_LOGITS = torch.empty(0)
+
+
+def _medians(steps: Sequence[StepOutput]) -> InstructionSeconds:
+    seconds = tuple(statistics.median(times) for times in zip(*(step.seconds for step in steps), strict=True))
+    return InstructionSeconds(tuple(len(step.tokens) for step in steps), seconds)
 
 
 def replay(loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int) -> Iterator[StepOutput]:
@@ -98,18 +132,26 @@ def replay(loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule
     for entry, executor in loaded.executors.items():
         if "logits" not in executor.plan.outputs:
             continue
-        served: list[str] = []
+        run = _TimedRun(executor)
+        for number, values in enumerate(scheduled(executor.inputs, run, requests, schedule, needed, page, seed)):
+            seconds = tuple(after - before for before, after in itertools.pairwise(run.ticks))
+            yield StepOutput(entry, number, run.bucket, values["logits"], tuple(values["tokens"].tolist()), seconds)
 
-        def run(
-            inputs: Mapping[str, torch.Tensor], executor: Executor = executor, served: list[str] = served
-        ) -> Mapping[str, torch.Tensor]:
-            handle = executor.launch(inputs)
-            served.append(handle.bucket)
-            return handle.outputs
 
-        outputs = scheduled(executor.inputs, run, requests, schedule, needed, page, seed)
-        for number, values in enumerate(outputs):
-            yield StepOutput(entry, number, served[-1], values["logits"], tuple(values["tokens"].tolist()))
+class _TimedRun:
+    """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and the time after each instruction,
+    the first one before any."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.bucket = ""
+        self.ticks: list[float] = []
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        self.ticks = []
+        handle = self.executor.launch(inputs, watch=lambda: self.ticks.append(time.perf_counter()))
+        self.bucket = handle.bucket
+        return handle.outputs
 
 
 def providers(executor: Executor) -> dict[str, tuple[str, ...]]:
