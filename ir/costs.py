@@ -23,21 +23,18 @@ def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost
     def tensor(value: Any) -> Any:
         return _meta(value.meta["type"], program, sizes) if isinstance(value, fx.Node) else value
 
+    value_type = node.meta["type"]
+    items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
+    results = [_meta(item, program, sizes) for item in items]
     if isinstance(node.target, RegionCall):
         body = program.regions[node.target.name].body
         inside = sum((call_cost(call, body, sizes) for call in body.calls()), Cost())
-        results = [_meta(one, program, sizes) for one in _tensor_types(node.meta["type"])]
         return Cost(inside.flops, bytes_of(*map(tensor, node.args), *results))
     args = [tensor(value) for value in node.args]
     if op := op_of(node.target):
-        return op.cost(*args, **node.kwargs)
-    result = _meta(node.meta["type"], program, sizes)  # of aten there are elementwise calls alone
-    return Cost(result.numel(), bytes_of(*args, result))
-
-
-def _tensor_types(value_type: ValueType) -> list[TensorType]:
-    items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
-    return [item for item in items if isinstance(item, TensorType)]
+        return op.count(args, dict(node.kwargs), results)
+    # Of aten there are elementwise calls alone.
+    return Cost(sum(result.numel() for result in results), bytes_of(*args, *results))
 
 
 def _meta(value_type: ValueType, program: Program, sizes: Mapping[str, int]) -> torch.Tensor:

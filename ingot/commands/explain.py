@@ -10,7 +10,7 @@ from ingot.console import console, facts, print_json, print_table, size_text, ta
 from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
-    from ingot.debug.explained import BucketCosts, Call, Explained, PassMisses
+    from ingot.debug.explained import BucketCosts, Call, PassMisses
 
 
 def explain_artifact(
@@ -92,7 +92,7 @@ def _print_calls(bucket: "BucketCosts") -> None:
     name = bucket.bucket if bucket.entry == "main" else f"{bucket.entry}@{bucket.bucket}"
     sequences = f"{step.sequences} sequence{'s' if step.sequences > 1 else ''}"
     out.print(f"{name}: {step.tokens} tokens of {sequences}, context {step.context}", style="bold", markup=False)
-    columns = ("call", "op", "layer>", "flops>", "bytes>", "measured>", "provider", "others", "origin")
+    columns = ("call", "op", "layer>", "flops>", "bytes>", "measured>", "provider", "origin", "others")
     print_table(out, table(columns, [_row(call) for call in bucket.calls]))
     total, seconds = bucket.total(), bucket.seconds()
     lines: list[tuple[str, object]] = [("flops", _count(total.flops)), ("bytes", size_text(total.bytes))]
@@ -106,19 +106,20 @@ def _print_calls(bucket: "BucketCosts") -> None:
 
 def _row(call: "Call") -> tuple[object, ...]:
     name = f"  {call.name}" if call.region else call.name
-    others = ", ".join(_claims(call))
+    others = ", ".join(_others(call))
     layer = "–" if call.layer is None else call.layer
     seconds = "–" if call.seconds is None else _time(call.seconds)
     size = size_text(call.bytes)
-    return name, call.op[:24], layer, _count(call.flops), size, seconds, call.provider, others, call.origin
+    own = call.claims.get(call.provider)
+    provider = call.provider if own is None else f"{call.provider} {own:g}"
+    return name, call.op, layer, _count(call.flops), size, seconds, provider, call.origin, others
 
 
-def _claims(call: "Call") -> "Iterator[str]":
-    for provider, claim in call.claims.items():
-        if provider != call.provider:
-            yield f"{provider}: {claim}" if isinstance(claim, str) else f"{provider} {claim:g}"
-        elif not isinstance(claim, str):
-            yield f"{provider} {claim:g} (chosen)"
+def _others(call: "Call") -> Iterator[str]:
+    """The costs of those that were not chosen, then who refused and why."""
+    others = {provider: claim for provider, claim in call.claims.items() if provider != call.provider}
+    yield from (f"{provider} {claim:g}" for provider, claim in others.items() if isinstance(claim, float))
+    yield from (f"no {provider}: {claim}" for provider, claim in others.items() if isinstance(claim, str))
 
 
 def _count(value: int) -> str:

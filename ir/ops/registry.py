@@ -129,8 +129,11 @@ class Op:
         """Cost of a call with these tensors; meta tensors will do. Of requests that ask for nothing but tokens."""
         with torch.device("meta"):
             result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-        written = [result] if isinstance(result, torch.Tensor) else list(result)
-        written = written[: len(written) - len(self.states)]
+        return self.count(args, kwargs, [result] if isinstance(result, torch.Tensor) else list(result))
+
+    def count(self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]) -> Cost:
+        """`cost` where the results are known too, or tensors like them. Computes nothing."""
+        written = results[: len(results) - len(self.states)]
         read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
         flops = self.flops(*args, **kwargs) if self.flops else sum(tensor.numel() for tensor in written)
         traffic = self.traffic(*args, **kwargs) if self.traffic else bytes_of(*read, *written)
