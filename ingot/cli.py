@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from ingot.commands.compile import compile_checkpoint
+from ingot.commands.explain import explain_artifact
 from ingot.commands.inspect import inspect_artifact
 from ingot.commands.run import run_model
 from ingot.commands.target import show_target
+from ingot.commands.verify import verify_artifact
 from ingot.console import console
 from ingot.ir.errors import IngotError, InternalError, OutputError
 
@@ -39,8 +41,10 @@ INGOT = App(
 )
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
+INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")
+INGOT.command(verify_artifact, name="verify", usage="Usage: ingot verify ARTIFACT [OPTIONS]")
 
 COMPILE_MODEL = App(name="compile-model", usage=f"Usage: compile-model {_COMPILE_USAGE}", version=_version)
 COMPILE_MODEL.default(compile_checkpoint)

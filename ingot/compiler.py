@@ -15,7 +15,8 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
-from ingot.contents import manifest_of, write_program, write_timings
+from ingot.contents import manifest_of, write_golden, write_program, write_timings
+from ingot.debug.golden import InstructionSeconds
 from ingot.debug.numerics import NumericsCheck, NumericsReport
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
@@ -62,7 +63,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes."""
+    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes.
+
+    `no_golden_run` says why nothing was run at the end, which leaves `ingot verify` nothing to repeat; "" when it was.
+    """
 
     output: Path
     build_id: str
@@ -77,6 +81,7 @@ class CompileReport:
     plans: Plans
     second_copies: tuple[SecondCopy, ...] = ()
     numerics: NumericsReport | None = None
+    no_golden_run: str = ""
 
 
 @dataclass
@@ -406,9 +411,16 @@ def _compile(
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
             writer.write_json(REQUEST, {"options": request.options})
-            write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
-            build_id = writer.publish(manifest_of(request, key, plans))
-    report = _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
+            sealed = writer.seal(manifest_of(request, key, plans))
+        ran: dict[str, InstructionSeconds] | str = "artifacts for a mesh cannot be served yet"
+        if not request.mesh:
+            with clock.phase("golden run"):
+                ran = write_golden(writer, sealed)
+        seconds, no_golden_run = ({}, ran) if isinstance(ran, str) else (ran, "")
+        write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder, seconds)
+        build_id = writer.publish()
+    copies = second_copies(params)
+    report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
     return replace(report, numerics=check.report()) if check is not None else report
 
 
@@ -430,6 +442,7 @@ def _report(
     emitter: Emitter,
     packed: Packed,
     copies: tuple[SecondCopy, ...],
+    no_golden_run: str,
 ) -> CompileReport:
     per_backend: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
@@ -450,5 +463,6 @@ def _report(
         weight_bytes=packed.bytes,
         plans=plans,
         second_copies=copies,
+        no_golden_run=no_golden_run,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,8 @@ from ingot.ir.types import TensorType
 
 # One step: inputs by name in, outputs by name out. Whoever runs keeps the states.
 Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+# What each step feeds: pairs of a request's number and how many of its tokens come next.
+Schedule = Sequence[Sequence[tuple[int, int]]]
 
 
 def load_params(
@@ -128,7 +130,46 @@ def teacher_forced(
     if "page_table" not in inputs:
         outputs = run(_whole(inputs, requests))
         return list(outputs["logits"].split([len(request) for request in requests]))
-    return _cached(inputs, run, requests, chunk, pages, page_size, seed)
+    steps = chunked([len(request) for request in requests], chunk)
+    results: list[list[torch.Tensor]] = [[] for _ in requests]
+    for fed, outputs in zip(steps, scheduled(inputs, run, requests, steps, pages, page_size, seed), strict=True):
+        for (index, _), rows in zip(fed, outputs["logits"].split([count for _, count in fed]), strict=True):
+            results[index].append(rows)
+    return [torch.cat(rows) for rows in results]
+
+
+def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
+    """Requests of these lengths together, at most `chunk` tokens of each a step; with None all at once."""
+    size = chunk or max(lengths)
+    return [
+        [(index, min(size, length - done)) for index, length in enumerate(lengths) if done < length]
+        for done in range(0, max(lengths), size)
+    ]
+
+
+def scheduled(
+    inputs: Mapping[str, TensorType],
+    run: Run,
+    requests: Sequence[Sequence[int]],
+    schedule: Schedule,
+    pages: int,
+    page_size: int,
+    seed: int | None = None,
+) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The outputs of each step of a program with a cache; every token that is fed gets a row of logits.
+
+    Each request keeps the device row of its number; the cache's pages are drawn as `teacher_forced` says.
+    """
+    order = list(range(pages))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    supply = itertools.chain(order)
+    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
+    done = [0] * len(requests)
+    for fed in schedule:
+        yield run(_step(inputs, requests, fed, done, tables, page_size))
+        for index, count in fed:
+            done[index] += count
 
 
 def step_inputs(
@@ -175,48 +216,19 @@ def _only(known: Mapping[str, torch.Tensor], inputs: Mapping[str, TensorType]) -
     return {name: known[name] for name in inputs}
 
 
-def _cached(
-    inputs: Mapping[str, TensorType],
-    run: Run,
-    requests: Sequence[Sequence[int]],
-    chunk: int | None,
-    pages: int,
-    page_size: int,
-    seed: int | None,
-) -> list[torch.Tensor]:
-    order = list(range(pages))
-    if seed is not None:
-        random.Random(seed).shuffle(order)
-    supply = itertools.chain(order)
-    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
-    width = max(len(table) for table in tables)
-    done = [0] * len(requests)
-    results: list[list[torch.Tensor]] = [[] for _ in requests]
-    while any(place < len(request) for place, request in zip(done, requests, strict=True)):
-        batch = [index for index, request in enumerate(requests) if done[index] < len(request)]
-        counts = [min(chunk or len(requests[index]), len(requests[index]) - done[index]) for index in batch]
-        outputs = run(_step(inputs, requests, batch, counts, done, tables, width, page_size))
-        for index, rows in zip(batch, outputs["logits"].split(counts), strict=True):
-            results[index].append(rows)
-        for index, count in zip(batch, counts, strict=True):
-            done[index] += count
-    return [torch.cat(rows) for rows in results]
-
-
 def _step(
     inputs: Mapping[str, TensorType],
     requests: Sequence[Sequence[int]],
-    batch: Sequence[int],
-    counts: Sequence[int],
+    fed: Sequence[tuple[int, int]],
     done: Sequence[int],
     tables: Sequence[Sequence[int]],
-    width: int,
     page_size: int,
 ) -> dict[str, torch.Tensor]:
-    """The inputs of one step that feeds `counts[i]` tokens of request `batch[i]`; every token gets a row of logits."""
+    """The inputs of one step that feeds `fed` behind the `done` tokens of each request."""
+    batch, counts = [index for index, _ in fed], [count for _, count in fed]
     places = [(index, done[index] + i) for index, count in zip(batch, counts, strict=True) for i in range(count)]
     total = len(places)
-    table = torch.zeros(len(batch), width, dtype=torch.int32)
+    table = torch.zeros(len(batch), max(map(len, tables)), dtype=torch.int32)
     for row, index in enumerate(batch):
         table[row, : len(tables[index])] = _ints(tables[index])
     nothing = torch.full((total,), -1, dtype=torch.int32)

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from ingot.ir.artifact import (
     CHECKSUMS,
     MANIFEST,
+    OUTSIDE_IDENTITY,
     SCHEMA_VERSION,
-    TIMINGS,
     UNLISTED,
     WEIGHTS_FOLDER,
     FileEntry,
@@ -149,7 +149,7 @@ def _unreadable(folder: Path, error: OSError) -> ArtifactError:
 
 
 def _read_manifest(folder: Path) -> tuple[Manifest, str]:
-    for name in (MANIFEST, CHECKSUMS, TIMINGS):
+    for name in (MANIFEST, CHECKSUMS, *OUTSIDE_IDENTITY):
         if (folder / name).is_symlink():
             raise ArtifactError(f"{name} is a link", where=str(folder), expected="a file", hint=_AGAIN)
     if not (folder / MANIFEST).is_file():
@@ -161,9 +161,9 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
     if not (folder / CHECKSUMS).is_file():
         raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)
     data = _read_capped(folder / MANIFEST)
-    timings = _read_capped(folder / TIMINGS) if (folder / TIMINGS).is_file() else None
+    outside = {name: _read_capped(folder / name) for name in OUTSIDE_IDENTITY if (folder / name).is_file()}
     found = _read_capped(folder / CHECKSUMS)
-    expected, build_id = checksum_text(data, timings)
+    expected, build_id = checksum_text(data, outside)
     if found != expected.encode():
         raise _checksum_error(folder, found, expected)
     try:

@@ -265,7 +265,8 @@ def test_an_artifact_for_a_mesh_is_inspected_and_not_run(world: World, ingot: Co
 
 def test_compiling_tells_its_progress_and_reports(world: World) -> None:
     assert world.compiled.err.splitlines() == [
-        f"ingot: {phase}" for phase in ("start", "trace", "identify", "passes and executables", "weights", "write")
+        f"ingot: {phase}"
+        for phase in ("start", "trace", "identify", "passes and executables", "weights", "write", "golden run")
     ]
     report = world.compiled.out
     assert report.startswith(f"\nCompiled {world.artifact} in ")

@@ -86,7 +86,7 @@ def _assert_same_artifact(one: Path, other: Path) -> None:
     assert left.keys() == right.keys()
     differing = {name for name in left if left[name] != right[name]}
     # How long it took stands outside every identity; the checksums cover it.
-    assert differing <= {"timings.json", "manifest.sha256"}
+    assert differing <= {"timings.json", "manifest.sha256"}, "the golden run among the equal ones, on one machine"
     for name in ("program.ir", "plan.json", "weights.json", "choices.json", "trace/00-traced.ir", "trace/passes.json"):
         assert name in left
     assert any(name.startswith("weights/") for name in left)

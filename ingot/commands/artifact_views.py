@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ingot.commands.memory_view import memory_rows
 from ingot.console import console, counts_text, facts, print_table, size_text, table
-from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS, trace_file, trace_name
+from ingot.ir.artifact import TIMINGS, UNLISTED, trace_file, trace_name
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.json_text import parse_json
 from ingot.ir.plan import Argument, BucketPlan, DType, Plans, Ref
@@ -316,7 +316,7 @@ def _sizes(artifact: Artifact) -> dict[str, int]:
     for entry in artifact.manifest.files:
         folder, slash, _ = entry.path.partition("/")
         sizes[folder if slash else "other"] = sizes.get(folder if slash else "other", 0) + entry.size
-    for name in (MANIFEST, CHECKSUMS, TIMINGS):
+    for name in UNLISTED:
         path = artifact.folder / name
         sizes["other"] = sizes.get("other", 0) + (path.stat().st_size if path.exists() else 0)
     return {**dict(sorted(sizes.items(), key=lambda item: -item[1])), "total": sum(sizes.values())}

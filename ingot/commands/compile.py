@@ -114,6 +114,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
                 ("nodes per backend", counts_text(report.nodes_per_backend)),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
+                *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),
             ]
         ),
     )
