@@ -128,8 +128,8 @@ class _RefusalRow(_Schema):
 
 
 class Run(_Schema):
-    """One run of one pass in passes.json. A rewrite is its anchor, that one's origin, and what was made; its index is
-    its place. `before` and `after` are the files of the programs, absent from a summary."""
+    """One run of one pass in passes.json: `PassRecord.summary`, and the files of the program before and after the pass,
+    absent at the level "summary"."""
 
     name: str
     entry: str
@@ -158,7 +158,7 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
     `records` those of all entries, each entry's in order. Nothing at the level "none"."""
     if level == "none":
         return {}
-    rows = [_row(record) for record in records]
+    rows = [record.summary() for record in records]
     files: dict[str, str | list[Any]] = {PASSES: rows}
     if level == "summary":
         return files
@@ -176,22 +176,6 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
         row.update(before=before[0], after=after[0])
         newest[place] = after
     return files
-
-
-def _row(record: PassRecord) -> dict[str, Any]:
-    return {
-        "name": record.name,
-        "entry": record.entry,
-        "options": record.options,
-        "source_hash": record.source_hash,
-        "bucket": record.bucket,
-        "stage": record.stage,
-        "matches": record.matches,
-        "rewrites": [[one.anchor, one.origin, list(one.made)] for one in record.rewrites],
-        "refusals": [{"node": one.node, "reason": one.reason} for one in record.refusals],
-        "op_count_diff": record.op_count_diff,
-        "numerics": record.numerics.value,
-    }
 
 
 def _added(

@@ -30,6 +30,7 @@ def compile_checkpoint(
     deterministic: Flag = False,
     weight_budget: float = 1.0,
     mesh: str | None = None,
+    trace: Literal["none", "summary", "full"] = "full",
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
 ) -> None:
     """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
@@ -60,6 +61,8 @@ def compile_checkpoint(
         Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
     mesh
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
+    trace
+        What to keep of the passes: full the program before and after each, summary what they did, none nothing.
     jobs
         Compiler processes. Default: the cores.
     """
@@ -86,6 +89,7 @@ def compile_checkpoint(
             deterministic=deterministic,
             weight_budget=weight_budget,
             mesh=axes,
+            trace=trace,
             jobs=jobs,
             progress=progress,
         )
