@@ -11,7 +11,7 @@ from ingot.ir.errors import CheckpointError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
-from ingot.ir.program import Model
+from ingot.ir.program import Model, Program
 from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.trace import Level, encode_trace, trace_name
@@ -50,7 +50,8 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
 
 
 def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
-    """Which provider computes each node, per entry and bucket class, and who refused why; weights kept twice."""
+    """Which provider computes each node, per entry and bucket class, who else would have and who refused why; weights
+    kept twice."""
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
     for one in lowered.values():
@@ -58,6 +59,7 @@ def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
             choices[trace_name(program.name, bucket)] = {
                 "second_copies": copies,
                 "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
+                "candidates": _candidates(program),
                 "refusals": [
                     {"node": refusal.node, "reason": refusal.reason}
                     for record in one.records
@@ -66,6 +68,13 @@ def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
                 ],
             }
     return choices
+
+
+def _candidates(program: Program) -> dict[str, dict[str, float]]:
+    """Who would compute each call, with the cost; calls in regions too, of which one stands for all that are equal."""
+    bodies = (region.body for region in program.regions.values())
+    calls = (node for one in (program, *bodies) for node in one.calls())
+    return {node.name: node.meta["candidates"] for node in calls if "candidates" in node.meta}
 
 
 def write_timings(

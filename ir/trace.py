@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ingot.ir.artifact import TIMINGS
 from ingot.ir.errors import ArtifactError, OptionError
@@ -112,7 +112,9 @@ def _sha256(text: str) -> str:
 
 
 def _damaged(file: str, what: str, expected: str = "a delta as compiling wrote it") -> ArtifactError:
-    return ArtifactError(f"{file} {what}", where=file, expected=expected, hint="compile the model again, or copy it again")
+    return ArtifactError(
+        f"{file} {what}", where=file, expected=expected, hint="compile the model again, or copy it again"
+    )
 
 
 # Records.
@@ -165,7 +167,9 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
     for entry, text in traced.items():
         files[traced_file(entry)] = text
     # The file and text of the newest program of each entry, and of each of its bucket classes.
-    newest = {(entry, None): (traced_file(entry), text) for entry, text in traced.items()}
+    newest: dict[tuple[str, str | None], tuple[str, str]] = {
+        (entry, None): (traced_file(entry), text) for entry, text in traced.items()
+    }
     for number, (row, record) in enumerate(zip(rows, records, strict=True), 1):
         place = (record.entry, record.bucket)
         base = newest.get(place) or newest[record.entry, None]
@@ -178,9 +182,7 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
     return files
 
 
-def _added(
-    files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]
-) -> tuple[str, str]:
+def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]) -> tuple[str, str]:
     """Put a program into `files`, in the smaller of its two forms; its file and text."""
     delta = encode_delta(text, base[1], base[0])
     file, written = (f"{stem}.delta", delta) if len(delta) < len(text) else (f"{stem}.ir", text)

@@ -41,6 +41,7 @@ class ChooseProviders(Pass):
                     where=f"%{node.name}, {node.meta.get('origin', '')}",
                     expected=f"one of {', '.join(backend.name for backend in context.backends)}",
                 )
+            node.meta["candidates"] = claims
             if rewriter.take(node):
                 node.meta["provider"] = min(claims, key=lambda name: claims[name])
 
