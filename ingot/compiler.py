@@ -19,9 +19,10 @@ from ingot.contents import manifest_of, write_program, write_timings, write_trac
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
-from ingot.identity import Document, key_of, request_document
+from ingot.identity import Document, request_document
 from ingot.ir.artifact import EXECUTABLES, REQUEST, TIMINGS
 from ingot.ir.backend import Backend
+from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
@@ -290,7 +291,7 @@ class Request:
 
     def key(self, model: Model) -> str:
         """The `request_key`."""
-        return key_of(self.identity(model))
+        return digest_json(self.identity(model))
 
     def buckets(self) -> tuple[BucketClass, ...]:
         """The bucket classes: one for decode where there are kernels for few tokens, one for all that is larger.
@@ -388,7 +389,7 @@ def _compile(
                     shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
-            key = key_of(identity)
+            key = digest_json(identity)
             writer.write_json(REQUEST, {"options": request.options, "identity": identity})
             writer.write_json(EXECUTABLES, {one.id: emitter.documents[one.id] for one in plans.all_executables()})
             recording = write_trace(writer, request.options["trace"], model, lowered)

@@ -17,8 +17,9 @@ from typing import Any
 
 from ingot.error_text import raised
 from ingot.executable_cache import build_executable, executable_folder, explained, find_executable, find_workspace
-from ingot.identity import Document, exe_document, key_of
+from ingot.identity import Document, exe_document
 from ingot.ir.backend import Backend
+from ingot.ir.digest import digest_json
 from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Region
@@ -113,7 +114,7 @@ class Emitter:
 
     def _key(self, region: Region | None, backend: Backend) -> str:
         document = exe_document(region, backend, self.target)
-        key = key_of(document)
+        key = digest_json(document)
         self.documents[key] = document
         return key
 

@@ -1,7 +1,7 @@
 """The identities that name work before it is done: `exe_key` of an executable, `request_key` of a compile.
 
-Each is the digest of a document that says what decides, field by field: the artifact keeps the documents, and
-`ingot why-miss` compares them.
+Each is the SHA-256 of the canonical JSON of a document that says what decides, field by field. The artifact keeps these
+documents, and `ingot why-miss` compares them.
 """
 
 import hashlib
@@ -16,8 +16,7 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
 from ingot.ir.artifact import SCHEMA_VERSION
 from ingot.ir.backend import Backend
-from ingot.ir.digest import digest_files
-from ingot.ir.json_text import dump_json
+from ingot.ir.digest import digest_files, digest_json
 from ingot.ir.ops import OPS, Op, op_of
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
@@ -34,29 +33,25 @@ _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."
 
 
-def key_of(document: Document) -> str:
-    """The SHA-256, in hex, of the document's canonical JSON: the key of what it describes."""
-    return hashlib.sha256(dump_json(document).encode()).hexdigest()
-
-
 def exe_document(region: Region | None, backend: Backend, target: Target) -> Document:
     """What an executable depends on, and nothing else; free of weights and names, so fine-tunes share it.
 
     None stands for the backend's library of kernels.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
-    return {
+    document = {
         "body": None if region is None else print_region_body(region.body).splitlines(),
         "backend": backend.name,
         "sources": {**_digests(backend.sources()), **_op_sources(op for op in called if op is not None)},
         "toolchain": backend.toolchain(),
         "target": target.identity(),
     }
+    return _plain(document)
 
 
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
     """The key of an executable."""
-    return key_of(exe_document(region, backend, target))
+    return digest_json(exe_document(region, backend, target))
 
 
 def request_document(
@@ -76,11 +71,10 @@ def request_document(
     load_user_ops()
     tokenizer = sorted(checkpoint.tokenizer_files.items())
     chunks = digest_files([path for _, path in tokenizer])
-    return {
+    document = {
         "schema_version": SCHEMA_VERSION,
         "options": {**options, "backends": [backend.name for backend in backends]},
-        # Others write `Infinity` into their configurations, which canonical JSON does not know.
-        "config": json.loads(json.dumps(dict(config)), parse_constant=str),
+        "config": dict(config),
         "checkpoint": checkpoint.digests(),
         "tokenizer": {name: digests for (name, _), digests in zip(tokenizer, chunks, strict=True)},
         "programs": {name: _digest(print_program(program)) for name, program in entries.items()},
@@ -93,6 +87,14 @@ def request_document(
         "toolchain": {backend.name: backend.toolchain() for backend in backends},
         "target": target.identity(),
     }
+    return _plain(document)
+
+
+def _plain(document: Document) -> Document:
+    """The document as it is read back. `Infinity`, which some write into configurations and JSON does not know, becomes
+    a word."""
+    plain: Document = json.loads(json.dumps(document), parse_constant=str)
+    return plain
 
 
 def _pipeline(pipeline: tuple[Phase, ...]) -> Document:
