@@ -263,7 +263,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dims: Any
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # spellings differ
 
 
 @dataclass
