@@ -133,9 +133,10 @@ def test_digests_see_every_byte_by_file_and_chunk(tmp_path: Path, monkeypatch: p
         data[position] ^= 1
         shard.write_bytes(data)
         mine, theirs = one.digests(), two.digests()
-        assert mine.keys() == theirs.keys() and mine["model-00001-of-00002.safetensors"] == theirs[
-            "model-00001-of-00002.safetensors"
-        ]
+        assert (
+            mine.keys() == theirs.keys()
+            and mine["model-00001-of-00002.safetensors"] == theirs["model-00001-of-00002.safetensors"]
+        )
         pairs = zip(mine[shard.name], theirs[shard.name], strict=True)
         assert [index for index, pair in enumerate(pairs) if pair[0] != pair[1]] == [position // 64]
     renamed = {"one": tmp_path / "one" / "model-00001-of-00002.safetensors", "to": tmp_path / "one" / "zz.safetensors"}

@@ -74,9 +74,7 @@ def test_differences_are_smaller_than_programs(compiled: Compiled) -> None:
 
 
 @pytest.mark.parametrize("level", ["summary", "none"])
-def test_less_may_be_kept(
-    level: Any, compiled: Compiled, checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_less_may_be_kept(level: Any, compiled: Compiled, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     report = compile_model(checkpoint(NAME), tmp_path / "a.ingot", **OPTIONS, trace=level)
     less, full = open_artifact(report.output), compiled.artifact
     assert report.request_key != full.manifest.request_key
@@ -113,7 +111,7 @@ def test_memory_is_what_the_process_held() -> None:
     before = resident()
     assert before is not None and before.now <= before.most
     held = bytearray(64 << 20)
-    held[:: 4096] = b"x" * len(held[:: 4096])
+    held[::4096] = b"x" * len(held[::4096])
     after = resident()
     assert after is not None and after.now - before.now > 60 << 20
     peak = peak_between(before, after)
