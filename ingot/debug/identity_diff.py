@@ -75,6 +75,8 @@ def _is_digest(value: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         text = " ".join(f"({_shown(one)})" if isinstance(one, list) else str(one) for one in value) or "nothing"
+    elif isinstance(value, dict):
+        text = " ".join(f"{name}={_shown(one)}" for name, one in sorted(value.items()))
     else:
         text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
@@ -110,7 +112,7 @@ def _section(name: str, a: Any, b: Any) -> Iterator[Change]:
 def _fields(path: str, a: Any, b: Any) -> Iterator[Change]:
     """Objects field by field; everything else as one value."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in [*a, *(key for key in b if key not in a)]:
+        for key in sorted(a.keys() | b.keys()):
             yield from _fields(f"{path}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))
     elif path.startswith("config.") and isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for index, (mine, theirs) in enumerate(zip(a, b, strict=True)):  # one for each layer
