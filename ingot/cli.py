@@ -18,6 +18,7 @@ from ingot.commands.inspect import inspect_artifact
 from ingot.commands.run import run_model
 from ingot.commands.target import show_target
 from ingot.commands.verify import verify_artifact
+from ingot.commands.why_miss import why_artifacts_differ
 from ingot.console import console
 from ingot.ir.errors import IngotError, InternalError, OutputError
 
@@ -45,6 +46,7 @@ INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTI
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")
 INGOT.command(verify_artifact, name="verify", usage="Usage: ingot verify ARTIFACT [OPTIONS]")
+INGOT.command(why_artifacts_differ, name="why-miss", usage="Usage: ingot why-miss A B [COMPILE OPTIONS]")
 
 COMPILE_MODEL = App(name="compile-model", usage=f"Usage: compile-model {_COMPILE_USAGE}", version=_version)
 COMPILE_MODEL.default(compile_checkpoint)

@@ -1,12 +1,13 @@
 """What an artifact holds beside weights and executables: programs, plans, choices, timings, and the manifest."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.debug.golden import InstructionSeconds, record
 from ingot.emitter import Emitter
-from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest, trace_file, trace_name
+from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.errors import CheckpointError, OptionError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
@@ -14,6 +15,7 @@ from ingot.ir.plan import Plans
 from ingot.ir.program import Model, Program
 from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
+from ingot.ir.trace import Level, encode_trace, trace_name
 from ingot.ir.types import DTYPE_NAMES
 from ingot.merged_plans import resident_params
 from ingot.passes.choose_layouts import second_copies
@@ -30,12 +32,19 @@ def write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lo
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
     writer.write_json("plan.json", plans.to_json())
-    writer.write_text("trace/00-traced.ir", "".join(map(print_program, model.entries.values())))
-    records = _records(lowered)
-    for number, one in enumerate(records, 1):
-        writer.write_text(trace_file(number, one.name, one.entry, one.bucket), one.ir_after)
-    writer.write_json("trace/passes.json", [one.summary() for one in records])
     writer.write_json("choices.json", _choices(lowered))
+
+
+def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
+    """Write what every pass did; the seconds that it took, printing included."""
+    begin = time.perf_counter()
+    traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
+    for file, value in encode_trace(level, traced, _records(lowered)).items():
+        if isinstance(value, str):
+            writer.write_text(file, value)
+        else:
+            writer.write_json(file, value)
+    return time.perf_counter() - begin
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
@@ -77,17 +86,26 @@ def write_timings(
     lowered: Mapping[str, Lowered],
     emitter: Emitter,
     checkpoint: Path,
+    recording: float,
     instructions: Mapping[str, InstructionSeconds],
 ) -> None:
+    """`recording` is how long writing the trace took, in seconds."""
     writer.write_json(
         "timings.json",
         {
             "checkpoint": str(checkpoint.absolute()),
             "phases": dict(phases),
             "passes": [
-                {"name": one.name, "entry": one.entry, "bucket": one.bucket, "seconds": one.seconds}
+                {
+                    "name": one.name,
+                    "entry": one.entry,
+                    "bucket": one.bucket,
+                    "seconds": one.seconds,
+                    "peak_bytes": one.peak_bytes,
+                }
                 for one in _records(lowered)
             ],
+            "recording": recording,
             "instructions": {
                 name: {"tokens": list(one.tokens), "seconds": list(one.seconds)} for name, one in instructions.items()
             },
@@ -120,7 +138,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
         # Not the output's name: the same request in another place is the same artifact.
         name=spec.architecture,
         request_key=key,
-        exe_keys=sorted([*plans.executables, *(library.id for library in plans.libraries.values())]),
+        exe_keys=sorted(executable.id for executable in plans.all_executables()),
         target={**identity, "features": list(request.target.features)},
         versions=versions,
         model={

@@ -6,7 +6,9 @@ Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) 
     manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`
     golden/run.json   what the artifact computed when it was compiled (`ingot.ir.golden`): bits of that machine
     timings.json      how long the compile took, and of which folder
-    request.json      the options of the compile, with which the same request can be read again
+    request.json      "options" of the compile, with which the same request can be read again; "identity", the document
+                      whose canonical text has the `request_key` as its SHA-256
+    executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
     everything else   listed in `Manifest.files`
 
 The golden run and the timings are not in the manifest, because they stand outside every identity.
@@ -28,6 +30,7 @@ CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"
 REQUEST = "request.json"
+EXECUTABLES = "executables.json"
 NUMERICS = "trace/numerics.json"
 WEIGHTS_FOLDER = "weights/"
 EXE_FOLDER = "exe/"
@@ -39,17 +42,6 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Size = Annotated[int, Field(ge=0, lt=1 << 63)]
 Scalar = str | int | float | bool | None
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is taken as well
-
-
-def trace_name(entry: str, bucket: str | None) -> str:
-    """How views call a program: by its bucket class, "" before there are any, and its entry where that is not main."""
-    return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
-
-
-def trace_file(number: int, pass_name: str, entry: str, bucket: str | None) -> str:
-    """The file of the program that a pass left, the pass being the `number`th that ran, counted from 1."""
-    name = trace_name(entry, bucket)
-    return f"trace/{number:02d}-{pass_name}" + (f"@{name}" if name else "") + ".ir"
 
 
 def path_problem(path: str) -> str:

@@ -31,6 +31,7 @@ def compile_checkpoint(
     deterministic: Flag = False,
     weight_budget: float = 1.0,
     mesh: str | None = None,
+    trace: Literal["none", "summary", "full"] = "full",
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
@@ -62,6 +63,8 @@ def compile_checkpoint(
         Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
     mesh
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
+    trace
+        What to keep of the passes: full the program before and after each, summary what they did, none nothing.
     jobs
         Compiler processes. Default: the cores.
     check_numerics
@@ -90,6 +93,7 @@ def compile_checkpoint(
             deterministic=deterministic,
             weight_budget=weight_budget,
             mesh=axes,
+            trace=trace,
             jobs=jobs,
             check_numerics=check_numerics,
             progress=progress,

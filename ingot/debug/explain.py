@@ -11,19 +11,21 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import fx
 
 from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
-from ingot.ir.artifact import TIMINGS, trace_name
+from ingot.ir.artifact import TIMINGS
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.json_text import dump_json
 from ingot.ir.parse import parse_programs
 from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.record import Refusal
+from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact, open_artifact
 
 # Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in.
 _PROMPT_TOKENS = 512
 _CONTEXT = 1024
-_PASSES = "trace/passes.json"
 
 
 def explain(path: str | Path, *, tokens: int | None = None, context: int | None = None) -> Explained:
@@ -68,14 +70,6 @@ class _Choice(_Record):
     refusals: tuple[_Refusal, ...] = ()
 
 
-class _Pass(_Record):
-    name: str
-    entry: str
-    bucket: str | None
-    matches: int
-    refusals: tuple[_Refusal, ...]
-
-
 class _Times(_Record):
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -86,7 +80,6 @@ class _Timings(_Record):
 
 
 _CHOICES = TypeAdapter(dict[str, _Choice])
-_RUNS = TypeAdapter(tuple[_Pass, ...])
 
 
 def _read(artifact: Artifact, relpath: str, schema: TypeAdapter[Any]) -> Any:
@@ -106,11 +99,8 @@ def _validated(schema: TypeAdapter[Any], text: str | bytes, relpath: str) -> Any
 
 def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
     """By bucket class; none where the artifact lost its timings. Opening compared the file with its checksum."""
-    try:
-        text = (artifact.folder / TIMINGS).read_bytes()
-    except FileNotFoundError:
-        return {}
-    return dict(_validated(TypeAdapter(_Timings), text, TIMINGS).instructions)
+    timings = artifact.read_timings()
+    return {} if timings is None else dict(_validated(TypeAdapter(_Timings), dump_json(timings), TIMINGS).instructions)
 
 
 # Calls.
@@ -206,10 +196,8 @@ def _moved(origin: str, by: int) -> str:
 
 def _passes(artifact: Artifact) -> Iterator[PassMisses]:
     """Every run of a pass, with its refusals by reason; none where the artifact has no trace."""
-    if not any(entry.path == _PASSES for entry in artifact.manifest.files):
-        return
-    for run in _read(artifact, _PASSES, _RUNS):
-        groups: dict[str, list[_Refusal]] = {}
+    for run in artifact.trace if artifact.has_trace else ():
+        groups: dict[str, list[Refusal]] = {}
         for refusal in run.refusals:
             groups.setdefault(_alike(refusal.reason), []).append(refusal)
         misses = [

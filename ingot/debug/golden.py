@@ -13,10 +13,11 @@ import torch
 from pydantic import ValidationError
 
 from ingot.debug.golden_schedule import golden_schedule
-from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest, trace_name
+from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
+from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded
