@@ -13,7 +13,7 @@ from ingot.ir.diff.compare import Comparison
 from ingot.ir.diff.difference import ABSENT, Difference, ProgramDiff
 from ingot.ir.diff.flat import flatten
 from ingot.ir.diff.identity import Ids, identify
-from ingot.ir.diff.regions import align_groups, region_changes, whole_region
+from ingot.ir.diff.regions import align_groups, region_changes, signature_changes, whole_region
 from ingot.ir.mesh import mesh_text
 from ingot.ir.program import Program
 from ingot.ir.text import bucket_text
@@ -32,12 +32,13 @@ def diff_programs(before: Program, after: Program) -> ProgramDiff:
     kept = set(groups.values())
     gone = [whole_region(group, removed=True) for group in one.groups if group not in groups]
     new = [whole_region(group, removed=False) for group in other.groups if group not in kept]
-    return ProgramDiff(
+    found = ProgramDiff(
         changed=_joined([*compared.changes(), *compared.outputs(), *region_changes(groups, pairs)]),
         added=_joined([*compared.added(), *new]),
         removed=_joined([*compared.removed(), *gone]),
         header=tuple(_header(before, after)),
     )
+    return found or ProgramDiff(changed=_joined(signature_changes(groups)))
 
 
 def _joined(found: Iterable[Difference]) -> tuple[Difference, ...]:

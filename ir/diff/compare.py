@@ -39,7 +39,8 @@ class Comparison:
             after = self.other.outputs.get(name)
             if after is not None and self._moved(before, after):
                 texts = _output_text(self.one.program, name), _output_text(self.other.program, name)
-                yield Difference("output", name, name, "value", *texts, layers_of(after[0]))
+                told = _told_apart(texts, before, after)
+                yield Difference("output", name, name, "value", *told, layers_of(after[0]))
 
     def removed(self) -> list[Difference]:
         """Items and outputs of the first program that the second lacks."""
@@ -63,7 +64,7 @@ class Comparison:
 
     def _pair(self, item: Item, twin: Item) -> Iterator[Difference]:
         if item.is_call != twin.is_call:
-            yield _change(item, twin, "layout", _layout(item), _layout(twin))
+            yield _layout_change(item, twin)
             return
         if item.op != twin.op:
             yield _change(item, twin, "op", _op_text(item), _op_text(twin))
@@ -80,8 +81,10 @@ class Comparison:
             if old != new and slots[0] == slots[1]:
                 yield _change(item, twin, name, old, new)
         for slot in dict.fromkeys([*item.args, *twin.args]):
-            if self._moved(item.args.get(slot), twin.args.get(slot)):
-                yield _change(item, twin, slot, item.reads.get(slot, ABSENT), twin.reads.get(slot, ABSENT))
+            before, after = item.args.get(slot), twin.args.get(slot)
+            if self._moved(before, after):
+                texts = item.reads.get(slot, ABSENT), twin.reads.get(slot, ABSENT)
+                yield _change(item, twin, slot, *_told_apart(texts, before, after))
 
     def _moved(self, before: Value | None, after: Value | None) -> bool:
         """Another value is read than before, and that does not show in what was added and removed."""
@@ -120,6 +123,13 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
                 seen.add(source)
                 queue.append(source)
     return False
+
+
+def _told_apart(texts: tuple[str, str], before: Value | None, after: Value | None) -> tuple[str, str]:
+    """The names of two values; where they are one name, a result of a region, with what it is in there."""
+    if texts[0] != texts[1] or before is None or after is None:
+        return texts
+    return f"{texts[0]} (%{before[0].name})", f"{texts[1]} (%{after[0].name})"
 
 
 def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]:
@@ -165,8 +175,14 @@ def recipe_change(old: Recipe, new: Recipe) -> tuple[str, str, str]:
 
 
 def _change(item: Item, twin: Item, field: str, old: str, new: str) -> Difference:
-    op = item.op if item.is_call == twin.is_call else "param"
-    return Difference(op, item.name, twin.name, field, old or ABSENT, new or ABSENT, **_place(twin))
+    return Difference(item.op, item.name, twin.name, field, old or ABSENT, new or ABSENT, **_place(twin))
+
+
+def _layout_change(item: Item, twin: Item) -> Difference:
+    """A weight lies otherwise in memory than before, and is turned where it is read."""
+    old, new = (f"{one.type} turned" if one.is_call else f"{one.type} as stored" for one in (item, twin))
+    before, after = (one.args["self"][0].name if one.is_call else one.name for one in (item, twin))
+    return Difference("param", before, after, "layout", old, new, **_place(item if twin.is_call else twin))
 
 
 def _place(item: Item) -> dict[str, Any]:
@@ -201,10 +217,6 @@ def _output_text(program: Program, name: str) -> str:
 
 def _output_line(program: Program, name: str) -> str:
     return f"output {name} = {_output_text(program, name)}"
-
-
-def _layout(item: Item) -> str:
-    return f"{item.type} of {next(iter(item.reads.values()))}" if item.is_call else f"{item.type} as stored"
 
 
 def _op_text(item: Item) -> str:

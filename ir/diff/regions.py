@@ -1,6 +1,6 @@
 """Calls of regions: which is which, and what of them differs beside what their bodies compute."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ingot.ir.diff.align import Pairs
@@ -25,11 +25,22 @@ def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
 
 
 def region_changes(groups: dict[Group, Group], pairs: Pairs) -> Iterator[Difference]:
-    """What differs between paired calls of regions: who compiles them, and which calls stand in them."""
+    """What differs between paired calls of regions: who compiles them, which calls stand in them, what they return."""
     for group, twin in groups.items():
-        for field, old, new in _fields(group, twin, pairs):
-            if old != new:
-                yield Difference("region", group.name, twin.name, field, old or ABSENT, new or ABSENT, **_place(twin))
+        yield from _changes(group, twin, _fields(group, twin, pairs))
+
+
+def signature_changes(groups: dict[Group, Group]) -> Iterator[Difference]:
+    """What differs in how regions are called alone. Behind any other difference that merely follows."""
+    for group, twin in groups.items():
+        fields = ("surplus inputs", str(group.surplus), str(twin.surplus)), ("type", group.unfit, twin.unfit)
+        yield from _changes(group, twin, fields)
+
+
+def _changes(group: Group, twin: Group, fields: Iterable[tuple[str, str, str]]) -> Iterator[Difference]:
+    for field, old, new in fields:
+        if old != new:
+            yield Difference("region", group.name, twin.name, field, old or ABSENT, new or ABSENT, **_place(twin))
 
 
 def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str, str]]:
@@ -39,8 +50,6 @@ def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str,
     left = [item for item in group.members if _elsewhere(pairs.after.get(item), twin)]
     joined = [item for item in twin.members if _elsewhere(pairs.before.get(item), group)]
     yield "calls", _listed(left), _listed(joined)
-    yield "surplus inputs", str(group.surplus), str(twin.surplus)
-    yield "type", group.unfit, twin.unfit
     paired = all(item in pairs.after for item in group.members) and all(item in pairs.before for item in twin.members)
     if paired and not left and not joined:
         yield "results", _results(group, lambda item: pairs.after.get(item, item)), _results(twin, lambda item: item)
