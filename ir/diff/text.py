@@ -12,13 +12,22 @@ _LONGEST = 100  # characters of an old or new text inside a line, recipes above 
 @dataclass(frozen=True)
 class _Line:
     sign: str
-    text: str
+    thing: str
+    change: str
     layers: tuple[int, ...]
 
     @property
     def pattern(self) -> str:
-        """The text without what differs between layers that are alike: the numbers in names."""
-        return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), self.text)
+        """The text without what differs between layers that are alike: the numbers in names, and what a changed call is
+        called."""
+        thing = self.thing.partition(" = ")[2] if self.change and self.thing.startswith("%") else self.thing
+        return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), thing + self.change)
+
+    def text(self, layer: int | None) -> str:
+        """`layer` is None where it is told elsewhere, or there is none."""
+        if layer is None:
+            return f"{self.sign} {self.thing}{self.change}"
+        return f"{self.sign} {self.thing}" + (f" layer {layer}{self.change}" if self.change else f"  # layer {layer}")
 
 
 # Values, the checkpoint's tensors, and the names of placeholders at the front of their line; and attention's own layer.
@@ -29,8 +38,8 @@ _NUMBERS = re.compile(r"_\d+\b|(?<=[.=])\d+\b")
 def diff_lines(diff: ProgramDiff) -> list[str]:
     """The lines, "~" for a change, "-" and "+" for what is in one program only; none when nothing differs."""
     lines = [f"~ {one.field} {one.old} -> {one.new}" for one in diff.header]
-    found = [*_changes(diff.changed), *(_Line("-", one.old + _region(one), one.layers) for one in diff.removed)]
-    found += [_Line("+", one.new + _region(one), one.layers) for one in diff.added]
+    found = [*_changes(diff.changed), *(_Line("-", one.old + _region(one), "", one.layers) for one in diff.removed)]
+    found += [_Line("+", one.new + _region(one), "", one.layers) for one in diff.added]
     folded = _folded(found)
     lines += [text for layers, text in folded if not layers]
     previous: tuple[int, ...] = ()
@@ -55,7 +64,7 @@ def _changes(changed: Iterable[Difference]) -> list[_Line]:
     for one in changed:
         things.setdefault((one.what, one.before, one.after, one.layers, one.region), []).append(one)
     return [
-        _Line("~", f"{_thing(fields[0])}: " + "; ".join(map(_field, fields)), fields[0].layers)
+        _Line("~", _thing(fields[0]), ": " + "; ".join(map(_field, fields)), fields[0].layers)
         for fields in things.values()
     ]
 
@@ -85,9 +94,9 @@ def _folded(lines: list[_Line]) -> list[tuple[tuple[int, ...], str]]:
     for same in alike.values():
         layers = tuple(sorted({layer for line in same for layer in line.layers}))
         if len(layers) < 2:
-            folded += [(line.layers, f"{line.sign} {line.text}" + _in_layer(line)) for line in same]
+            folded += [(line.layers, line.text(line.layers[0] if line.layers else None)) for line in same]
             continue
-        folded.append((layers, f"{same[0].sign} {same[0].text}{_times(same, layers)}"))
+        folded.append((layers, same[0].text(None) + _times(same, layers)))
     return sorted(folded, key=lambda one: one[0])
 
 
@@ -96,10 +105,6 @@ def _times(same: list[_Line], layers: tuple[int, ...]) -> str:
     if set(counts) == {1}:
         return ""
     return f"  (×{counts[0]} in each)" if len(set(counts)) == 1 else f"  ({sum(counts)} in all)"
-
-
-def _in_layer(line: _Line) -> str:
-    return f"  # layer {line.layers[0]}" if line.layers else ""
 
 
 def numbers_text(numbers: Iterable[int]) -> str:

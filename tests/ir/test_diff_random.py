@@ -8,7 +8,23 @@ import pytest
 from meaning import meaning
 from respelled import respelled
 from run_seed import again, run_seed
-from semantic_edits import EDITS
+from semantic_edits import (
+    EDITS,
+    another_backend,
+    another_cast,
+    another_input_type,
+    another_op,
+    another_param_type,
+    another_placement,
+    another_provider,
+    another_recipe,
+    another_scale,
+    another_value,
+    dropped_bias,
+    left_out,
+    put_in,
+    twice,
+)
 from sharded import CASES
 from staged import LIMITS, staged, traced
 from tiny import TINY
@@ -101,3 +117,40 @@ def test_an_edit_always_shows(sources: int, numbers: range) -> None:
             found = before.diff(after)
             assert found and str(found) and not found.to_json()["equal"], what
     assert len(kinds) == len(EDITS) >= 15
+
+
+# What is one difference wherever it is made: nothing that follows from it is listed beside it.
+ONE_LINE = (
+    another_backend,
+    another_cast,
+    another_input_type,
+    another_op,
+    another_param_type,
+    another_placement,
+    another_provider,
+    another_recipe,
+    another_scale,
+    another_value,
+    dropped_bias,
+    left_out,
+    put_in,
+    twice,
+)
+
+
+@pytest.mark.parametrize(("sources", "numbers"), DRAWN)
+def test_one_edit_is_one_difference(sources: int, numbers: range) -> None:
+    programs = _programs(SOURCES[:sources])
+    for number in numbers:
+        draw = random.Random(f"{run_seed()} one {number}")
+        edit = ONE_LINE[number % len(ONE_LINE)]
+        for name in draw.sample(sorted(programs), len(programs)):
+            edited = edit(programs[name], draw)
+            if edited is not None and meaning(edited) != meaning(programs[name]):
+                break
+        else:
+            pytest.fail(f"nowhere to try {edit.__name__}")
+        found = respelled(programs[name], draw).diff(edited)
+        everything = [*found.header, *found.changed, *found.added, *found.removed]
+        lines = [line for line in str(found).splitlines() if not line.startswith("in layers ")]
+        assert len(everything) == len(lines) == 1, f"{edit.__name__} of {name}, {again(number)}\n{found}"
