@@ -32,9 +32,10 @@ def align(one: Flat, other: Flat) -> Pairs:
         found = _pair_by(key, one, other, pairs, equally_many=True)
         _spread(pairs, found, alone=True)
     _spread(pairs, list(pairs.after.items()), alone=False)
-    # What is of another op between the same neighbours.
-    found = _pair_by(_by_neighbours(pairs), one, other, pairs, equally_many=True)
-    _spread(pairs, found, alone=False)
+    # What is of another op between the same neighbours, and what changed together with all its neighbours.
+    for key in (_by_neighbours(pairs), _by_place):
+        found = _pair_by(key, one, other, pairs, equally_many=True)
+        _spread(pairs, found, alone=False)
     return pairs
 
 
@@ -59,6 +60,13 @@ def _by_ways(item: Item) -> Hashable | None:
 
 def _unless_interface(key: Key) -> Key:
     return lambda item: None if item.op in ("input", "state") else key(item)
+
+
+def _by_place(item: Item) -> Hashable | None:
+    """The layer that a call stands in, and the tensors of the checkpoint that a param is made from."""
+    if item.recipe is not None:
+        return item.op, item.recipe.sources() or str(item.recipe), item.recipe.output
+    return (item.op, item.layer) if item.is_call else None
 
 
 # From what tells most to what tells least. A single change leaves the value of all that is above it and the usage of

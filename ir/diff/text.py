@@ -78,7 +78,11 @@ def _thing(one: Difference) -> str:
 
 
 def _field(one: Difference) -> str:
-    return f"{one.field} {_short(one.old)} -> {_short(one.new)}"
+    old, new = one.old, one.new
+    if one.field == "recipe" and (old in new or new in old):  # a step was added or taken away at the end
+        inner = min(old, new, key=len)
+        old, new = old.replace(inner, "…"), new.replace(inner, "…")
+    return f"{one.field} {_short(old)} -> {_short(new)}"
 
 
 def _short(text: str) -> str:
