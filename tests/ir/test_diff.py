@@ -256,6 +256,34 @@ def test_regions(edits: list[tuple[str, str]], entries: int, text: str) -> None:
     assert str(found) == text or not text, f"\n{found}"
 
 
+STATES = """\
+program main stage=CACHED
+dim B in [1, 8]
+dim S in [1, 8]
+input rows: i32[B]
+state position: row i32[S] group=rows unit=sequence
+%state_zero = ingot.state_zero(%position, %rows, axis=0) : state<position>
+return position=%state_zero
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (("position: row i32", "position: page i32"), "~ state position: kind row -> page"),
+        (("group=rows", "group=other"), "~ state position: group rows -> other"),
+        (("unit=sequence", "unit=token"), "~ state position: unit sequence -> token"),
+        (("row i32[S]", "row i64[S]"), "~ state position: type i32[S] -> i64[S]"),
+        (("unit=sequence", "unit=sequence tp=shard(0)"), "~ state position: placement – -> tp=shard(0)"),
+        (("axis=0", "axis=1"), "~ %state_zero = ingot.state_zero(...): axis 0 -> 1"),
+    ],
+)
+def test_states(edit: tuple[str, str], line: str) -> None:
+    found = changed(edit, text=STATES)
+    only(found)
+    assert str(found) == line
+
+
 def test_equal_regions_may_be_one_or_two() -> None:
     begin, end = REGIONS.index("region r0"), REGIONS.index("%region_r0 =")
     body = REGIONS[begin:end]
@@ -358,6 +386,11 @@ return y=%mul
 """
 
 
+CAPPED = tuple(
+    f"%c{i} = ingot.soft_cap(%dice{of}, cap={cap}) : f32[T, 16]\n" for i, of, cap in (("", "", 5.0), ("_1", "", 6.0))
+)
+
+
 def _dice() -> dict[str, Op]:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x)
@@ -375,6 +408,9 @@ def test_two_random_calls_are_not_one_value() -> None:
         assert not parse_program(DICE).diff(parse_program(swapped))
         assert changed(("(%dice, %dice_1)", "(%dice, %dice)"), text=DICE)
         assert changed(("%add, %dice)", "%add, %dice_1)"), text=DICE)
+        # Who reads them may stand in any order.
+        capped = DICE.replace("%add =", f"{CAPPED[0]}{CAPPED[1]}%add =").replace("return", "return a=%c, b=%c_1,")
+        assert not changed(("".join(CAPPED), "".join(reversed(CAPPED))), text=capped)
 
 
 def _layers(count: int, eps: float) -> str:

@@ -40,16 +40,16 @@ pytestmark = pytest.mark.xdist_group("diff-random")
 # A checkpoint of `tiny`, a text for --passes, and a case of `sharded`: the first are quick.
 SOURCES = (
     ("llama-biased", "default", ""),
-    ("gemma3_text-old", "default", ""),
     ("llama-scaled", "default,quantize{scheme=int8,lm_head=true}", ""),
     ("llama-scaled", "default", "key-value groups"),
+    ("gemma3_text-old", "default", ""),
     ("cohere-normed", "default", ""),
     ("phi3-long", "default", ""),
     ("smollm3-nope", "default", ""),
     ("qwen3-scaled", "default", ""),
 )
-QUICK_SOURCES = 4
-DRAWS, QUICK_DRAWS = 200, 40
+QUICK_SOURCES = 3
+DRAWS, QUICK_DRAWS = 200, 30
 Programs = Mapping[str, Program]
 
 
