@@ -1,6 +1,7 @@
 """What differs between two artifacts, two steps of a compile, or two program texts."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,11 @@ class SidesDiff:
 def diff_sides(before: Side, after: Side) -> SidesDiff:
     """Programs of one entry and bucket class are compared with each other, one that is before there are bucket classes
     with those of all. Artifacts that are meant as a whole are compared in their manifests, plans and weights too."""
-    pairs = tuple(_pairs(before.programs, after.programs))
+    one, other = before.programs, after.programs
+    pairs = tuple(
+        _pair(one.get(left) if left else None, other.get(right) if right else None, left, right)
+        for left, right in _places(one, other)
+    )
     facts: list[Difference] = []
     if before.artifact is not None and after.artifact is not None:
         facts += _manifest_facts(before.artifact, after.artifact)
@@ -83,22 +88,29 @@ def diff_sides(before: Side, after: Side) -> SidesDiff:
     return SidesDiff(before.label, after.label, tuple(facts), pairs)
 
 
-def _pairs(before: Mapping[Place, Program], after: Mapping[Place, Program]) -> Iterator[PairDiff]:
-    if len(before) == len(after) == 1:
-        (place, one), (other_place, other) = next(iter(before.items())), next(iter(after.items()))
-        yield PairDiff(trace_name(*place), trace_name(*other_place), diff_programs(one, other))
+def _pair(before: Program | None, after: Program | None, left: Place | None, right: Place | None) -> PairDiff:
+    diff = diff_programs(before, after) if before is not None and after is not None else ProgramDiff()
+    return PairDiff(_name(left), _name(right), diff)
+
+
+def _name(place: Place | None) -> str | None:
+    return trace_name(*place) if place is not None else None
+
+
+def _places(before: Iterable[Place], after: Iterable[Place]) -> Iterator[tuple[Place | None, Place | None]]:
+    """Which programs are compared; None for one that a side lacks."""
+    ours, theirs = list(before), list(after)
+    if len(ours) == len(theirs) == 1:
+        yield ours[0], theirs[0]
         return
-    for entry in dict.fromkeys(entry for entry, _ in (*before, *after)):
-        left = {bucket: program for (name, bucket), program in before.items() if name == entry}
-        right = {bucket: program for (name, bucket), program in after.items() if name == entry}
-        for bucket in dict.fromkeys([*left, *right]):
-            twin = bucket if bucket in right else None
-            own = bucket if bucket in left else None
-            if bucket is None and (set(left) == {None}) != (set(right) == {None}):
-                continue  # compared with each bucket class of the other side
-            one, other = left.get(own), right.get(twin)
-            diff = diff_programs(one, other) if one and other else ProgramDiff()
-            yield PairDiff(trace_name(entry, own) if one else None, trace_name(entry, twin) if other else None, diff)
+    for entry in dict.fromkeys(entry for entry, _ in (*ours, *theirs)):
+        left = [place for place in ours if place[0] == entry]
+        right = [place for place in theirs if place[0] == entry]
+        if left and right and [(entry, None)] in (left, right):
+            yield from itertools.product(left, right)
+        else:
+            for place in dict.fromkeys([*left, *right]):
+                yield place if place in left else None, place if place in right else None
 
 
 def _compared(what: str, before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
@@ -158,9 +170,8 @@ def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
         if (old not in made[1] and old != ABSENT) or (new not in made[0] and new != ABSENT):
             found.append(Difference("weight", name if name in one else "", name if name in other else "", "", old, new))
     if not found and _digests(before) != _digests(after):
-        found.append(
-            Difference("weights", "", "", "contents", *(f"build {side.build_id[:12]}" for side in (before, after)))
-        )
+        builds = f"build {before.build_id[:12]}", f"build {after.build_id[:12]}"
+        found.append(Difference("weights", "", "", "contents", builds[0], builds[1]))
     return found
 
 

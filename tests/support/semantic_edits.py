@@ -333,7 +333,7 @@ def another_result(program: Program, draw: random.Random) -> Program | None:
 def dissolved_region(program: Program, draw: random.Random) -> Program | None:
     """One call of a region becomes the calls of its body."""
     changed = program.copy()
-    node = _pick([node for node in changed.calls() if isinstance(node.target, RegionCall)], draw)
+    node = _pick(_region_calls(changed), draw)
     if node is None:
         return None
     region = changed.regions[node.target.name]
@@ -424,9 +424,27 @@ def one_more(program: Program, draw: random.Random) -> Program | None:
 
 
 def twice(program: Program, draw: random.Random) -> Program | None:
-    """A call is made a second time, for one of its readers."""
+    """A call is made a second time, for one of its readers; no write of a state, which can be made once."""
+    return _twice(program, lambda one: [node for node in _calls(one) if not _writes(node)], draw)
+
+
+def region_twice(program: Program, draw: random.Random) -> Program | None:
+    """A region is called a second time, for one of the readers."""
+    return _twice(program, _region_calls, draw)
+
+
+def _writes(node: fx.Node) -> bool:
+    op = ops.op_of(node.target)
+    return op is not None and bool(op.states)
+
+
+def _region_calls(program: Program) -> list[fx.Node]:
+    return [node for node in program.calls() if isinstance(node.target, RegionCall)]
+
+
+def _twice(program: Program, calls: Callable[[Program], list[fx.Node]], draw: random.Random) -> Program | None:
     changed = program.copy()
-    node = _pick([node for node in _calls(changed) if len(node.users) > 1], draw)
+    node = _pick([node for node in calls(changed) if len(node.users) > 1], draw)
     if node is None:
         return None
     with changed.graph.inserting_after(node):
@@ -466,4 +484,5 @@ EDITS: tuple[Edit, ...] = (
     another_output,
     one_more,
     twice,
+    region_twice,
 )
