@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.ir.errors import OptionError, ParseError
+from ingot.ir.diff.flat import flatten
+from ingot.ir.errors import OptionError, ParseError, VerifyError
 from ingot.ir.parse import parse_programs
 from ingot.ir.program import Program, Stage
 from ingot.runtime.artifact import Artifact, open_artifact
@@ -75,11 +76,13 @@ def _read_file(path: Path) -> str:
 
 def _parsed(text: str, where: str) -> list[Program]:
     try:
-        return parse_programs(text)
-    except ParseError as error:
-        raise ParseError(
-            error.what, where=f"{where}, {error.where}", expected=error.expected, hint=error.hint
-        ) from error
+        programs = parse_programs(text)
+        for program in programs:
+            flatten(program)  # what no diff could read is refused here, with the name of its file
+    except (ParseError, VerifyError) as error:
+        place = ", ".join(filter(None, (where, error.where)))
+        raise ParseError(error.what, where=place, expected=error.expected, hint=error.hint) from error
+    return programs
 
 
 def _by_place(programs: list[Program]) -> dict[Place, Program]:

@@ -5,12 +5,14 @@ without an item that is left over, are the same but for names and order.
 """
 
 import json
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ingot.ir.diff.align import Pairs
 from ingot.ir.diff.difference import ABSENT, Difference
-from ingot.ir.diff.flat import Flat, Item, Value, alias_texts, aliases_follow, placement_follows, type_follows
+from ingot.ir.diff.flat import Flat, Item, Value, placement_text
+from ingot.ir.diff.follows import placement_follows, type_follows
 from ingot.ir.program import Program
 from ingot.ir.recipe import Recipe
 from ingot.ir.text import print_call, print_placeholder, value_name
@@ -147,10 +149,10 @@ def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]
         yield "provider", item.own_provider, twin.own_provider, None
     else:  # the values inside a region have no placements of their own
         yield "provider", item.provider, twin.provider, None
-    old, new = alias_texts(item), alias_texts(twin)
+    old, new = _alias_texts(item), _alias_texts(twin)
     for index in sorted(old.keys() & new.keys()):
         name = f"item {index}" if index >= 0 else "result"
-        yield name, "; ".join(sorted(old[index])), "; ".join(sorted(new[index])), aliases_follow
+        yield name, "; ".join(sorted(old[index])), "; ".join(sorted(new[index])), _aliases_follow
 
 
 def _type_follows(item: Item) -> bool:
@@ -159,6 +161,21 @@ def _type_follows(item: Item) -> bool:
 
 def _placement_follows(item: Item) -> bool:
     return item.is_call and placement_follows(item.node, item.program)
+
+
+def _alias_texts(item: Item) -> dict[int, set[str]]:
+    """What the nodes that stand for each item say of it."""
+    found: dict[int, set[str]] = {}
+    for index, node, _ in item.aliases:
+        words = [str(node.meta["type"]), placement_text(node.meta.get("placement", ()))]
+        if node.target is operator.getitem:
+            words.append(str(node.meta.get("provider", "")))
+        found.setdefault(index, set()).add(" ".join(filter(None, words)))
+    return found
+
+
+def _aliases_follow(item: Item) -> bool:
+    return all(type_follows(node, program) and placement_follows(node, program) for _, node, program in item.aliases)
 
 
 def recipe_change(old: Recipe, new: Recipe) -> tuple[str, str, str]:

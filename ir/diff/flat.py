@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import fx
 
-from ingot.ir.errors import IngotError, VerifyError
-from ingot.ir.infer import infer
-from ingot.ir.infer_placement import infer_placement
+from ingot.ir.diff.follows import misfit
+from ingot.ir.errors import VerifyError
 from ingot.ir.layout import TRANSPOSE
 from ingot.ir.ops import Effect, op_of
 from ingot.ir.origin import layer_of
@@ -233,18 +232,18 @@ def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
     layer = layer_of(str(node.meta.get("origin", "")))
     group = Group(region.name, region.backend, str(node.meta.get("provider", "")), layer, node)
     group.surplus = len(inputs) - len({value for inner, value in zip(inputs, given, strict=True) if inner.users})
-    group.unfit = _unfit(node, scope.program)
+    group.unfit = misfit(node, scope.program)
     flat.groups.append(group)
     inside = _Scope(body, dict(zip(inputs, given, strict=True)), group=group, shift=_shift(layer, body))
     for inner in body.calls():
         _add(inner, inside, flat)
     results = tuple(inside.value(inner) for inner in body.output_nodes().values())
     group.results = list(results)
-    if len(results) > 1:
-        scope.tuples[node] = results
+    if len(results) == 1:
+        item, index = scope.values[node] = results[0]
+        item.aliases.append((index, node, scope.program))
     else:
-        scope.values[node] = results[0]
-        results[0][0].aliases.append((results[0][1], node, scope.program))
+        scope.tuples[node] = results
 
 
 def _shift(layer: int | None, body: Program) -> int:
@@ -284,43 +283,3 @@ def _sources(name: str, value: Any) -> Iterator[tuple[str, fx.Node]]:
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
             yield from _sources(f"{name}[{place}]", item)
-
-
-def _unfit(node: fx.Node, program: Program) -> str:
-    try:
-        wanted = infer(node.target, node.args, node.kwargs, program)
-    except IngotError as error:
-        return error.what
-    declared = node.meta["type"]
-    return "" if wanted == declared else f"{declared}, its body gives {wanted}"
-
-
-def type_follows(node: fx.Node, program: Program) -> bool:
-    """The declared type is what the call makes of its arguments, and says nothing of its own."""
-    try:
-        return bool(infer(node.target, node.args, node.kwargs, program) == node.meta["type"])
-    except IngotError:
-        return False
-
-
-def placement_follows(node: fx.Node, program: Program) -> bool:
-    """The declared placement is what the call makes of those of its arguments."""
-    try:
-        return bool(infer_placement(node, program) == node.meta.get("placement", ()))
-    except (IngotError, LookupError):
-        return False
-
-
-def alias_texts(item: Item) -> dict[int, set[str]]:
-    """What the nodes that stand for each item say of it."""
-    found: dict[int, set[str]] = {}
-    for index, node, _ in item.aliases:
-        words = [str(node.meta["type"]), placement_text(node.meta.get("placement", ()))]
-        if node.target is operator.getitem:
-            words.append(str(node.meta.get("provider", "")))
-        found.setdefault(index, set()).add(" ".join(filter(None, words)))
-    return found
-
-
-def aliases_follow(item: Item) -> bool:
-    return all(type_follows(node, program) and placement_follows(node, program) for _, node, program in item.aliases)

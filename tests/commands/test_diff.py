@@ -133,6 +133,11 @@ def test_files_of_programs(artifacts: Artifacts, diff: Diff, tmp_path: Path) -> 
     file.write_text(text.replace("program main", "program main stage"))
     done = diff(artifacts.plain, file)
     assert done.code == cli.BAD_INPUT and f"{file}, line 1, column " in done.err
+    file.write_text("program main stage=FUSED\nsomething\n")
+    assert "unknown statement 'something'" in diff(file, file).err
+    file.write_text("program main stage=LOWERED\ninput x: f32[1]\n%y = region.r0(%x) : f32[1]\nreturn y=%y\n")
+    done = diff(artifacts.plain, file)
+    assert done.code == cli.BAD_INPUT and "unknown region 'r0'" in done.err and str(file) in done.err
     file.write_bytes(b"\xff")
     assert "cannot be read" in diff(file, artifacts.plain).err
 
