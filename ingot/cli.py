@@ -1,6 +1,7 @@
 """The commands `ingot` and `compile-model`, and how they end.
 
-Exit codes: 0 done, 1 our fault, 2 the user's input, 130 interrupted, 141 the reader of our output went away.
+Exit codes: 0 done, 1 our fault, 2 the user's input, 130 interrupted, 141 the reader of our output went away. A command
+may end with one of its own, from 3 on.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from ingot.commands.compile import compile_checkpoint
+from ingot.commands.diff import diff_artifacts
 from ingot.commands.explain import explain_artifact
 from ingot.commands.inspect import inspect_artifact
 from ingot.commands.run import run_model
@@ -44,6 +46,7 @@ INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
+INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")
 INGOT.command(verify_artifact, name="verify", usage="Usage: ingot verify ARTIFACT [OPTIONS]")
 INGOT.command(why_artifacts_differ, name="why-miss", usage="Usage: ingot why-miss A B [COMPILE OPTIONS]")
@@ -92,10 +95,10 @@ def _refuse(app: App, error: CycloptsError) -> int:
 
 def _guarded(body: Callable[[], object]) -> int:
     try:
-        body()
+        code = body()
         if sys.stdout is not None:
             sys.stdout.flush()  # here and not at exit, where nobody could report it
-        return DONE
+        return code if isinstance(code, int) else DONE
     except IngotError as error:
         _complain(str(error))
         if isinstance(error, InternalError):

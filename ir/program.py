@@ -4,7 +4,7 @@ import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -15,6 +15,9 @@ from ingot.ir.plan import BucketClass, Executable, Plan
 from ingot.ir.recipe import Recipe
 from ingot.ir.record import PassRecord
 from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
+
+if TYPE_CHECKING:
+    from ingot.ir.diff import ProgramDiff
 
 # The aten ops that the dialect takes over: views and elementwise arithmetic, by their printed names.
 ATEN: Mapping[str, Callable[..., Any]] = {
@@ -190,6 +193,12 @@ class Program:
         types = [node.meta["type"] for node in self.graph.nodes if node.op != "output"]
         tensors = [item for value_type in types for item in getattr(value_type, "items", (value_type,))]
         return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
+
+    def diff(self, other: "Program") -> "ProgramDiff":
+        """What changes in meaning from this program to `other`; falsy when nothing does (`ingot.ir.diff`)."""
+        from ingot.ir.diff import diff_programs  # which is about programs and imports this module
+
+        return diff_programs(self, other)
 
     def copy(self) -> "Program":
         """An independent copy with the same node names; specs and region bodies, which nobody edits, are shared."""

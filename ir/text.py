@@ -8,6 +8,7 @@ from torch import fx
 
 from ingot.ir.errors import InternalError
 from ingot.ir.mesh import mesh_text
+from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, target_name
 from ingot.ir.types import DTYPE_NAMES, Placement
 
@@ -17,7 +18,8 @@ def value_name(node: fx.Node) -> str:
     return f"%{node.target}" if node.op == "placeholder" else f"%{node.name}"
 
 
-def _argument(value: Any) -> str:
+def print_argument(value: Any) -> str:
+    """An argument of a call: a value's name or a constant. Two constants print alike only if they are the same."""
     if isinstance(value, fx.Node):
         return value_name(value)
     if isinstance(value, torch.dtype):
@@ -27,7 +29,7 @@ def _argument(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_argument(item) for item in value) + "]"
+        return "[" + ", ".join(print_argument(item) for item in value) + "]"
     raise InternalError(f"an argument {value!r} of type {type(value).__name__} has no text form")
 
 
@@ -37,8 +39,8 @@ def _placements(placement: tuple[Placement, ...]) -> str:
 
 def print_call(node: fx.Node) -> str:
     """One call as a line."""
-    arguments = [_argument(value) for value in node.args]
-    arguments += [f"{name}={_argument(value)}" for name, value in node.kwargs.items()]
+    arguments = [print_argument(value) for value in node.args]
+    arguments += [f"{name}={print_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
     line += _placements(node.meta.get("placement", ()))
     if provider := node.meta.get("provider"):
@@ -48,20 +50,22 @@ def print_call(node: fx.Node) -> str:
     return line
 
 
+def print_placeholder(node: fx.Node, program: Program) -> str:
+    """The line that declares an input, a param or a state."""
+    name = str(node.target)
+    match node.meta["kind"]:
+        case "param":
+            spec = program.params[name]
+            return f"param {name}: {spec.type}{_placements(spec.placement)} = {spec.recipe}"
+        case "state":
+            state = program.states[name]
+            line = f"state {name}: {state.kind} {state.type} group={state.group} unit={state.unit}"
+            return line + _placements(state.placement)
+    return f"input {name}: {node.meta['type']}"
+
+
 def _body(program: Program, indent: str) -> list[str]:
-    lines = []
-    for node in program.placeholders():
-        name = str(node.target)
-        match node.meta["kind"]:
-            case "input":
-                lines.append(f"input {name}: {node.meta['type']}")
-            case "param":
-                spec = program.params[name]
-                lines.append(f"param {name}: {spec.type}{_placements(spec.placement)} = {spec.recipe}")
-            case "state":
-                state = program.states[name]
-                line = f"state {name}: {state.kind} {state.type} group={state.group} unit={state.unit}"
-                lines.append(line + _placements(state.placement))
+    lines = [print_placeholder(node, program) for node in program.placeholders()]
     for region in program.regions.values():
         lines.append(f"region {region.name} @{region.backend} {{")
         lines += _body(region.body, "  ")
@@ -72,14 +76,18 @@ def _body(program: Program, indent: str) -> list[str]:
     return [indent + line for line in lines]
 
 
+def bucket_text(bucket: BucketClass) -> str:
+    """A bucket class as a program's first line has it."""
+    q_max = "any" if bucket.q_max is None else str(bucket.q_max)
+    features = "".join(f" +{feature}" for feature in bucket.features)
+    return f"{bucket.name} tokens=[{bucket.tokens[0]}, {bucket.tokens[1]}] q_max={q_max}{features}"
+
+
 def print_program(program: Program) -> str:
     """The program as text, ending in a newline."""
     header = f"program {program.name} stage={program.stage.name}"
     if program.bucket is not None:
-        bucket = program.bucket
-        q_max = "any" if bucket.q_max is None else str(bucket.q_max)
-        features = "".join(f" +{feature}" for feature in bucket.features)
-        header += f" bucket={bucket.name} tokens=[{bucket.tokens[0]}, {bucket.tokens[1]}] q_max={q_max}{features}"
+        header += f" bucket={bucket_text(program.bucket)}"
     mesh = [f"mesh {mesh_text(program.mesh)}"] if program.mesh else []
     dims = [f"dim {dim}" for dim in program.dims.values()]
     return "\n".join([header, *mesh, *dims, *_body(program, "")]) + "\n"
@@ -109,4 +117,4 @@ def _renamed(value: Any, names: dict[fx.Node, str]) -> str:
         return names[value]
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_renamed(item, names) for item in value) + "]"
-    return _argument(value)
+    return print_argument(value)

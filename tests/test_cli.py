@@ -152,7 +152,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 # Help, and what a command line may be.
 
-COMMANDS = ("compile", "run", "inspect", "target", "why-miss")
+COMMANDS = ("compile", "run", "diff", "explain", "inspect", "target", "verify", "why-miss")
 
 HELP = f"""
 import contextlib, io, sys
@@ -234,6 +234,7 @@ def test_the_defaults_are_those_of_compile_model() -> None:
         (["run", "x", "- list"], "behind '--'", "Usage: ingot run"),
         (["run", "x", "y", "--max-tokens", "many"], "many", "Usage: ingot run"),
         (["inspect", "x", "--plans"], "--plan", "Usage: ingot inspect"),
+        (["diff", "x"], "AFTER", "Usage: ingot diff"),
         (["target", "cpu"], "cpu", "Usage: ingot target"),
         (["compile", "x"], "--output", "Usage: ingot compile"),
         (["compile", "x", "-o", "y", "--backend", "tpu"], "inductor", "Usage: ingot compile"),

@@ -1,0 +1,198 @@
+"""What differs between two artifacts, two steps of a compile, or two program texts."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ingot.debug.sides import Place, Side
+from ingot.ir.artifact import WEIGHTS_FOLDER, WeightEntry, trace_name
+from ingot.ir.diff import ABSENT, Difference, ProgramDiff, diff_programs
+from ingot.ir.errors import ArtifactError
+from ingot.ir.plan import Plan, Plans
+from ingot.ir.program import Program
+from ingot.runtime.artifact import Artifact
+
+_WEIGHTS = TypeAdapter(dict[str, WeightEntry])
+
+
+@dataclass(frozen=True)
+class PairDiff:
+    """The diff of two programs. `before` and `after` say which, by entry and bucket class as `ingot inspect` names
+    them; None for a program that one side lacks, and then `diff` is empty."""
+
+    before: str | None
+    after: str | None
+    diff: ProgramDiff
+
+    def __bool__(self) -> bool:
+        return bool(self.diff) or self.before is None or self.after is None
+
+    @property
+    def title(self) -> str:
+        names = dict.fromkeys(name or "main" for name in (self.before, self.after) if name is not None)
+        return " -> ".join(names)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"before": self.before, "after": self.after, **self.diff.to_json(), "equal": not self}
+
+
+@dataclass(frozen=True)
+class SidesDiff:
+    """All that differs; falsy when nothing does. `facts` are fields of manifests, plans and weights."""
+
+    before: str
+    after: str
+    facts: tuple[Difference, ...]
+    programs: tuple[PairDiff, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.facts) or any(self.programs)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = [
+            {
+                "what": one.what,
+                "before": one.before,
+                "after": one.after,
+                "field": one.field,
+                "old": one.old,
+                "new": one.new,
+            }
+            for one in self.facts
+        ]
+        return {
+            "equal": not self,
+            "before": self.before,
+            "after": self.after,
+            "facts": facts,
+            "programs": [pair.to_json() for pair in self.programs],
+        }
+
+
+def diff_sides(before: Side, after: Side) -> SidesDiff:
+    """Programs of one entry and bucket class are compared with each other, one that is before there are bucket classes
+    with those of all. Artifacts that are meant as a whole are compared in their manifests, plans and weights too."""
+    one, other = before.programs, after.programs
+    pairs = tuple(
+        _pair(one.get(left) if left else None, other.get(right) if right else None, left, right)
+        for left, right in _places(one, other)
+    )
+    facts: list[Difference] = []
+    if before.artifact is not None and after.artifact is not None:
+        facts += _manifest_facts(before.artifact, after.artifact)
+        facts += _compared("plan", _plan_facts(before.artifact), _plan_facts(after.artifact))
+        facts += _weight_facts(before.artifact, after.artifact)
+    return SidesDiff(before.label, after.label, tuple(facts), pairs)
+
+
+def _pair(before: Program | None, after: Program | None, left: Place | None, right: Place | None) -> PairDiff:
+    diff = diff_programs(before, after) if before is not None and after is not None else ProgramDiff()
+    return PairDiff(_name(left), _name(right), diff)
+
+
+def _name(place: Place | None) -> str | None:
+    return trace_name(*place) if place is not None else None
+
+
+def _places(before: Iterable[Place], after: Iterable[Place]) -> Iterator[tuple[Place | None, Place | None]]:
+    """Which programs are compared; None for one that a side lacks."""
+    ours, theirs = list(before), list(after)
+    if len(ours) == len(theirs) == 1:
+        yield ours[0], theirs[0]
+        return
+    for entry in dict.fromkeys(entry for entry, _ in (*ours, *theirs)):
+        left = [place for place in ours if place[0] == entry]
+        right = [place for place in theirs if place[0] == entry]
+        if left and right and [(entry, None)] in (left, right):
+            yield from itertools.product(left, right)
+        else:
+            for place in dict.fromkeys([*left, *right]):
+                yield place if place in left else None, place if place in right else None
+
+
+def _compared(what: str, before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
+    return [
+        Difference(what, "", "", name, before.get(name, ABSENT), after.get(name, ABSENT))
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name, ABSENT) != after.get(name, ABSENT)
+    ]
+
+
+def _manifest_facts(before: Artifact, after: Artifact) -> list[Difference]:
+    found = []
+    for what in ("model", "target", "versions"):
+        one, other = (
+            {name: _text(value) for name, value in getattr(artifact.manifest, what).items()}
+            for artifact in (before, after)
+        )
+        found += _compared(what, one, other)
+    return found
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _plan_facts(artifact: Artifact) -> dict[str, str]:
+    """What plans say that programs do not: sizes, memory, and which compiled code is called."""
+    try:
+        plans = Plans.model_validate_json(artifact.read_text("plan.json"))
+    except ValidationError as error:
+        raise _malformed("plan.json", error, artifact) from None
+    facts: dict[str, str] = {}
+    for entry, plan in plans.plans.items():
+        facts |= {f"{trace_name(entry, None) or 'main'} {name}": text for name, text in _of_plan(plan)}
+    return facts
+
+
+def _of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
+    for name, size in plan.memory.model_dump().items():
+        yield f"memory {name}", str(size)
+    for bucket in plan.buckets:
+        name = bucket.bucket.name
+        yield f"{name} instructions", str(len(bucket.instructions))
+        yield f"{name} activations", str(bucket.memory.activations)
+        yield f"{name} largest step", ", ".join(f"{dim}={size}" for dim, size in sorted(bucket.memory.sizes.items()))
+    for one in (*plan.executables.values(), *plan.libraries.values()):
+        yield f"executable {one.id}", one.backend
+
+
+def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
+    """Weights that are made otherwise, by name where both sides have it; else whether their bytes differ."""
+    one, other = _weights(before), _weights(after)
+    made = [set(weights.values()) for weights in (one, other)]
+    found = []
+    for name in dict.fromkeys([*one, *other]):
+        old, new = one.get(name, ABSENT), other.get(name, ABSENT)
+        if (old not in made[1] and old != ABSENT) or (new not in made[0] and new != ABSENT):
+            found.append(Difference("weight", name if name in one else "", name if name in other else "", "", old, new))
+    if not found and _digests(before) != _digests(after):
+        builds = f"build {before.build_id[:12]}", f"build {after.build_id[:12]}"
+        found.append(Difference("weights", "", "", "contents", builds[0], builds[1]))
+    return found
+
+
+def _weights(artifact: Artifact) -> dict[str, str]:
+    """How each weight is made, and what it is, as one text."""
+    try:
+        entries = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
+    except ValidationError as error:
+        raise _malformed("weights.json", error, artifact) from None
+    return {
+        name: f"{one.dtype}[{', '.join(map(str, one.shape))}] {' '.join(one.shard)} = {one.recipe}"
+        for name, one in entries.items()
+    }
+
+
+def _digests(artifact: Artifact) -> list[tuple[str, ...]]:
+    return sorted(entry.chunks for entry in artifact.manifest.files if entry.path.startswith(WEIGHTS_FOLDER))
+
+
+def _malformed(file: str, error: ValidationError, artifact: Artifact) -> ArtifactError:
+    first = error.errors()[0]
+    return ArtifactError(
+        f"{file}, field {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(artifact.folder)
+    )

@@ -1,0 +1,90 @@
+"""One side of a diff, from what a command line or a caller names it by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.ir.diff.flat import flatten
+from ingot.ir.errors import OptionError, ParseError, VerifyError
+from ingot.ir.parse import parse_programs
+from ingot.ir.program import Program, Stage
+from ingot.runtime.artifact import Artifact, open_artifact
+
+Place = tuple[str, str | None]  # an entry and a bucket class, None before there are any
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a diff: what was asked for, its programs, and the artifact when it is meant as a whole."""
+
+    label: str
+    programs: Mapping[Place, Program]
+    artifact: Artifact | None = None
+
+
+def read_side(text: str) -> Side:
+    """What one argument of a diff means: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, each of the latter with `@` and
+    a bucket class, entry or stage, or a file of programs. Raises IngotError."""
+    path = Path(text)
+    if path.is_dir():
+        artifact = open_artifact(path)
+        return Side(text, _by_place(_parsed(artifact.read_text("program.ir"), text)), artifact)
+    if path.is_file():
+        return Side(text, _by_place(_parsed(_read_file(path), text)))
+    folder, colon, step = text.rpartition(":")
+    if not colon or not Path(folder).is_dir():
+        raise OptionError(
+            f"'{text}' is neither an artifact nor a file of programs",
+            expected="NAME.ingot, NAME.ingot:PASS, NAME.ingot:PASS@BUCKET, NAME.ingot:STAGE or NAME.ir",
+        )
+    name, _, which = step.partition("@")
+    texts = _step_texts(open_artifact(folder), name)
+    found = [
+        program
+        for key, one in texts.items()
+        for program in _parsed(one, f"{text}, {key}")
+        if _is_meant(program, key, which)
+    ]
+    if not found:
+        raise OptionError(
+            f"no program '{which}' after {name}", where=text, expected=", ".join(filter(None, texts)) or name
+        )
+    return Side(text, _by_place(found))
+
+
+def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
+    """The programs after a pass, or at the end of a stage, by what tells them apart: the one way to the trace."""
+    from ingot.commands.artifact_views import texts_of_pass, texts_of_stage
+
+    try:
+        return texts_of_stage(artifact, name) if name.upper() in Stage.__members__ else texts_of_pass(artifact, name)
+    except OptionError as error:
+        raise OptionError(error.what, where=str(artifact.folder), expected=error.expected, hint=error.hint) from None
+
+
+def _is_meant(program: Program, key: str, which: str) -> bool:
+    known = {*key.replace("@", " ").split(), program.name, program.bucket.name if program.bucket else ""}
+    return all(part in known for part in filter(None, which.split("@")))
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} cannot be read: {error}", expected="a file of programs in text form") from error
+
+
+def _parsed(text: str, where: str) -> list[Program]:
+    try:
+        programs = parse_programs(text)
+        for program in programs:
+            flatten(program)  # what no diff could read is refused here, with the name of its file
+    except (ParseError, VerifyError) as error:
+        place = ", ".join(filter(None, (where, error.where)))
+        raise ParseError(error.what, where=place, expected=error.expected, hint=error.hint) from error
+    return programs
+
+
+def _by_place(programs: list[Program]) -> dict[Place, Program]:
+    """Of several runs of a pass the last."""
+    return {(program.name, program.bucket.name if program.bucket else None): program for program in programs}

@@ -1,0 +1,72 @@
+"""What differs between two programs in meaning: by what values are, never by names, order or spelling.
+
+Inputs, outputs and states are what their names say. A param is its recipe, type and placement; a call is its op,
+constants and arguments, who computes it, and the region that it stands in. What merely follows from a difference
+further up, such as the types behind a changed cast, is not listed. Equal values are one value, but calls are counted. A
+weight that lies by columns and is read through a view differs in its layout alone. What was emitted for a region, and
+the plan, are no part of what a program means.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import replace
+
+from ingot.ir.diff.align import align
+from ingot.ir.diff.compare import Comparison
+from ingot.ir.diff.difference import ABSENT, Difference, ProgramDiff
+from ingot.ir.diff.flat import flatten
+from ingot.ir.diff.identity import Ids, identify
+from ingot.ir.diff.regions import align_groups, region_changes, signature_changes, whole_region
+from ingot.ir.mesh import mesh_text
+from ingot.ir.program import Program
+from ingot.ir.text import bucket_text
+
+__all__ = ["ABSENT", "Difference", "ProgramDiff", "diff_programs"]
+
+
+def diff_programs(before: Program, after: Program) -> ProgramDiff:
+    """What changes from one program to another. Raises VerifyError for a program whose regions cannot be opened."""
+    one, other, ids = flatten(before), flatten(after), Ids()
+    identify(one, ids)
+    identify(other, ids)
+    pairs = align(one, other)
+    groups = align_groups(one, other, pairs)
+    compared = Comparison(one, other, pairs)
+    kept = set(groups.values())
+    gone = [whole_region(group, removed=True) for group in one.groups if group not in groups]
+    new = [whole_region(group, removed=False) for group in other.groups if group not in kept]
+    found = ProgramDiff(
+        changed=_joined([*compared.changes(), *compared.outputs(), *region_changes(groups, pairs)]),
+        added=_joined([*compared.added(), *new]),
+        removed=_joined([*compared.removed(), *gone]),
+        header=tuple(_header(before, after)),
+    )
+    return found or ProgramDiff(changed=_joined(signature_changes(groups)))
+
+
+def _joined(found: Iterable[Difference]) -> tuple[Difference, ...]:
+    """Differences in the body of a region that several layers call are one difference of these layers."""
+    kept: dict[Hashable, Difference] = {}
+    for number, one in enumerate(found):
+        key = replace(one, layers=(), origin="") if one.region else number
+        if key in kept:
+            one = replace(kept[key], layers=tuple(sorted({*kept[key].layers, *one.layers})))
+        kept[key] = one
+    return tuple(kept.values())
+
+
+def _header(before: Program, after: Program) -> Iterator[Difference]:
+    one, other = _facts(before), _facts(after)
+    for name in dict.fromkeys([*one, *other]):
+        old, new = one.get(name, ABSENT), other.get(name, ABSENT)
+        if old != new:
+            yield Difference("program", before.name, after.name, name, old, new)
+
+
+def _facts(program: Program) -> dict[str, str]:
+    """What a program says of itself as a whole. Its name is that of its entry, and says nothing of what it computes."""
+    found = {"stage": program.stage.name}
+    if program.bucket is not None:
+        found["bucket"] = bucket_text(program.bucket)
+    if program.mesh:
+        found["mesh"] = mesh_text(program.mesh)
+    return found | {f"dim {dim.name}": f"[{dim.lo}, {dim.hi}]" for dim in program.dims.values()}

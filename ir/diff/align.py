@@ -1,0 +1,169 @@
+"""Which item of one program is which of another: by what it computes, by how it is used, and then by its neighbours.
+
+Whatever is paired here, a diff compares each pair in full: a bad pair makes a diff longer, and never empty.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from ingot.ir.diff.flat import Flat, Item
+
+Key = Callable[[Item], Hashable | None]
+
+
+@dataclass
+class Pairs:
+    """The items of two programs, one to one, by those of the first and by those of the second."""
+
+    after: dict[Item, Item] = field(default_factory=dict)
+    before: dict[Item, Item] = field(default_factory=dict)
+
+    def add(self, one: Item, other: Item) -> None:
+        self.after[one], self.before[other] = other, one
+
+
+def align(one: Flat, other: Flat) -> Pairs:
+    """Pair the items. Time and memory are near linear in the size of the programs."""
+    pairs = Pairs()
+    for key in _SURE:
+        _pair_by(key, one, other, pairs)
+    _spread(pairs, list(pairs.after.items()), alone=True)
+    for key in (_by_ways, _by_neighbours(pairs)):
+        found = _pair_by(key, one, other, pairs, equally_many=True)
+        _spread(pairs, found, alone=True)
+    _spread(pairs, list(pairs.after.items()), alone=False)
+    # What is of another op between the same neighbours, and what changed together with all its neighbours.
+    for key in (_by_neighbours(pairs), _by_place):
+        found = _pair_by(key, one, other, pairs, equally_many=True)
+        _spread(pairs, found, alone=False)
+    return pairs
+
+
+def _interface(item: Item) -> Hashable | None:
+    """Inputs and states are what their names say."""
+    return (item.op, item.name) if item.op in ("input", "state") else None
+
+
+def _looks(item: Item) -> Hashable:
+    """What tells items of one value apart."""
+    group = item.group.signature if item.group else -1
+    return item.op, item.type, item.placement, item.provider, group
+
+
+def _by_usage(item: Item) -> Hashable | None:
+    return (item.op, item.usage) if item.users or item.outputs else None
+
+
+def _by_ways(item: Item) -> Hashable | None:
+    return (item.op, item.coarse) if item.users or item.outputs else None
+
+
+def _unless_interface(key: Key) -> Key:
+    return lambda item: None if item.op in ("input", "state") else key(item)
+
+
+def _by_place(item: Item) -> Hashable | None:
+    """The layer that a call stands in, and the tensors of the checkpoint that a param is made from."""
+    if item.recipe is not None:
+        return item.op, item.recipe.sources() or str(item.recipe), item.recipe.output
+    return (item.op, item.layer) if item.is_call else None
+
+
+# From what tells most to what tells least. A single change leaves the value of all that is above it and the usage of
+# itself and of all that is below it. Layers are compared as well where layers compute alike, but their names come from
+# model files, so they come second.
+_SURE: tuple[Key, ...] = (
+    _interface,
+    *map(
+        _unless_interface,
+        (
+            lambda item: (item.value, item.usage, item.layer, _looks(item)),
+            lambda item: (item.value, item.usage, _looks(item)),
+            lambda item: (item.value, item.usage),
+            lambda item: (item.value, _looks(item)),
+            lambda item: item.value,
+            _by_usage,
+        ),
+    ),
+)
+
+
+def _by_neighbours(pairs: Pairs) -> Key:
+    """What an item reads and who reads it, when all of that is paired, whatever its op."""
+
+    def key(item: Item) -> Hashable | None:
+        if not item.args or not item.users:
+            return None
+        read = [(_known(pairs, source), index) for source, index in item.args.values()]
+        uses = [(_known(pairs, user), slot, index) for user, slot, index in item.users]
+        if any(neighbour[0] is None for neighbour in (*read, *uses)):
+            return None
+        return tuple(read), frozenset(uses)
+
+    return key
+
+
+def _known(pairs: Pairs, item: Item) -> Item | None:
+    """The item of the second program that `item`, of either, is paired with or is."""
+    return pairs.after.get(item) or (item if item in pairs.before else None)
+
+
+def _pair_by(key: Key, one: Flat, other: Flat, pairs: Pairs, *, equally_many: bool = False) -> list[tuple[Item, Item]]:
+    """Pair the items that are left and have equal keys, in order; on demand only where both programs have equally many.
+    Items whose key is None are left alone."""
+    left = _grouped((item for item in one.items if item not in pairs.after), key)
+    right = _grouped((item for item in other.items if item not in pairs.before), key)
+    found = []
+    for value, items in left.items():
+        others = right.get(value, [])
+        if not equally_many or len(items) == len(others):
+            found += list(zip(items, others, strict=False))
+    for pair in found:
+        pairs.add(*pair)
+    return found
+
+
+def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        if (value := key(item)) is not None:
+            groups.setdefault(value, []).append(item)
+    return groups
+
+
+def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
+    """From each pair go to what both read in one place, and to who reads both in one place beside what else is paired.
+
+    `alone`: only to the one reader of its kind.
+    """
+    while queue:
+        one, other = queue.pop()
+        found = []
+        for slot, (source, index) in one.args.items():
+            twin, place = other.args.get(slot, (None, 0))
+            if twin is not None and place == index and _free(source, twin, pairs):
+                pairs.add(source, twin)
+                found.append((source, twin))
+        left, right = _readers(one, pairs.after, pairs), _readers(other, pairs.before, pairs)
+        for key, users in left.items():
+            others = right.get(key, [])
+            if len(users) == len(others) and (len(users) == 1 or not alone):
+                for pair in zip(users, others, strict=True):
+                    if _free(*pair, pairs):
+                        pairs.add(*pair)
+                        found.append(pair)
+        queue += found
+
+
+def _free(one: Item, other: Item, pairs: Pairs) -> bool:
+    return one.op == other.op and one not in pairs.after and other not in pairs.before
+
+
+def _readers(item: Item, taken: dict[Item, Item], pairs: Pairs) -> dict[Hashable, list[Item]]:
+    """Who reads an item and has no pair yet, by op, place, and what is paired among its arguments."""
+    readers: dict[Hashable, list[Item]] = {}
+    for user, slot, index in item.users:
+        if user not in taken:
+            read = tuple((name, _known(pairs, source), place) for name, (source, place) in user.args.items())
+            readers.setdefault((user.op, slot, index, read), []).append(user)
+    return readers

@@ -1,0 +1,285 @@
+"""A program as a diff sees it: what computes each value and who reads it. Names, order and spelling are left out.
+
+Regions are opened: what a region computes stands among the rest, and the region is the group that it belongs to. An
+item of a tuple is the call that makes the tuple, and a place in it.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx
+
+from ingot.ir.diff.follows import misfit
+from ingot.ir.errors import VerifyError
+from ingot.ir.layout import TRANSPOSE
+from ingot.ir.ops import Effect, op_of
+from ingot.ir.origin import layer_of
+from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.recipe import Recipe
+from ingot.ir.text import print_argument, value_name
+from ingot.ir.types import Placement
+
+WHOLE = -1  # the place of a value that is no item of a tuple
+
+
+@dataclass(eq=False)
+class Item:
+    """A placeholder or a call.
+
+    `attrs` are its constants and `args` the values that it reads, both by parameter, however the call spells them;
+    `reads` are the names of the latter in the text. `users` are who reads it, with their parameter and which item they
+    take, `outputs` what it is returned as. `aliases` are the nodes that stand for an item, or for the whole outside of
+    the region. `recipe` is that of a param. `value`, `usage`, `coarse` and `full` are given by `identify`.
+    """
+
+    name: str
+    op: str
+    node: fx.Node
+    program: Program
+    attrs: dict[str, str] = field(default_factory=dict)
+    args: dict[str, "Value"] = field(default_factory=dict)
+    reads: dict[str, str] = field(default_factory=dict)
+    group: "Group | None" = None
+    recipe: Recipe | None = None
+    layer: int | None = None
+    users: list[tuple["Item", str, int]] = field(default_factory=list)
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+    aliases: list[tuple[int, fx.Node, Program]] = field(default_factory=list)
+    value: int = -1
+    usage: int = -1
+    coarse: int = -1
+    full: int = -1
+
+    @property
+    def is_call(self) -> bool:
+        return self.node.op == "call_function"
+
+    @property
+    def type(self) -> str:
+        """The declared type; of a state that of its tensor."""
+        if self.op == "state":
+            return str(self.program.states[self.name].type)
+        return str(self.node.meta["type"])
+
+    @property
+    def placement(self) -> str:
+        if self.op == "param":
+            return placement_text(self.program.params[self.name].placement)
+        if self.op == "state":
+            return placement_text(self.program.states[self.name].placement)
+        return placement_text(self.node.meta.get("placement", ()))
+
+    @property
+    def provider(self) -> str:
+        """Who computes it: of what stands in a region, who compiles that."""
+        return self.own_provider or (self.group.backend if self.group is not None else "")
+
+    @property
+    def own_provider(self) -> str:
+        return str(self.node.meta.get("provider", ""))
+
+    @property
+    def turned(self) -> Recipe | None:
+        """The recipe of the weight that a view of a param shows as its op has it, when it lies otherwise in memory."""
+        if not self.is_call or self.node.target is not TRANSPOSE or len(self.args) != 1:
+            return None
+        held = next(iter(self.args.values()))[0].recipe
+        if held is None or held.step != "permute":
+            return None
+        there, back = held.attr("dims"), self.node.args[1] if len(self.node.args) > 1 else self.node.kwargs.get("dims")
+        if not isinstance(there, tuple) or not isinstance(back, list | tuple) or len(there) != len(back):
+            return None
+        known = all(isinstance(dim, int) and 0 <= dim < len(there) for dim in (*there, *back))
+        return held.inputs[0] if known and [there[dim] for dim in back] == list(range(len(there))) else None
+
+    @property
+    def random(self) -> bool:
+        """Each call draws anew: two equal ones are not one value."""
+        op = op_of(self.node.target)
+        return op is not None and op.effect is Effect.RANDOM
+
+
+Value = tuple[Item, int]
+
+
+@dataclass(eq=False)
+class Group:
+    """One call of a region. `surplus` counts the inputs of the body that are not used or are given twice; `unfit` says
+    what of its declared types does not follow from its body."""
+
+    name: str
+    backend: str
+    provider: str
+    layer: int | None
+    node: fx.Node
+    surplus: int = 0
+    unfit: str = ""
+    members: list[Item] = field(default_factory=list)
+    results: list[Value] = field(default_factory=list)
+    signature: int = -1
+
+
+@dataclass(eq=False)
+class Flat:
+    """All items in program order, the calls of regions, and the outputs by name."""
+
+    program: Program
+    items: list[Item] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    outputs: dict[str, Value] = field(default_factory=dict)
+
+
+def placement_text(placement: tuple[Placement, ...]) -> str:
+    """Where a value lies, without the axes on which it is the same everywhere."""
+    return " ".join(sorted(str(place) for place in placement if place.kind != "replicated"))
+
+
+@dataclass
+class _Scope:
+    """A program that is being opened: the value of each node, and the items of a region that gives several."""
+
+    program: Program
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+    tuples: dict[fx.Node, tuple[Value, ...]] = field(default_factory=dict)
+    group: Group | None = None
+    shift: int = 0  # from the layer that a region's body names to that of its call
+
+    def value(self, node: fx.Node) -> Value:
+        if node not in self.values:
+            raise VerifyError(f"%{node.name} is a tuple", expected="one of its items")
+        return self.values[node]
+
+
+def flatten(program: Program) -> Flat:
+    """Raises VerifyError for a program whose regions cannot be opened."""
+    flat, scope = Flat(program), _Scope(program)
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            item = Item(str(node.target), node.meta["kind"], node, program)
+            if item.op == "param":
+                item.recipe = _in_order(program.params[item.name].recipe)
+            flat.items.append(item)
+            scope.values[node] = item, WHOLE
+        elif node.op == "call_function":
+            _add(node, scope, flat)
+    for name, node in program.output_nodes().items():
+        item, index = flat.outputs[name] = scope.value(node)
+        item.outputs.append((name, index))
+    for item in flat.items:
+        for slot, (source, index) in item.args.items():
+            source.users.append((item, slot, index))
+    return flat
+
+
+def _in_order(recipe: Recipe) -> Recipe:
+    """The recipe with the attributes of each step in one order, however its text has them."""
+    return replace(
+        recipe, inputs=tuple(map(_in_order, recipe.inputs)), attrs=tuple(sorted(recipe.attrs, key=lambda one: one[0]))
+    )
+
+
+def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
+    if isinstance(node.target, RegionCall):
+        _open(node, scope, flat)
+    elif node.target is operator.getitem:
+        _take_item(node, scope)
+    else:
+        item = Item(node.name, target_name(node.target), node, scope.program, group=scope.group)
+        for name, argument in _named(node):
+            item.attrs[name] = _attribute(argument)
+            for slot, source in _sources(name, argument):
+                item.args[slot], item.reads[slot] = scope.value(source), value_name(source)
+        layer = layer_of(str(node.meta.get("origin", "")))
+        item.layer = layer + scope.shift if layer is not None else None
+        flat.items.append(item)
+        if scope.group is not None:
+            scope.group.members.append(item)
+        scope.values[node] = item, WHOLE
+
+
+def _take_item(node: fx.Node, scope: _Scope) -> None:
+    """An item of a tuple is no item of its own: it is a place in its call."""
+    if len(node.args) != 2 or not isinstance(node.args[0], fx.Node) or type(node.args[1]) is not int:
+        raise VerifyError(f"%{node.name} takes no item", expected="getitem(%tuple, number)")
+    whole: fx.Node = node.args[0]
+    index: int = node.args[1]
+    if whole in scope.tuples:
+        items = scope.tuples[whole]
+        if not 0 <= index < len(items):
+            raise VerifyError(f"%{node.name} takes item {index} of {len(items)}")
+        item, index = items[index]
+    else:
+        item, _ = scope.value(whole)
+    item.aliases.append((index, node, scope.program))
+    scope.values[node] = item, index
+
+
+def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
+    """Put the calls of a region's body among the others."""
+    assert isinstance(node.target, RegionCall)
+    region = scope.program.regions.get(node.target.name)
+    if region is None:
+        raise VerifyError(
+            f"unknown region '{node.target.name}'", expected=", ".join(scope.program.regions) or "no region exists"
+        )
+    body = region.body
+    inputs = list(body.placeholders())
+    given = [scope.value(value) for value in node.args if isinstance(value, fx.Node)]
+    if node.kwargs or len(inputs) != len(node.args) or len(given) != len(node.args):
+        raise VerifyError(f"region {region.name} is called with {len(node.args)} values", expected=str(len(inputs)))
+    layer = layer_of(str(node.meta.get("origin", "")))
+    group = Group(region.name, region.backend, str(node.meta.get("provider", "")), layer, node)
+    group.surplus = len(inputs) - len({value for inner, value in zip(inputs, given, strict=True) if inner.users})
+    group.unfit = misfit(node, scope.program)
+    flat.groups.append(group)
+    inside = _Scope(body, dict(zip(inputs, given, strict=True)), group=group, shift=_shift(layer, body))
+    for inner in body.calls():
+        _add(inner, inside, flat)
+    results = tuple(inside.value(inner) for inner in body.output_nodes().values())
+    group.results = list(results)
+    if len(results) == 1:
+        item, index = scope.values[node] = results[0]
+        item.aliases.append((index, node, scope.program))
+    else:
+        scope.tuples[node] = results
+
+
+def _shift(layer: int | None, body: Program) -> int:
+    """Layers share a region: its body names the layer that it was first made for, and the call names its own."""
+    origins = [str(node.meta["origin"]) for node in body.calls() if node.meta.get("origin")]
+    first = layer_of(f"{origins[0]} … {origins[-1]}") if origins else None
+    return layer - first if layer is not None and first is not None else 0
+
+
+def _named(node: fx.Node) -> list[tuple[str, Any]]:
+    """The arguments by parameter, defaults filled in, in the order of the schema."""
+    given = dict(node.kwargs)
+    found: list[tuple[str, Any]] = []
+    for place, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # an OpOverload
+        if place < len(node.args):
+            found.append((parameter.name, node.args[place]))
+        elif parameter.name in given:
+            found.append((parameter.name, given.pop(parameter.name)))
+        else:
+            found.append((parameter.name, parameter.default_value))
+    surplus = node.args[len(found) :]
+    return [*found, *((f"#{place}", value) for place, value in enumerate(surplus, len(found))), *given.items()]
+
+
+def _attribute(value: Any) -> str:
+    """A constant's text; a value is a blank."""
+    if isinstance(value, fx.Node):
+        return "%"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_attribute, value)) + "]"
+    return print_argument(value)
+
+
+def _sources(name: str, value: Any) -> Iterator[tuple[str, fx.Node]]:
+    if isinstance(value, fx.Node):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from _sources(f"{name}[{place}]", item)

@@ -1,0 +1,78 @@
+"""Stable identities: numbers that say what an item computes and how it is used, whatever it is called."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+from ingot.ir.diff.flat import Flat, Item
+
+
+class Ids:
+    """Small numbers for keys: equal keys, of either program, have one number, and others never do."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+
+    def of(self, *key: Hashable) -> int:
+        return self._known.setdefault(key, len(self._known))
+
+
+def identify(flat: Flat, ids: Ids) -> None:
+    """Give every item its identities, the same numbers in both programs that share `ids`.
+
+    `value`: what it computes. `usage`: the ways from it to outputs, with all constants and weights on them; `coarse`:
+    these ways by ops alone. `full`: what it computes and all that is declared of that.
+    """
+    _look_down(flat, ids, "usage", lambda user: (user.op, *user.attrs.items(), *_leaves(user)))
+    _look_down(flat, ids, "coarse", lambda user: (user.op,))
+    drawn: Counter[int] = Counter()
+    for item in flat.items:
+        item.value = ids.of(*_value_key(item))
+        if item.random:
+            drawn[ids.of(item.value, item.usage)] += 1
+            item.value = ids.of(item.value, item.usage, drawn[ids.of(item.value, item.usage)])
+    for group in flat.groups:
+        members = sorted((item.value, item.usage) for item in group.members)
+        group.signature = ids.of("region", group.backend, group.provider, *members)
+    for item in flat.items:
+        item.full = ids.of(*_full_key(item))
+
+
+def _leaf(item: Item) -> Hashable | None:
+    """What a placeholder is: an interface by its name, a weight by how it is made."""
+    if item.op == "param":
+        return "param", str(item.recipe)
+    return None if item.is_call else (item.op, item.name)
+
+
+def _leaves(item: Item) -> list[Hashable]:
+    return [(slot, leaf) for slot, (source, _) in item.args.items() if (leaf := _leaf(source)) is not None]
+
+
+def _value_key(item: Item) -> tuple[Hashable, ...]:
+    turned = item.turned
+    if turned is not None:
+        return "param", str(turned)
+    leaf = _leaf(item)
+    if leaf is not None:
+        return (leaf,) if item.op != "param" else ("param", str(item.recipe))
+    args = ((slot, source.value, index) for slot, (source, index) in item.args.items())
+    return item.op, tuple(item.attrs.items()), tuple(args)
+
+
+def _full_key(item: Item) -> tuple[Hashable, ...]:
+    args = tuple((slot, source.full, index) for slot, (source, index) in item.args.items())
+    group = item.group.signature if item.group else -1
+    salt = item.value if item.random else -1
+    declared = item.type, item.placement, item.provider, group, salt
+    if item.op == "state":
+        spec = item.program.states[item.name]
+        declared = (*declared, spec.kind, spec.group, spec.unit)  # type: ignore[assignment]
+    return item.op, _leaf(item), tuple(item.attrs.items()), args, declared
+
+
+def _look_down(flat: Flat, ids: Ids, name: str, key: Callable[[Item], tuple[Hashable, ...]]) -> None:
+    keys = {item: ids.of("user", *key(item)) for item in flat.items if item.is_call}
+    for item in reversed(flat.items):
+        uses = [ids.of(keys[user], slot, index, getattr(user, name)) for user, slot, index in item.users]
+        uses += [ids.of("output", output, index) for output, index in item.outputs]
+        setattr(item, name, ids.of("uses", *sorted(uses)))

@@ -1,0 +1,11 @@
+"""Where a call comes from, in words: "layer 3, models/dense.py:176", or the pass that made it."""
+
+import re
+
+_LAYER = re.compile(r"\blayer (\d{1,9})\b")
+
+
+def layer_of(origin: str) -> int | None:
+    """The first layer that an origin names; None for what stands outside the layers."""
+    found = _LAYER.search(origin)
+    return int(found[1]) if found else None

@@ -1,0 +1,452 @@
+"""Diffs of small programs: one edit is one line, what follows from it is not listed, and layers are folded."""
+
+import time
+
+import pytest
+import torch
+from toy_ops import toy_ops
+
+from ingot.ir.diff import Difference, ProgramDiff, diff_programs
+from ingot.ir.diff.text import numbers_text
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops import OPS, Effect, Op, define
+from ingot.ir.parse import parse_program
+
+TEXT = """\
+program main stage=NORMAL
+dim T in [1, 64]
+dim L in [1, 64]
+param embed: bf16[64, 16] = source(name="embed")
+param norm: bf16[16] = affine(source(name="norm"), offset=0.0, scale=1.0)
+param gate: bf16[32, 16] = source(name="gate")
+param up: bf16[32, 16] = source(name="up")
+param down: bf16[16, 32] = source(name="down")
+input tokens: i32[T]
+input logit_rows: i32[L]
+%embedding = ingot.embedding(%tokens, %embed) : bf16[T, 16]
+%rms_norm = ingot.rms_norm(%embedding, %norm, eps=1e-05) : bf16[T, 16]  # layer 1, models/dense.py:10
+%linear = ingot.linear(%rms_norm, %gate) : bf16[T, 32]  # layer 1, models/dense.py:11
+%linear_1 = ingot.linear(%rms_norm, %up) : bf16[T, 32]  # layer 1, models/dense.py:11
+%silu_mul = ingot.silu_mul(%linear, %linear_1) : bf16[T, 32]  # layer 1, models/dense.py:11
+%linear_2 = ingot.linear(%silu_mul, %down) : bf16[T, 16]  # layer 1, models/dense.py:11
+%add = aten.add.Tensor(%embedding, %linear_2) : bf16[T, 16]  # layer 1, models/dense.py:12
+%select_rows = ingot.select_rows(%add, %logit_rows) : bf16[L, 16]
+%linear_3 = ingot.linear(%select_rows, %embed) : bf16[L, 64]
+%cast = ingot.cast(%linear_3, dtype=f32) : f32[L, 64]
+return logits=%cast
+"""
+
+
+def changed(*edits: tuple[str, str], text: str = TEXT) -> ProgramDiff:
+    """The diff from a text to the text after some replacements, each of one place or more."""
+    after = text
+    for old, new in edits:
+        assert old in after, old
+        after = after.replace(old, new)
+    return parse_program(text).diff(parse_program(after))
+
+
+def only(found: ProgramDiff) -> Difference:
+    """The one difference that there is."""
+    everything = [*found.header, *found.changed, *found.added, *found.removed]
+    assert len(everything) == 1 and len(str(found).splitlines()) == 1, f"\n{found}"
+    return everything[0]
+
+
+def test_a_program_does_not_differ_from_itself() -> None:
+    found = changed()
+    assert not found and str(found) == "" and found == ProgramDiff()
+    assert found.to_json() == {"equal": True, "header": [], "changed": [], "added": [], "removed": []}
+
+
+def test_a_changed_constant_is_one_line_and_nothing_that_follows() -> None:
+    found = changed(("eps=1e-05", "eps=1e-06"))
+    assert str(found) == "~ %rms_norm = ingot.rms_norm(...) layer 1: eps 1e-05 -> 1e-06"
+    assert found.changed == (
+        Difference(
+            what="ingot.rms_norm",
+            before="rms_norm",
+            after="rms_norm",
+            field="eps",
+            old="1e-05",
+            new="1e-06",
+            layers=(1,),
+            origin="layer 1, models/dense.py:10",
+        ),
+    )
+    assert found.changed[0].layer == 1
+    assert found.to_json()["changed"][0]["layers"] == [1] and not found.to_json()["equal"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "line"),
+    [
+        # The types behind a cast follow from it.
+        (
+            [("dtype=f32) : f32", "dtype=f64) : f64")],
+            "~ %cast = ingot.cast(...): dtype f32 -> f64",
+        ),
+        ([("scale=1.0", "scale=2.0")], "~ param norm layer 1: recipe affine scale 1.0 -> 2.0"),
+        ([('"gate"', '"gate.x"')], '~ param gate layer 1: recipe source name "gate" -> "gate.x"'),
+        (
+            [('source(name="down")', 'cast(source(name="down"), dtype="bf16")')],
+            '~ param down layer 1: recipe … -> cast(…, dtype="bf16")',
+        ),
+        (
+            [("up: bf16[32, 16]", "up: bf16[32, 16; 1, 32]")],
+            "~ param up layer 1: type bf16[32, 16] -> bf16[32, 16; 1, 32]",
+        ),
+        (
+            [("down: bf16[16, 32] =", "down: bf16[16, 32] tp=shard(1) =")],
+            "~ param down layer 1: placement – -> tp=shard(1)",
+        ),
+        ([("tokens: i32", "tokens: i64")], "~ input tokens: type i32[T] -> i64[T]"),
+        (
+            [("silu_mul(%linear, %linear_1)", 'gelu_mul(%linear, %linear_1, approximate="tanh")')],
+            '~ %silu_mul = ingot.silu_mul(...) layer 1: op ingot.silu_mul() -> ingot.gelu_mul(approximate="tanh")',
+        ),
+        (
+            [("linear(%silu_mul,", "linear(%linear_1,")],
+            "~ %linear_2 = ingot.linear(...) layer 1: x %silu_mul -> %linear_1",
+        ),
+        (
+            [("bf16[T, 32]  # layer 1, models/dense.py:11\n%silu", "f32[T, 32]\n%silu")],
+            "~ %linear_1 = ingot.linear(...): type bf16[T, 32] -> f32[T, 32]",
+        ),
+        (
+            [("logits=%cast", "logits=%linear_3"), ("%cast = ingot.cast(%linear_3, dtype=f32) : f32[L, 64]\n", "")],
+            "- %cast = ingot.cast(%linear_3, dtype=f32) : f32[L, 64]",
+        ),
+        (
+            [
+                (
+                    "%select_rows = ingot.select_rows(%add,",
+                    "%again = ingot.cast(%add, dtype=bf16) : bf16[T, 16]\n%select_rows = ingot.select_rows(%again,",
+                )
+            ],
+            "+ %again = ingot.cast(%add, dtype=bf16) : bf16[T, 16]",
+        ),
+        ([("input logit_rows", "input more: i32[T]\ninput logit_rows")], "+ input more: i32[T]"),
+        ([("return logits=", "return scores=%cast, logits=")], "+ output scores = %cast"),
+        ([("stage=NORMAL", "stage=TRACED")], "~ stage NORMAL -> TRACED"),
+        ([("T in [1, 64]", "T in [1, 65]")], "~ dim T [1, 64] -> [1, 65]"),
+        (
+            [("stage=NORMAL", "stage=NORMAL bucket=decode tokens=[1, 16] q_max=1")],
+            "~ bucket – -> decode tokens=[1, 16] q_max=1",
+        ),
+        ([("dim T", "mesh tp=2\ndim T")], "~ mesh – -> tp=2"),
+    ],
+)
+def test_one_edit_is_one_line(edits: list[tuple[str, str]], line: str) -> None:
+    found = changed(*edits)
+    only(found)
+    assert str(found) == line
+
+
+def test_the_layout_of_a_weight_is_one_line() -> None:
+    """A weight that lies by columns is read through a view: nothing but its layout differs."""
+    edits = [
+        ('gate: bf16[32, 16] = source(name="gate")', 'held: bf16[16, 32] = permute(source(name="gate"), dims=[1, 0])'),
+        ("%linear =", "%turned = aten.permute.default(%held, [1, 0]) : bf16[32, 16; 1, 32]\n%linear ="),
+        ("%gate", "%turned"),
+    ]
+    found = changed(*edits)
+    assert str(only(found).field) == "layout"
+    assert str(found) == (
+        "~ param held (was gate) layer 1: layout bf16[32, 16] as stored -> bf16[32, 16; 1, 32] turned"
+    )
+    # The other way round, and what does not turn it back.
+    turned = TEXT
+    for edit in edits:
+        turned = turned.replace(*edit)
+    assert only(parse_program(turned).diff(parse_program(TEXT))).field == "layout"
+    assert only(changed(("dims=[1, 0]", "dims=[0, 1]"), text=turned)).field == "recipe permute dims"
+
+
+REGIONS = """\
+program main stage=LOWERED bucket=any tokens=[1, 64] q_max=any
+dim T in [1, 64]
+param n0: f32[16] = source(name="layers.0.norm")
+param w0: f32[16, 16] = source(name="layers.0.w")
+param n1: f32[16] = source(name="layers.1.norm")
+param w1: f32[16, 16] = source(name="layers.1.w")
+param n2: f32[16] = source(name="layers.2.norm")
+param w2: f32[16, 16] = source(name="layers.2.w")
+input x: f32[T, 16]
+region r0 @inductor {
+  input in0: f32[T, 16]
+  input in1: f32[16]
+  input in2: f32[16, 16]
+  %rms_norm = ingot.rms_norm(%in0, %in1, eps=0.1) : f32[T, 16]  # layer 0, models/dense.py:10
+  %linear = ingot.linear(%rms_norm, %in2) : f32[T, 16]  # layer 0, models/dense.py:11
+  return out0=%linear
+}
+%region_r0 = region.r0(%x, %n0, %w0) : f32[T, 16] @inductor  # layer 0, models/dense.py:10 … models/dense.py:11
+%soft_cap = ingot.soft_cap(%region_r0, cap=5.0) : f32[T, 16] @reference  # layer 0, models/dense.py:12
+%region_r0_1 = region.r0(%soft_cap, %n1, %w1) : f32[T, 16] @inductor  # layer 1, models/dense.py:10
+%soft_cap_1 = ingot.soft_cap(%region_r0_1, cap=5.0) : f32[T, 16] @reference  # layer 1, models/dense.py:12
+%region_r0_2 = region.r0(%soft_cap_1, %n2, %w2) : f32[T, 16] @inductor  # layer 2, models/dense.py:10
+%soft_cap_2 = ingot.soft_cap(%region_r0_2, cap=5.0) : f32[T, 16] @reference  # layer 2, models/dense.py:12
+return y=%soft_cap_2
+"""
+IN_ALL = "in layers 0–2:\n  "
+
+
+@pytest.mark.parametrize(
+    ("edits", "entries", "text"),
+    [
+        # What layers share is one difference of them all.
+        (
+            [("eps=0.1", "eps=0.2")],
+            1,
+            f"{IN_ALL}~ %rms_norm = ingot.rms_norm(...) in region r0: eps 0.1 -> 0.2",
+        ),
+        (
+            [("linear(%rms_norm", "linear(%in0")],
+            1,
+            f"{IN_ALL}~ %linear = ingot.linear(...) in region r0: x %rms_norm -> %in0",
+        ),
+        ([("@inductor", "@tensorrt")], 1, f"{IN_ALL}~ region r0: backend inductor -> tensorrt"),
+        # What each layer has is folded when it is printed.
+        ([("@reference", "@cpu")], 3, f"{IN_ALL}~ %soft_cap = ingot.soft_cap(...): provider reference -> cpu"),
+        ([("cap=5.0", "cap=6.0")], 3, f"{IN_ALL}~ %soft_cap = ingot.soft_cap(...): cap 5.0 -> 6.0"),
+        (
+            [("(%region_r0_1, cap=5.0)", "(%region_r0_1, cap=6.0)")],
+            1,
+            "~ %soft_cap_1 = ingot.soft_cap(...) layer 1: cap 5.0 -> 6.0",
+        ),
+        ([("@inductor  # layer 1", "@cpu  # layer 1")], 1, "~ region r0 layer 1: provider inductor -> cpu"),
+        # A call outside of its region: the region is another one, and the call has a provider of its own.
+        (
+            [
+                ("  %linear =", "  %unused ="),
+                ("out0=%linear", "out0=%rms_norm"),
+                ("  %unused = ingot.linear(%rms_norm, %in2) : f32[T, 16]  # layer 0, models/dense.py:11\n", ""),
+                ("  input in2: f32[16, 16]\n", ""),
+                ("(%x, %n0, %w0)", "(%x, %n0)"),
+                ("(%soft_cap, %n1, %w1)", "(%soft_cap, %n1)"),
+                ("(%soft_cap_1, %n2, %w2)", "(%soft_cap_1, %n2)"),
+                (
+                    "%soft_cap = ingot.soft_cap(%region_r0,",
+                    "%l0 = ingot.linear(%region_r0, %w0) : f32[T, 16] @inductor\n%soft_cap = ingot.soft_cap(%l0,",
+                ),
+                (
+                    "%soft_cap_1 = ingot.soft_cap(%region_r0_1,",
+                    "%l1 = ingot.linear(%region_r0_1, %w1) : f32[T, 16] @inductor\n%soft_cap_1 = ingot.soft_cap(%l1,",
+                ),
+                (
+                    "%soft_cap_2 = ingot.soft_cap(%region_r0_2,",
+                    "%l2 = ingot.linear(%region_r0_2, %w2) : f32[T, 16] @inductor\n%soft_cap_2 = ingot.soft_cap(%l2,",
+                ),
+            ],
+            1,
+            f"{IN_ALL}~ region r0: calls %linear -> –",
+        ),
+        (
+            [("return out0=%linear", "return out0=%rms_norm")],
+            4,
+            f"{IN_ALL}~ %soft_cap = ingot.soft_cap(...): x %region_r0 (%linear) -> %region_r0 (%rms_norm)\n"
+            "  ~ region r0: results %linear -> %rms_norm",
+        ),
+    ],
+)
+def test_regions(edits: list[tuple[str, str]], entries: int, text: str) -> None:
+    found = changed(*edits, text=REGIONS)
+    assert len(found.changed) == entries and not found.added and not found.removed, f"\n{found}"
+    assert str(found) == text or not text, f"\n{found}"
+
+
+STATES = """\
+program main stage=CACHED
+dim B in [1, 8]
+dim S in [1, 8]
+input rows: i32[B]
+state position: row i32[S] group=rows unit=sequence
+%state_zero = ingot.state_zero(%position, %rows, axis=0) : state<position>
+return position=%state_zero
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (("position: row i32", "position: page i32"), "~ state position: kind row -> page"),
+        (("group=rows", "group=other"), "~ state position: group rows -> other"),
+        (("unit=sequence", "unit=token"), "~ state position: unit sequence -> token"),
+        (("row i32[S]", "row i64[S]"), "~ state position: type i32[S] -> i64[S]"),
+        (("unit=sequence", "unit=sequence tp=shard(0)"), "~ state position: placement – -> tp=shard(0)"),
+        (("axis=0", "axis=1"), "~ %state_zero = ingot.state_zero(...): axis 0 -> 1"),
+    ],
+)
+def test_states(edit: tuple[str, str], line: str) -> None:
+    found = changed(edit, text=STATES)
+    only(found)
+    assert str(found) == line
+
+
+def test_equal_regions_may_be_one_or_two() -> None:
+    begin, end = REGIONS.index("region r0"), REGIONS.index("%region_r0 =")
+    body = REGIONS[begin:end]
+    assert not changed(
+        (body, body + body.replace("region r0", "region r1")), ("_2 = region.r0", "_2 = region.r1"), text=REGIONS
+    )
+
+
+def test_forming_regions_shows_the_regions_and_no_call() -> None:
+    text = """\
+program main stage=FUSED
+dim T in [1, 64]
+param n: f32[16] = source(name="n")
+input x: f32[T, 16]
+%rms_norm = ingot.rms_norm(%x, %n, eps=0.1) : f32[T, 16] @inductor
+%soft_cap = ingot.soft_cap(%rms_norm, cap=5.0) : f32[T, 16] @inductor
+return y=%soft_cap
+"""
+    region = """\
+region r0 @inductor {
+  input in0: f32[T, 16]
+  input in1: f32[16]
+  %rms_norm = ingot.rms_norm(%in0, %in1, eps=0.1) : f32[T, 16]
+  %soft_cap = ingot.soft_cap(%rms_norm, cap=5.0) : f32[T, 16]
+  return out0=%soft_cap
+}
+%region_r0 = region.r0(%x, %n) : f32[T, 16] @inductor
+return y=%region_r0
+"""
+    found = parse_program(text).diff(parse_program(text[: text.index("%rms_norm =")] + region))
+    assert str(found) == "+ region r0 @inductor: ingot.rms_norm, ingot.soft_cap"
+
+
+def test_a_fusion_is_what_went_and_what_came() -> None:
+    """The readers of what was replaced are not listed."""
+    before = """\
+program main stage=FUSED
+dim T in [1, 64]
+param n: f32[16] = source(name="n")
+input x: f32[T, 16]
+input y: f32[T, 16]
+%add = aten.add.Tensor(%x, %y) : f32[T, 16]
+%rms_norm = ingot.rms_norm(%add, %n, eps=0.1) : f32[T, 16]
+%silu_mul = ingot.silu_mul(%rms_norm, %add) : f32[T, 16]
+return y=%silu_mul
+"""
+    after = """\
+program main stage=FUSED
+dim T in [1, 64]
+param n: f32[16] = source(name="n")
+input x: f32[T, 16]
+input y: f32[T, 16]
+%add_rms_norm = ingot.add_rms_norm(%y, %x, %n, eps=0.1) : (f32[T, 16], f32[T, 16])
+%item = getitem(%add_rms_norm, 0) : f32[T, 16]
+%item_1 = getitem(%add_rms_norm, 1) : f32[T, 16]
+%silu_mul = ingot.silu_mul(%item, %item_1) : f32[T, 16]
+return y=%silu_mul
+"""
+    found = parse_program(before).diff(parse_program(after))
+    assert str(found).splitlines() == [
+        "- %add = aten.add.Tensor(%x, %y) : f32[T, 16]",
+        "- %rms_norm = ingot.rms_norm(%add, %n, eps=0.1) : f32[T, 16]",
+        "+ %add_rms_norm = ingot.add_rms_norm(%y, %x, %n, eps=0.1) : (f32[T, 16], f32[T, 16])",
+    ]
+    # Another item of a tuple is another value.
+    assert only(changed(("(%item, %item_1)", "(%item, %item)"), text=after)).field == "up"
+
+
+def test_a_call_that_is_made_once_instead_of_twice() -> None:
+    twice = (
+        "%silu_mul = ingot.silu_mul(%linear,",
+        "%again = ingot.linear(%rms_norm, %gate) : bf16[T, 32]\n%silu_mul = ingot.silu_mul(%again,",
+    )
+    once = ("%silu_mul = ingot.silu_mul(%linear,", "%silu_mul = ingot.silu_mul(%linear, ")
+    text = TEXT.replace("linear(%rms_norm, %up)", "linear(%rms_norm, %gate)").replace(*twice)
+    found = parse_program(text).diff(
+        parse_program(text.replace("silu_mul(%again, %linear_1)", "silu_mul(%again, %again)"))
+    )
+    assert not found, "equal values are one value"
+    assert len(changed(twice).added) == 1 and not changed(once)
+
+
+def test_a_program_whose_regions_cannot_be_opened_is_refused() -> None:
+    broken = parse_program(REGIONS.replace("region.r0(%x, %n0, %w0)", "region.r0(%x, %n0)"))
+    with pytest.raises(VerifyError, match="region r0 is called with 2 values"):
+        broken.diff(parse_program(REGIONS))
+    with pytest.raises(VerifyError, match="unknown region 'r9'"):
+        diff_programs(parse_program(REGIONS), parse_program(REGIONS.replace("= region.r0(%x", "= region.r9(%x")))
+
+
+DICE = """\
+program main stage=FUSED
+dim T in [1, 64]
+input x: f32[T, 16]
+%dice = ingot.dice(%x) : f32[T, 16]
+%dice_1 = ingot.dice(%x) : f32[T, 16]
+%add = aten.add.Tensor(%dice, %dice_1) : f32[T, 16]
+%mul = aten.mul.Tensor(%add, %dice) : f32[T, 16]
+return y=%mul
+"""
+
+
+CAPPED = tuple(
+    f"%c{i} = ingot.soft_cap(%dice{of}, cap={cap}) : f32[T, 16]\n" for i, of, cap in (("", "", 5.0), ("_1", "", 6.0))
+)
+
+
+def _dice() -> dict[str, Op]:
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(x)
+
+    define("dice(Tensor x) -> Tensor", samples=lambda g, dtype: [], effect=Effect.RANDOM)(reference)
+    return {"dice": OPS["dice"]}
+
+
+def test_two_random_calls_are_not_one_value() -> None:
+    with toy_ops(_dice):
+        assert not changed(
+            ("%dice = ", "%d = "), ("(%dice, %dice_1)", "(%d, %dice_1)"), ("%add, %dice)", "%add, %d)"), text=DICE
+        )
+        swapped = DICE.replace("(%dice, %dice_1)", "(%dice_1, %dice)").replace("%add, %dice)", "%add, %dice_1)")
+        assert not parse_program(DICE).diff(parse_program(swapped))
+        assert changed(("(%dice, %dice_1)", "(%dice, %dice)"), text=DICE)
+        assert changed(("%add, %dice)", "%add, %dice_1)"), text=DICE)
+        # Who reads them may stand in any order.
+        capped = DICE.replace("%add =", f"{CAPPED[0]}{CAPPED[1]}%add =").replace("return", "return a=%c, b=%c_1,")
+        assert not changed(("".join(CAPPED), "".join(reversed(CAPPED))), text=capped)
+
+
+def _layers(count: int, eps: float) -> str:
+    """A program of many layers that are alike, eleven calls and four params each."""
+    lines = ["program main stage=FUSED", "dim T in [1, 64]", "input x0: f32[T, 16]"]
+    for i in range(count):
+        lines += [f'param n{i}: f32[16] = source(name="layers.{i}.norm")']
+        lines += [f'param {w}{i}: f32[16, 16] = source(name="layers.{i}.{w}")' for w in ("q", "k", "o")]
+    lines.append("%x0_1 = ingot.soft_cap(%x0, cap=9.0) : f32[T, 16]")
+    value, of = "%x0_1", " : f32[T, 16]"
+    for i in range(count):
+        calls = [f"%a{i} = ingot.rms_norm({value}, %n{i}, eps={eps})"]
+        calls += [f"%{w}_{i} = ingot.linear(%a{i}, %{w}{i})" for w in ("q", "k")]
+        calls += [f"%m{i} = ingot.silu_mul(%q_{i}, %k_{i})", f"%v{i} = ingot.linear(%m{i}, %o{i})"]
+        calls += [
+            f"%s{i}_{j} = ingot.soft_cap(%{'v' if j == 0 else 's'}{i}{f'_{j - 1}' if j else ''}, cap=9.0)"
+            for j in range(5)
+        ]
+        calls += [f"%y{i} = aten.add.Tensor({value}, %s{i}_4)"]
+        lines += [f"{call}{of}  # layer {i}, models/dense.py:{number}" for number, call in enumerate(calls)]
+        value = f"%y{i}"
+    return "\n".join([*lines, f"return y={value}"]) + "\n"
+
+
+def test_a_deep_program_is_compared_in_no_time() -> None:
+    """1200 nodes that all compute something else than before, through all layers."""
+    before, after = (parse_program(_layers(80, eps)) for eps in (0.1, 0.2))
+    begin = time.process_time()
+    found = before.diff(after)
+    lines = str(found).splitlines()
+    assert time.process_time() - begin < 2
+    assert lines == ["in layers 0–79:", "  ~ %a0 = ingot.rms_norm(...): eps 0.1 -> 0.2"]
+    shallow = parse_program(_layers(79, 0.1))
+    added = shallow.diff(before)
+    assert {one.layers for one in added.added} == {(79,)} and not added.changed and not added.removed
+
+
+def test_runs_of_numbers() -> None:
+    assert numbers_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
