@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError
 
 from ingot.commands.compile import compile_checkpoint
 from ingot.commands.inspect import inspect_artifact
+from ingot.commands.report import report_artifact
 from ingot.commands.run import run_model
 from ingot.commands.target import show_target
 from ingot.console import console
@@ -40,6 +41,7 @@ INGOT = App(
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
+INGOT.command(report_artifact, name="report", usage="Usage: ingot report ARTIFACT -o NAME.html")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")
 
 COMPILE_MODEL = App(name="compile-model", usage=f"Usage: compile-model {_COMPILE_USAGE}", version=_version)

@@ -1,0 +1,53 @@
+"""`ingot report`: an artifact's compile as one page for a browser, which needs no network."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ingot.console import console, size_text
+from ingot.ir.errors import OutputError
+
+
+def report_artifact(
+    artifact: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=("--output", "-o"))],
+) -> None:
+    """Write what a compile recorded as one page for a browser: passes, programs, times, memory, and who computes what.
+
+    Parameters
+    ----------
+    artifact
+        An artifact folder.
+    output
+        The page to write, NAME.html. A page that stands there is replaced.
+    """
+    from ingot.report.page import report_page
+    from ingot.runtime.artifact import open_artifact
+
+    path = Path(output)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise OutputError(f"'{output}' is no name of a page", where="--output", expected="NAME.html")
+    page = report_page(open_artifact(artifact))
+    _write(path, page.encode())
+    console().print(f"Wrote {output} ({size_text(len(page.encode()))})", markup=False, soft_wrap=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it or nothing: into a hidden file beside it, which is renamed."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}", where="--output") from error
