@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ingot.commands import Flag
 from ingot.console import console, size_text
 from ingot.ir.errors import OutputError
 
@@ -16,6 +17,7 @@ def report_artifact(
     /,
     *,
     output: Annotated[str, Parameter(name=("--output", "-o"))],
+    start_up: Flag = False,
 ) -> None:
     """Write what a compile recorded as one page for a browser: passes, programs, times, memory, and who computes what.
 
@@ -25,14 +27,18 @@ def report_artifact(
         An artifact folder.
     output
         The page to write, NAME.html. A page that stands there is replaced.
+    start_up
+        Start the artifact on this machine, down to a first token, and show what took how long.
     """
     from ingot.report.page import report_page
+    from ingot.report.start_up import measure_start_up
     from ingot.runtime.artifact import open_artifact
 
     path = Path(output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"'{output}' is no name of a page", where="--output", expected="NAME.html")
-    page = report_page(open_artifact(artifact))
+    opened = open_artifact(artifact)
+    page = report_page(opened, measure_start_up(opened.folder) if start_up else None)
     _write(path, page.encode())
     console().print(f"Wrote {output} ({size_text(len(page.encode()))})", markup=False, soft_wrap=True)
 

@@ -15,7 +15,7 @@ from ingot.ir.artifact import TIMINGS, trace_file, trace_name
 from ingot.ir.errors import ArtifactError
 from ingot.ir.json_text import parse_json
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import BucketPlan, Plan, Plans
+from ingot.ir.plan import Argument, BucketPlan, Instruction, Plan, Plans, Ref
 from ingot.report.lines import program_lines
 from ingot.runtime.artifact import Artifact
 
@@ -47,15 +47,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the compile's phases, of each executable that was built by id, and of the parts of starting to serve.
-
-    All are empty where none were recorded. `cached` are the executables that came from the cache.
-    """
+    """Seconds of the compile's phases and of each executable by id, those from the cache being `cached`; empty where
+    none were recorded."""
 
     phases: Mapping[str, float]
     executables: Mapping[str, float]
     cached: tuple[str, ...]
-    start_up: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,9 @@ class Storage:
 class StepMemory:
     """The memory of one bucket class's largest step, in bytes.
 
-    Per instruction: what it calls, and what a region takes beside its results while it runs. `activations` is the
-    planned peak, at the instruction `peak`; it also counts what an op's own code takes while it runs.
+    Per instruction: what it calls, and what it takes itself beside its results while it runs. That is known of regions,
+    and of the instruction `peak`, where the planned `activations` are reached, and of calls that equal it but for names.
+    Of other ops the plan keeps no figure, and 0 stands there.
     """
 
     entry: str
@@ -176,7 +174,6 @@ def times(artifact: Artifact) -> Times:
         return Times(
             *({name: float(value) for name, value in timings.get(key, {}).items()} for key in ("phases", "executables")),
             cached=tuple(timings.get("cached", ())),
-            start_up={name: float(value) for name, value in timings.get("start_up", {}).items()},
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
@@ -237,6 +234,12 @@ def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
         executable = plan.executables.get(instruction.target.removeprefix("exe."))
         scratch.append(max(0, executable.workspace - taken) if executable else 0)
     end = len(bucket.instructions) - 1
+    storages = tuple(Storage(name, held[name], begin, last.get(name, end)) for name, begin in first.items())
+    peak = bucket.memory.peak
+    at_peak = bucket.memory.activations - sum(one.size for one in storages if one.first <= peak <= one.last)
+    types = {**plan.inputs, **plan.params, **{name: state.type for name, state in plan.states.items()}}
+    types |= {name: value.type for name, value in bucket.values.items()}
+    calls = [_unnamed(instruction, types) for instruction in bucket.instructions]
     return StepMemory(
         entry=plan.entry,
         bucket=bucket.bucket.name,
@@ -244,11 +247,21 @@ def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
         calls=tuple(
             f"region {one.target[4:16]}" if one.target.startswith("exe.") else one.target for one in bucket.instructions
         ),
-        scratch=tuple(scratch),
-        storages=tuple(Storage(name, held[name], begin, last.get(name, end)) for name, begin in first.items()),
+        scratch=tuple(at_peak if call == calls[peak] else own for call, own in zip(calls, scratch, strict=True)),
+        storages=storages,
         activations=bucket.memory.activations,
-        peak=bucket.memory.peak,
+        peak=peak,
     )
+
+
+def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object, ...]:
+    """All of a call that its memory depends on: names replaced by types."""
+
+    def typed(argument: Argument) -> object:
+        return types[argument.ref] if isinstance(argument, Ref) else argument
+
+    kwargs = {name: typed(value) for name, value in instruction.kwargs.items()}
+    return (instruction.target, instruction.provider, *map(typed, instruction.args), str(kwargs))
 
 
 def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:

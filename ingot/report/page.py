@@ -39,9 +39,10 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 
 
-def report_page(artifact: Artifact) -> str:
-    """The report as HTML: one self-contained page, the same for the same artifact. Raises ArtifactError."""
-    value = report_value(artifact)
+def report_page(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> str:
+    """The report as HTML: one self-contained page, the same for the same artifact; with the seconds of its start-up by
+    part where they were measured. Raises ArtifactError."""
+    value = report_value(artifact, start_up or {})
     style, script = _read("page.css"), joined_modules()
     return _filled(
         _read("page.html"),

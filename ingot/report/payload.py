@@ -3,7 +3,7 @@
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from difflib import SequenceMatcher
 from typing import Any
@@ -13,11 +13,12 @@ from ingot.report.lines import ProgramLine, program_lines
 from ingot.runtime.artifact import Artifact
 
 
-def report_value(artifact: Artifact) -> dict[str, Any]:
+def report_value(artifact: Artifact, start_up: Mapping[str, float]) -> dict[str, Any]:
     """All that the page shows, as one JSON value. Sizes in bytes, times in seconds, null where nothing was recorded.
 
     lines      every distinct line of the programs, as the fields of ProgramLine in order
     steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
+    start_up   [part, seconds] as measured; empty where nobody did
     memory     one for each bucket class
     nodes      rows of the node table
     """
@@ -35,6 +36,7 @@ def report_value(artifact: Artifact) -> dict[str, Any]:
             for number, step in enumerate(steps)
         ],
         "times": asdict(data.times(artifact)),
+        "start_up": list(start_up.items()),
         "resident": asdict(data.resident(plans)),
         "memory": [
             {**asdict(one), "storages": [astuple(storage) for storage in one.storages]}

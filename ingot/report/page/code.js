@@ -17,30 +17,28 @@ export function opName(op) {
   return dot < 0 ? h("b", {}, op) : [h("span", { class: "quiet" }, op.slice(0, dot + 1)), h("b", {}, op.slice(dot + 1))];
 }
 
+/** The parts of a list of arguments, split at the commas that stand in no bracket and no string. */
+export function splitArguments(text) {
+  const parts = [];
+  let depth = 0;
+  let begin = 0;
+  for (const { 0: found, index } of text.matchAll(/"(?:[^"\\]|\\.)*"|[()[\],]/g)) {
+    if ("([".includes(found)) depth += 1;
+    else if (")]".includes(found)) depth -= 1;
+    else if (found === "," && depth === 0) {
+      parts.push(text.slice(begin, index).trim());
+      begin = index + 1;
+    }
+  }
+  return text ? [...parts, text.slice(begin).trim()] : [];
+}
+
 /** A recipe broken at the arguments of its steps, two blanks deeper each, where it does not fit on one line. */
 export function indented(text, width = 44) {
   if (text.length <= width) return text;
   const opened = text.indexOf("(");
   if (opened < 0 || !text.endsWith(")")) return text;
-  const parts = [];
-  let depth = 0;
-  let quoted = false;
-  let begin = opened + 1;
-  for (let at = begin; at < text.length - 1; at += 1) {
-    const character = text[at];
-    if (quoted) {
-      if (character === "\\") at += 1;
-      else if (character === '"') quoted = false;
-    } else if (character === '"') quoted = true;
-    else if ("([".includes(character)) depth += 1;
-    else if (")]".includes(character)) depth -= 1;
-    else if (character === "," && depth === 0) {
-      parts.push(text.slice(begin, at));
-      begin = at + 1;
-    }
-  }
-  parts.push(text.slice(begin, -1));
-  const inner = parts.map((part) => indented(part.trim(), width - 2).replaceAll("\n", "\n  "));
+  const inner = splitArguments(text.slice(opened + 1, -1)).map((part) => indented(part, width - 2).replaceAll("\n", "\n  "));
   return `${text.slice(0, opened)}(\n  ${inner.join(",\n  ")}\n)`;
 }
 

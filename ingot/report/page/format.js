@@ -17,7 +17,8 @@ export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0 s";
   for (const [unit, scale] of [["s", 1], ["ms", 1e3]]) {
-    if (value * scale >= 0.9995) return `${Number((value * scale).toPrecision(3))} ${unit}`;
+    const scaled = value * scale;
+    if (scaled >= 0.9995) return `${scaled >= 999.5 ? Math.round(scaled) : scaled.toPrecision(3)} ${unit}`;
   }
   return `${Math.round(value * 1e6)} µs`;
 }
@@ -47,8 +48,13 @@ export function ranges(numbers) {
   return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
 }
 
-/** What a step is called: its pass, and its entry and bucket class where there are any. */
+/** The program of a step: its entry where that is not the main one, and its bucket class where it is of one. */
+export function bucketName({ entry, bucket }) {
+  return [entry === "main" ? "" : entry, bucket ?? ""].filter(Boolean).join("@");
+}
+
+/** What a step is called: its pass, and whose program it ran on where there are several. */
 export function stepName(step) {
-  const where = [step.entry === "main" ? "" : step.entry, step.bucket ?? ""].filter(Boolean).join("@");
+  const where = bucketName(step);
   return where ? `${step.name}@${where}` : step.name;
 }

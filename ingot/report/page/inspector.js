@@ -1,6 +1,6 @@
 // All about one node: where it comes from, what it is, who computes it, what it reads and who reads it, and its life.
 
-import { code, indented, opName, providerTag } from "./code.js";
+import { code, indented, opName, providerTag, splitArguments } from "./code.js";
 import { button, h } from "./dom.js";
 import { plural, stepName } from "./format.js";
 import { lineText } from "./program.js";
@@ -79,24 +79,19 @@ function linkTo(app, step, region) {
 }
 
 function argumentsOf(app, step, node) {
-  const link = linkTo(app, step, node.region);
-  const types = new Map();
-  for (const name of node.text.matchAll(/%([\w.]+)/g)) {
-    const target = app.programs.resolve(step, name[1], node.region);
-    if (target) types.set(name[1], target);
-  }
   if (!node.text) return null;
+  const link = linkTo(app, step, node.region);
+  const typeOf = (text) => (text.startsWith("%") ? app.programs.resolve(step, text.slice(1), node.region)?.type : "");
   const region = node.op.startsWith("region.") && node.op.slice("region.".length);
   return block(
     "Arguments",
-    h("pre", {}, code(node.text, link)),
-    types.size > 0 &&
-      h(
-        "ul",
-        { class: "values" },
-        [...types].map(([name, target]) => h("li", {}, link(name), h("code", { class: "quiet" }, target.type))),
-      ),
-    region && h("p", {}, h("button", { type: "button", class: "link", onclick: () => app.showRegion(region) }, `body of region ${region}`)),
+    h(
+      "ul",
+      { class: "values" },
+      splitArguments(node.text).map((text) => h("li", {}, h("code", {}, code(text, link)), h("code", { class: "quiet" }, typeOf(text)))),
+    ),
+    region &&
+      h("p", {}, h("button", { type: "button", class: "link", onclick: () => app.showRegion(region) }, `body of region ${region}`)),
   );
 }
 

@@ -68,7 +68,7 @@ function programTab(app, search) {
     "div",
     { class: "layout" },
     timeline.element,
-    h("div", { class: "middle" }, h("div", { class: "toolbar" }, slider.element, search), pass.element, program.element),
+    h("div", { class: "middle" }, h("div", { class: "toolbar" }, slider.element, h("div", { class: "search" }, search, h("kbd", {}, "/"))), pass.element, program.element),
     inspector.element,
   );
   layout.classList.toggle("inspecting", app.store.state.node !== null);
@@ -77,7 +77,14 @@ function programTab(app, search) {
 }
 
 function searchBox(app) {
-  const box = h("input", { type: "search", class: "search", placeholder: "Search nodes, ops, params   /", "aria-label": "Search nodes", autocomplete: "off", spellcheck: "false" });
+  const box = h("input", {
+    type: "search",
+    placeholder: "Search nodes, ops, params",
+    "aria-label": "Search nodes",
+    "aria-keyshortcuts": "/",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
   box.addEventListener("input", () => app.store.set({ query: box.value.trim() }));
   return box;
 }

@@ -2,7 +2,7 @@
 
 import { stackedBar } from "./bars.js";
 import { h, svg } from "./dom.js";
-import { bytes } from "./format.js";
+import { bucketName, bytes } from "./format.js";
 
 const WIDTH = 1000;
 const HEIGHT = 180;
@@ -22,10 +22,10 @@ function residentBar({ resident, memory, model }) {
     ["other states", resident.states, "they do not grow"],
   ];
   const note = `up to ${model.max_batch} sequences of ${model.max_seq_len} tokens, ${model.max_tokens} tokens a step`;
-  return h("div", { class: "panel" }, stackedBar("Memory to serve one sequence", parts, bytes), h("p", { class: "quiet" }, note));
+  return h("div", { class: "panel wide" }, stackedBar("Memory to serve one sequence", parts, bytes), h("p", { class: "quiet" }, note));
 }
 
-/** Bytes inside each instruction: the values alive, and what a region takes beside them; at the peak, what was planned. */
+/** Bytes inside each instruction: the values alive, and what the call takes itself. */
 function curve(memory) {
   const steps = new Array(memory.calls.length + 1).fill(0);
   for (const [, size, first, last] of memory.storages) {
@@ -33,8 +33,7 @@ function curve(memory) {
     steps[last + 1] -= size;
   }
   let alive = 0;
-  const live = memory.calls.map((_, at) => (alive += steps[at]));
-  return live.map((value, at) => (at === memory.peak ? memory.activations : value + memory.scratch[at]));
+  return memory.calls.map((_, at) => (alive += steps[at]) + memory.scratch[at]);
 }
 
 function stepPanel(app, memory) {
@@ -71,8 +70,9 @@ function stepPanel(app, memory) {
   return h(
     "div",
     { class: "panel wide memory", "data-bucket": memory.bucket },
-    h("h3", {}, `A step of ${[memory.entry === "main" ? "" : memory.entry, memory.bucket].filter(Boolean).join(" ")}`),
+    h("h3", {}, `A step of ${bucketName(memory)}`),
     h("p", { class: "quiet" }, `the largest: ${sizes.map(([name, value]) => `${name} = ${value}`).join(", ")}; at most ${bytes(memory.activations)}, in ${memory.calls[memory.peak]}`),
+    h("p", { class: "quiet" }, "Drawn are the values alive, what regions take beside them, and what calls like the one at the peak take; of other ops the plan keeps no figure."),
     h("div", { class: "chart" }, h("span", { class: "axis" }, bytes(top)), chart),
     cursor,
     detail,

@@ -2,7 +2,7 @@
 
 import { providerTag } from "./code.js";
 import { h } from "./dom.js";
-import { bytes, count, plural, stepName } from "./format.js";
+import { bucketName, bytes, count, plural } from "./format.js";
 
 const FIELDS = ["step", "node", "provider", "refusals", "candidates", "flops", "bytes"];
 const PORTION = 200; // rows made at once
@@ -19,6 +19,11 @@ const COLUMNS = [
 ];
 const NUMBERS = new Set(["layer", "flops", "bytes", "candidates", "refusals"]);
 
+/** Lists of reasons sort by their number, and read from the left. */
+function figure(column) {
+  return ["layer", "flops", "bytes"].includes(column) ? "figure" : null;
+}
+
 export function nodesView(app) {
   const rows = app.data.nodes.map((fields) => {
     const row = Object.fromEntries(FIELDS.map((field, at) => [field, fields[at]]));
@@ -34,7 +39,7 @@ export function nodesView(app) {
   const status = h("p", { class: "status", role: "status" });
   const more = h("button", { type: "button", class: "more", onclick: () => change({ limit: view.limit + PORTION }) });
   const heads = columns.map(([name]) =>
-    h("th", { scope: "col", class: NUMBERS.has(name) ? "figure" : null }, h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, name)),
+    h("th", { scope: "col", class: figure(name) }, h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, name)),
   );
 
   function sortBy(name) {
@@ -71,10 +76,10 @@ export function nodesView(app) {
       candidates: () => row.candidates.join("; ") || "–",
       refusals: () => (row.refusals.length ? h("ul", { class: "reasons" }, row.refusals.map((reason) => h("li", {}, reason))) : "–"),
     };
-    return h("tr", {}, columns.map(([name]) => h("td", { "data-column": name, class: NUMBERS.has(name) && name !== "refusals" ? "figure" : null }, cells[name]())));
+    return h("tr", {}, columns.map(([name]) => h("td", { "data-column": name, class: figure(name) }, cells[name]())));
   }
 
-  const bucket = h("select", { "aria-label": "Bucket class" }, steps.map((step) => h("option", { value: step }, stepName(app.data.steps[step]))));
+  const bucket = h("select", { "aria-label": "Bucket class" }, steps.map((step) => h("option", { value: step }, bucketName(app.data.steps[step]))));
   bucket.addEventListener("change", () => change({ step: Number(bucket.value) }));
   const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter nodes", autocomplete: "off" });
   filter.addEventListener("input", () => change({ filter: filter.value }));

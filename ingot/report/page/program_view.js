@@ -19,6 +19,19 @@ function wanted(query) {
   };
 }
 
+/** A name as a card of its layer shows it: without the layer, which the card's title tells. */
+function within(layer, name) {
+  const start = `layers.${layer}.`;
+  return name.startsWith(start) ? name.slice(start.length) : name;
+}
+
+function what(node, layer) {
+  if (node.kind === "param") return code(node.text);
+  if (node.kind !== "call") return h("span", { class: "quiet" }, [node.kind, node.op, node.text].filter(Boolean).join(" "));
+  const link = (name) => h("span", { class: "name" }, `%${within(layer, name)}`);
+  return [opName(node.op), "(", code(node.text, link), ")"];
+}
+
 export function createProgramView(app) {
   const cards = h("div", { class: "cards" });
   const status = h("p", { class: "status", role: "status" });
@@ -88,7 +101,7 @@ export function createProgramView(app) {
       { class: "card", "data-section": id },
       h("h3", {}, toggle),
       isOpen && members.length > 1 && layerPicker(section, at),
-      isOpen && rows(title, members[at].entries.filter((entry) => !query || entry.hit), selected),
+      isOpen && rows(title, members[at], query, selected),
     );
   }
 
@@ -111,14 +124,25 @@ export function createProgramView(app) {
     );
   }
 
-  function rows(title, entries, selected) {
-    const list = h("div", { class: "rows", role: "listbox", "aria-label": `Nodes: ${title}` });
-    const current = entries.some(({ node }) => node.key === selected) ? selected : entries[0]?.node.key;
-    list.append(...entries.map((entry) => row(entry, selected, entry.node.key === current)));
-    return list;
+  /** The nodes of a card, its params behind what computes with them. */
+  function rows(title, { layer, entries }, query, selected) {
+    const wantedEntries = entries.filter((entry) => !query || entry.hit);
+    const isParam = ({ node }) => node.kind === "param";
+    const params = wantedEntries.filter(isParam);
+    const others = wantedEntries.filter((entry) => !isParam(entry));
+    const all = [...others, ...params];
+    const current = (all.find(({ node }) => node.key === selected) ?? all[0])?.node;
+    const made = (list) => list.map((entry) => row(entry, layer, selected, entry.node === current));
+    return h(
+      "div",
+      { class: `rows ${all.some(({ node }) => node.provider) ? "provided" : ""}`, role: "listbox", "aria-label": `Nodes: ${title}` },
+      made(others),
+      params.length > 0 && others.length > 0 && h("div", { class: "divider", role: "presentation" }, plural(params.length, "param")),
+      made(params),
+    );
   }
 
-  function row({ node, mark }, selected, reachable) {
+  function row({ node, mark }, layer, selected, reachable) {
     const label = `${node.name}${mark ? `, ${mark}` : ""}`;
     return h(
       "div",
@@ -133,17 +157,11 @@ export function createProgramView(app) {
         onclick: () => app.store.set({ node: node.key }),
       },
       h("span", { class: "mark", "aria-hidden": "true" }, MARKS[mark] ?? ""),
-      h("span", { class: "node-name" }, node.name),
-      h("span", { class: "what" }, what(node)),
+      h("span", { class: "node-name" }, within(layer, node.name)),
+      h("span", { class: "what" }, what(node, layer)),
       h("span", { class: "type" }, node.type),
       h("span", { class: "who" }, providerTag(app, node.provider)),
     );
-  }
-
-  function what(node) {
-    if (node.kind === "call") return [opName(node.op), "(", code(node.text), ")"];
-    if (node.kind === "param") return code(node.text);
-    return h("span", { class: "quiet" }, [node.kind, node.op, node.text].filter(Boolean).join(" "));
   }
 
   /** Open the section of a node, turn to its layer, and bring it into view. */

@@ -2,7 +2,9 @@
 
 import { countTags } from "./code.js";
 import { button, h } from "./dom.js";
-import { seconds, stepName } from "./format.js";
+import { bucketName, seconds, stepName } from "./format.js";
+
+const LEAST_SHOWN = 0.02; // of the slowest pass: a shorter bar would be a dot
 
 /** The passes in a column, grouped by where they lead. */
 export function createTimeline(app) {
@@ -16,13 +18,13 @@ export function createTimeline(app) {
       h(
         "span",
         { class: "pass-seconds", title: `${seconds(step.seconds)} of the compile` },
-        meter((step.seconds ?? 0) / slowest),
+        step.seconds > LEAST_SHOWN * slowest && meter(step.seconds / slowest),
       ),
     ),
   );
   const groups = [];
   app.data.steps.forEach((step, number) => {
-    const title = [step.entry === "main" ? null : step.entry, step.bucket, step.stage].filter(Boolean).join(" · ");
+    const title = [bucketName(step), step.stage].filter(Boolean).join(" · ");
     if (groups.at(-1)?.title !== title) groups.push({ title, stage: step.stage, items: [] });
     groups.at(-1).items.push(h("li", {}, stops[number]));
   });
@@ -48,7 +50,7 @@ export function createTimeline(app) {
 
 function meter(share) {
   const bar = h("span", { class: "meter" });
-  bar.style.width = `${Math.max(2, share * 100)}%`;
+  bar.style.width = `${share * 100}%`;
   return bar;
 }
 
