@@ -30,6 +30,7 @@ def report_artifact(
     start_up
         Start the artifact on this machine, down to a first token, and show what took how long.
     """
+    from ingot.report.data import read_report
     from ingot.report.page import report_page
     from ingot.report.start_up import measure_start_up
     from ingot.runtime.artifact import open_artifact
@@ -38,9 +39,10 @@ def report_artifact(
     if path.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"'{output}' is no name of a page", where="--output", expected="NAME.html")
     opened = open_artifact(artifact)
-    page = report_page(opened, measure_start_up(opened.folder) if start_up else None)
-    _write(path, page.encode())
-    console().print(f"Wrote {output} ({size_text(len(page.encode()))})", markup=False, soft_wrap=True)
+    report = read_report(opened, measure_start_up(opened.folder) if start_up else None)
+    page = report_page(report).encode()
+    _write(path, page)
+    console().print(f"Wrote {output} ({size_text(len(page))})", markup=False, soft_wrap=True)
 
 
 def _write(path: Path, data: bytes) -> None:

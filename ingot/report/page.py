@@ -1,4 +1,4 @@
-"""The page itself: its template with style, modules and data put in. It is one file and asks the network for nothing."""
+"""The page itself: its template with style, modules and data put in. It asks the network for nothing."""
 
 import base64
 import hashlib
@@ -6,11 +6,11 @@ import html
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
 
 from ingot.console import size_text
+from ingot.report.data import Report
+from ingot.report.lines import program_lines
 from ingot.report.payload import compressed, report_value
-from ingot.runtime.artifact import Artifact
 
 # One module each, every one behind those that it imports.
 MODULES = (
@@ -39,24 +39,21 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 
 
-def report_page(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> str:
-    """The report as HTML: one self-contained page, the same for the same artifact; with the seconds of its start-up by
-    part where they were measured. Raises ArtifactError."""
-    value = report_value(artifact, start_up or {})
+def report_page(report: Report) -> str:
+    """The report as HTML: one self-contained page, the same for the same report."""
     style, script = _read("page.css"), joined_modules()
     return _filled(
         _read("page.html"),
         {
             "policy": _policy(style, script),
-            "title": html.escape(value["model"]["name"]),
+            "title": html.escape(report.title),
             "about": "".join(
-                f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>"
-                for name, text in _about(artifact, value)
+                f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>" for name, text in _about(report)
             ),
-            "footer": html.escape(f"build {artifact.build_id}"),
+            "footer": html.escape(f"build {report.build_id}"),
             "style": style,
             "script": script,
-            "payload": compressed(value),
+            "payload": compressed(report_value(report)),
         },
     )
 
@@ -90,18 +87,17 @@ def _policy(style: str, script: str) -> str:
     return "; ".join(rules)
 
 
-def _about(artifact: Artifact, value: dict[str, Any]) -> list[tuple[str, str]]:
+def _about(report: Report) -> list[tuple[str, str]]:
     """The few facts at the top."""
-    model, target = artifact.manifest.model, artifact.manifest.target
-    layers = {line[-1] for line in value["lines"]} - {None}
-    phases = value["times"]["phases"]
+    layers = {line.layer for line in program_lines(report.steps[0].text)} - {None} if report.steps else ()
+    compile_s = sum(report.times.phases.values())
     return [
-        ("dtype", str(model.get("dtype"))),
+        ("dtype", str(report.model.get("dtype"))),
         ("layers", str(len(layers))),
-        ("weights", size_text(value["resident"]["weights"])),
-        ("target", str(target.get("name"))),
-        ("context", f"{model.get('max_seq_len')} tokens"),
-        *([("compiled in", f"{sum(phases.values()):.1f} s")] if phases else []),
+        ("weights", size_text(report.resident.weights)),
+        ("target", report.target),
+        ("context", f"{report.model.get('max_seq_len')} tokens"),
+        *([("compiled in", f"{compile_s:.1f} s")] if compile_s else []),
     ]
 
 

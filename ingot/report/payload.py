@@ -3,46 +3,43 @@
 import base64
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from difflib import SequenceMatcher
 from typing import Any
 
-from ingot.report import data
+from ingot.report.data import Report
 from ingot.report.lines import ProgramLine, program_lines
-from ingot.runtime.artifact import Artifact
 
 
-def report_value(artifact: Artifact, start_up: Mapping[str, float]) -> dict[str, Any]:
+def report_value(report: Report) -> dict[str, Any]:
     """All that the page shows, as one JSON value. Sizes in bytes, times in seconds, null where nothing was recorded.
 
     lines      every distinct line of the programs, as the fields of ProgramLine in order
     steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
-    start_up   [part, seconds] as measured; empty where nobody did
+    start_up   pairs of a part and its seconds
     memory     one for each bucket class
     nodes      rows of the node table
     """
-    steps, plans = data.steps(artifact), data.plans(artifact)
     table: dict[ProgramLine, int] = {}
-    programs = [[table.setdefault(line, len(table)) for line in program_lines(step.text)] for step in steps]
+    programs = [[table.setdefault(line, len(table)) for line in program_lines(step.text)] for step in report.steps]
     return {
-        "model": {**artifact.manifest.model, "name": artifact.manifest.name},
+        "model": {**report.model, "name": report.title},
         "lines": [astuple(line) for line in table],
         "steps": [
             {
                 **{key: value for key, value in vars(step).items() if key != "text"},
                 "delta": delta([] if step.before is None else programs[step.before], programs[number]),
             }
-            for number, step in enumerate(steps)
+            for number, step in enumerate(report.steps)
         ],
-        "times": asdict(data.times(artifact)),
-        "start_up": list(start_up.items()),
-        "resident": asdict(data.resident(plans)),
+        "times": asdict(report.times),
+        "start_up": list(report.start_up.items()),
+        "resident": asdict(report.resident),
         "memory": [
-            {**asdict(one), "storages": [astuple(storage) for storage in one.storages]}
-            for one in data.step_memories(plans)
+            {**asdict(one), "storages": [astuple(storage) for storage in one.storages]} for one in report.memories
         ],
-        "nodes": [astuple(one) for one in data.node_costs(artifact, steps)],
+        "nodes": [astuple(one) for one in report.nodes],
     }
 
 
