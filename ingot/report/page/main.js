@@ -46,7 +46,7 @@ function createApp(data) {
     /** Show a value of the plan in the last program of its bucket class. */
     showValue({ entry, bucket }, name) {
       const step = data.steps.findLastIndex((one) => one.entry === entry && one.bucket === bucket);
-      this.select(name, step, true);
+      this.select(programs.output(step, name) ?? name, step, true);
     },
     showRegion(name) {
       const first = [...programs.at(store.state.step).nodes.values()].find((node) => node.region === name && node.kind === "call");

@@ -32,6 +32,11 @@ export function lineText(node) {
   }
 }
 
+/** Pairs of an output's name and the value that it is, of the text behind `return`. */
+function results(outputs) {
+  return outputs ? outputs.split(", ").map((one) => one.split("=%")) : [];
+}
+
 /** All programs of a report; each is made when it is first asked for. */
 export class Programs {
   constructor(data) {
@@ -111,9 +116,14 @@ export class Programs {
   }
 
   /** The node that a name means, seen from inside `region`, in the program after a step. */
-  resolve(number, name, region) {
+  resolve(number, name, region = null) {
     const { nodes } = this.at(number);
     return (region && nodes.get(`${region}/${name}`)) || nodes.get(name) || null;
+  }
+
+  /** The key of the node that is an output of the program after a step; null where it has no such output. */
+  output(number, name) {
+    return results(this.at(number).outputs).find(([output]) => output === name)?.[1] ?? null;
   }
 
   /** The nodes that read a node, and the results of a program or region that it is. */
@@ -123,11 +133,7 @@ export class Programs {
       (other) => other.kind === "call" && other.region === node.region && names(other.text).includes(node.name),
     );
     const block = node.region ? program.regions.find((region) => region.name === node.region) : program;
-    const results = block.outputs.split(", ").flatMap((one) => {
-      const [result, value] = one.split("=%");
-      return value === node.name ? [result] : [];
-    });
-    return { users, results };
+    return { users, results: results(block.outputs).flatMap(([result, value]) => (value === node.name ? [result] : [])) };
   }
 
   /** The steps of one line of descent through a step: from the traced program on, to the end of a bucket class. */
