@@ -1,7 +1,6 @@
 """`ingot report`: an artifact's compile as one page for a browser, which needs no network."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -47,15 +46,13 @@ def report_artifact(
 
 def _write(path: Path, data: bytes) -> None:
     """All of it or nothing: into a hidden file beside it, which is renamed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with partial.open("xb") as file:
                 file.write(data)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}", where="--output") from error

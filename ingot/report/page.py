@@ -20,6 +20,7 @@ MODULES = (
     "program.js",
     "layers.js",
     "store.js",
+    "search.js",
     "code.js",
     "bars.js",
     "timeline.js",

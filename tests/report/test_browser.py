@@ -77,7 +77,7 @@ def in_view(page: Page, selector: str) -> bool:
     box = page.locator(selector).bounding_box()
     size = page.viewport_size
     assert box and size
-    return bool(0 <= box["y"] and box["y"] + box["height"] <= size["height"])
+    return bool(box["y"] >= 0 and box["y"] + box["height"] <= size["height"])
 
 
 # Passes.
@@ -392,7 +392,7 @@ def test_times_add_up(show: Show, plain_report: Report) -> None:
         .evaluate_all("all => all.map(one => one.width.baseVal.value)")
     )
     assert widths == pytest.approx([599, 399])
-    rows = page.locator(".panel", has_text="Passes").locator("tr").count()
+    rows = page.locator(".panel", has=page.get_by_role("heading", name="Passes", exact=True)).locator("tr").count()
     assert rows == sum(step.seconds is not None for step in report.steps)
 
 
@@ -530,8 +530,9 @@ CONTRAST = """
   };
   return [...document.querySelectorAll(selector)].slice(0, 3).map((element) => {
     let behind = element;
-    while (behind.parentElement && parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
-    const [one, two] = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map((c) => light(parse(c)));
+    const ground = () => getComputedStyle(behind).backgroundColor;
+    while (behind.parentElement && parse(ground())[3] === 0) behind = behind.parentElement;
+    const [one, two] = [getComputedStyle(element).color, ground()].map((colour) => light(parse(colour)));
     return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
   });
 }
@@ -574,6 +575,8 @@ def test_text_stands_out_from_its_ground(show: Show, region_report: Report, dark
 def test_no_view_is_wider_than_the_window(show: Show, region_report: Report, size: str) -> None:
     number = number_of(region_report, "form-regions", "extend")
     page = show(region_report, size=SIZES[size], hash=f"#pass={number}&node=region_r1").page
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    page.get_by_label("Close").click()
     for tab in TABS:
         page.locator(f"#tab-{tab}").click()
         for selector in (".refusals summary", ".card-title[aria-expanded=false]"):
@@ -624,8 +627,8 @@ def test_hostile_names_stay_names(show: Show, plain_report: Report) -> None:
     page.locator(".refusals summary").click()
     page.locator(".row.call", has_text="rms_norm").first.click()
     assert evil in page.inner_text(".inspector")
-    page.locator(".row.param").first.click()
-    assert "onerror" in page.inner_text(".inspector pre")
+    card(page, "Layer 0").locator(".row.param:not(.removed)").first.click()
+    assert "onerror" in page.locator(".inspector section", has_text="RECIPE").inner_text()
     page.get_by_label("Search nodes").fill(evil)
     for tab in TABS:
         page.locator(f"#tab-{tab}").click()

@@ -38,7 +38,9 @@ export function indented(text, width = 44) {
   if (text.length <= width) return text;
   const opened = text.indexOf("(");
   if (opened < 0 || !text.endsWith(")")) return text;
-  const inner = splitArguments(text.slice(opened + 1, -1)).map((part) => indented(part, width - 2).replaceAll("\n", "\n  "));
+  const given = splitArguments(text.slice(opened + 1, -1));
+  if (given.length === 1 && !given[0].includes("(")) return text;
+  const inner = given.map((part) => indented(part, width - 2).replaceAll("\n", "\n  "));
   return `${text.slice(0, opened)}(\n  ${inner.join(",\n  ")}\n)`;
 }
 

@@ -17,20 +17,21 @@ import { createSlider, createTimeline } from "./timeline.js";
 
 const TABS = ["program", "time", "memory", "nodes"];
 
-/** The first pass that did something: more to see than in the program as traced. */
-function firstBusy(steps) {
-  return Math.max(0, steps.findIndex((step) => step.before !== null && step.delta.length > 0));
+/** The first pass that changed a node: more to see than in the program as traced. */
+function firstBusy(programs) {
+  const counts = (_, number) => Object.values(programs.changes(number).counts);
+  return Math.max(0, programs.steps.findIndex((...step) => counts(...step).some((count) => count > 0)));
 }
 
 function createApp(data) {
   const given = fromHash(location.hash);
+  const programs = new Programs(data);
   const store = new Store({
     tab: TABS.includes(given.tab) ? given.tab : "program",
-    step: given.step !== null && given.step in data.steps ? given.step : firstBusy(data.steps),
+    step: given.step !== null && given.step in data.steps ? given.step : firstBusy(programs),
     node: given.node,
     query: "",
   });
-  const programs = new Programs(data);
   const providers = [...new Set(programs.records.map((record) => record.provider))].filter(Boolean);
   return {
     data,
@@ -56,14 +57,18 @@ function createApp(data) {
 }
 
 function programTab(app, search) {
-  const parts = [createTimeline(app), createSlider(app), createPassView(app), createProgramView(app), createInspector(app)];
-  const [timeline, slider, pass, program, inspector] = parts;
+  const ofPass = [createTimeline(app), createSlider(app), createPassView(app)];
+  const ofNodes = [createProgramView(app), createInspector(app)];
+  const [timeline, slider, pass] = ofPass;
+  const [program, inspector] = ofNodes;
   app.program = program.element;
-  app.store.subscribe((state, old) => {
-    if (state.step === old.step && state.query === old.query && state.node === old.node) return;
-    for (const part of parts) part.update(state, old);
+  const update = (state, old) => {
+    const turned = state.step !== old?.step;
+    if (turned) ofPass.forEach((part) => part.update(state));
+    if (turned || state.query !== old.query || state.node !== old.node) ofNodes.forEach((part) => part.update(state, old));
     layout.classList.toggle("inspecting", state.node !== null);
-  });
+  };
+  app.store.subscribe(update);
   const layout = h(
     "div",
     { class: "layout" },
@@ -71,8 +76,7 @@ function programTab(app, search) {
     h("div", { class: "middle" }, h("div", { class: "toolbar" }, slider.element, h("div", { class: "search" }, search, h("kbd", {}, "/"))), pass.element, program.element),
     inspector.element,
   );
-  layout.classList.toggle("inspecting", app.store.state.node !== null);
-  queueMicrotask(() => parts.forEach((part) => part.update(app.store.state)));
+  queueMicrotask(() => update(app.store.state)); // once it stands in the page, for it looks where things are
   return layout;
 }
 

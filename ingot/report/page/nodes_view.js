@@ -3,6 +3,7 @@
 import { providerTag } from "./code.js";
 import { h } from "./dom.js";
 import { bucketName, bytes, count, plural } from "./format.js";
+import { matcher } from "./search.js";
 
 const FIELDS = ["step", "node", "provider", "refusals", "candidates", "flops", "bytes"];
 const PORTION = 200; // rows made at once
@@ -49,9 +50,9 @@ export function nodesView(app) {
 
   function change(fields) {
     view = { limit: PORTION, ...view, ...("limit" in fields ? {} : { limit: PORTION }), ...fields };
-    const words = view.filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (row) => `${row.node} ${row.op} ${row.provider} ${row.layer === null ? "" : `layer ${row.layer}`} ${row.refusals.join(" ")}`.toLowerCase();
-    const wanted = rows.filter((row) => row.step === view.step && words.every((word) => text(row).includes(word)));
+    const matches = matcher(view.filter) ?? (() => true);
+    const text = (row) => [row.node, row.op, row.provider, ...row.refusals].join(" ");
+    const wanted = rows.filter((row) => row.step === view.step && matches(text(row), row.layer));
     const value = columns.find(([name]) => name === view.column)?.[1];
     if (value) wanted.sort((one, other) => compare(value(one), value(other), view.down));
     body.replaceChildren(...wanted.slice(0, view.limit).map((row) => tableRow(row)));

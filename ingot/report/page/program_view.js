@@ -5,18 +5,15 @@ import { button, h } from "./dom.js";
 import { plural } from "./format.js";
 import { sections } from "./layers.js";
 import { lineText } from "./program.js";
+import { matcher } from "./search.js";
 
 const MARKS = { added: "+", removed: "−", changed: "~" };
 const OPEN_AT_FIRST = 3; // cards with changes that a pass opens by itself
 
-/** Words that all have to stand in a node's line. */
+/** Whether a search wants a node; a search of nothing wants none. */
 function wanted(query) {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-  if (!words.length) return () => false;
-  return (node) => {
-    const line = lineText(node).toLowerCase();
-    return words.every((word) => line.includes(word));
-  };
+  const matches = matcher(query);
+  return (node) => matches !== null && matches(lineText(node), node.layer);
 }
 
 /** A name as a card of its layer shows it: without the layer, which the card's title tells. */
