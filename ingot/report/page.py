@@ -51,7 +51,7 @@ def report_page(report: Report) -> str:
             "about": "".join(
                 f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>" for name, text in _about(report)
             ),
-            "footer": html.escape(f"build {report.build_id}"),
+            "build": html.escape(report.build_id),
             "style": style,
             "script": script,
             "payload": compressed(report_value(report)),

@@ -61,6 +61,16 @@ def test_what_is_no_artifact_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not there" in capsys.readouterr().err and not page.exists()
 
 
+def test_help_imports_nothing_slow() -> None:
+    script = (
+        "import sys, ingot.cli as cli\n"
+        "assert cli.run(cli.INGOT, ['report', '--help']) == 0\n"
+        "print(*({'torch', 'pydantic', 'ingot.report'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "\n") and "--start-up" in done.stdout
+
+
 def test_it_needs_no_compiler(model: Path, tmp_path: Path) -> None:
     script = (
         "import json, sys, torch; before = set(sys.modules)\n"

@@ -54,14 +54,20 @@ function meter(share) {
   return bar;
 }
 
-/** The slider with a button at either end. */
+/** The slider with a button at either end; the strip below it shows the stages, bright where a pass changed nodes. */
 export function createSlider(app) {
   const last = app.data.steps.length - 1;
   const slider = h("input", { type: "range", min: 0, max: last, step: 1, "aria-label": "Pass" });
   slider.addEventListener("input", () => app.store.set({ step: Number(slider.value) }));
   const back = button("Previous pass", { class: "icon", onclick: () => move(app, -1) }, "‹");
   const on = button("Next pass", { class: "icon", onclick: () => move(app, 1) }, "›");
-  const element = h("div", { class: "slider" }, back, slider, on);
+  const strip = app.data.steps.map((step, number) => {
+    const idle = step.before !== null && !Object.values(app.programs.changes(number).counts).some(Boolean);
+    return h("span", { "data-stage": step.stage, class: idle ? "idle" : null });
+  });
+  const track = h("div", { class: "track" }, slider, h("div", { class: "strip", "aria-hidden": "true" }, strip));
+  track.style.setProperty("--passes", app.data.steps.length);
+  const element = h("div", { class: "slider" }, back, track, on);
   const update = ({ step }) => {
     const shown = app.data.steps[step];
     slider.value = step;
