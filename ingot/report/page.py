@@ -12,6 +12,15 @@ from ingot.report.data import Report
 from ingot.report.lines import program_lines
 from ingot.report.payload import compressed, report_value
 
+STYLES = (
+    "colours.css",
+    "base.css",
+    "passes.css",
+    "program.css",
+    "inspector.css",
+    "panels.css",
+    "narrow.css",
+)
 # One module each, every one behind those that it imports.
 MODULES = (
     "dom.js",
@@ -42,7 +51,7 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 def report_page(report: Report) -> str:
     """The report as HTML: one self-contained page, the same for the same report."""
-    style, script = _read("page.css"), joined_modules()
+    style, script = "".join(map(_read, STYLES)), joined_modules()
     return _filled(
         _read("page.html"),
         {

@@ -19,7 +19,7 @@ import pytest
 
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans, Ref
-from ingot.report.page import MODULES, joined_modules, report_page
+from ingot.report.page import MODULES, STYLES, joined_modules, report_page
 from ingot.report.payload import compressed, delta
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def test_modules_import_from_those_in_front_of_them() -> None:
         exported[name] = set(re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", text, re.MULTILINE))
     names = [one for module in exported.values() for one in module]
     assert len(names) == len(set(names)), "all modules share one scope for what they export"
-    assert {file.name for file in PAGE.iterdir()} == {*MODULES, "page.html", "page.css"}
+    assert {file.name for file in PAGE.iterdir()} == {*MODULES, *STYLES, "page.html"}
     assert not re.search(r"^(import|export) ", joined_modules(), re.MULTILINE)
 
 

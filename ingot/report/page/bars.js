@@ -27,7 +27,12 @@ export function stackedBar(title, parts, text) {
     h("figcaption", {}, h("h3", {}, title), h("b", {}, text(total))),
     svg(
       "svg",
-      { viewBox: `0 0 ${WIDTH} 26`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${text(total)}` },
+      {
+        viewBox: `0 0 ${WIDTH} 26`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": `${title}: ${text(total)}`,
+      },
       pieces,
     ),
     h(
@@ -40,7 +45,15 @@ export function stackedBar(title, parts, text) {
           h(
             "tr",
             {},
-            h("td", { class: "swatch" }, svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { width: 10, height: 10, rx: 2, class: `hue-${at % 8}` }))),
+            h(
+              "td",
+              { class: "swatch" },
+              svg(
+                "svg",
+                { viewBox: "0 0 10 10", "aria-hidden": "true" },
+                svg("rect", { width: 10, height: 10, rx: 2, class: `hue-${at % 8}` }),
+              ),
+            ),
             h("th", { scope: "row" }, name, note && h("span", { class: "quiet" }, ` ${note}`)),
             h("td", { class: "figure" }, text(value)),
             h("td", { class: "figure quiet" }, share(value)),

@@ -14,7 +14,9 @@ export function code(text, link = (name) => h("span", { class: "name" }, `%${nam
 /** An op's name, its dialect in a quieter tone. */
 export function opName(op) {
   const dot = op.indexOf(".");
-  return dot < 0 ? h("b", {}, op) : [h("span", { class: "quiet" }, op.slice(0, dot + 1)), h("b", {}, op.slice(dot + 1))];
+  return dot < 0
+    ? h("b", {}, op)
+    : [h("span", { class: "quiet" }, op.slice(0, dot + 1)), h("b", {}, op.slice(dot + 1))];
 }
 
 /** The parts of a list of arguments, split at the commas that stand in no bracket and no string. */

@@ -16,7 +16,10 @@ export function bytes(count) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0 s";
-  for (const [unit, scale] of [["s", 1], ["ms", 1e3]]) {
+  for (const [unit, scale] of [
+    ["s", 1],
+    ["ms", 1e3],
+  ]) {
     const scaled = value * scale;
     if (scaled >= 0.9995) return `${scaled >= 999.5 ? Math.round(scaled) : scaled.toPrecision(3)} ${unit}`;
   }

@@ -27,8 +27,7 @@ function find(app, step, key) {
 function content(app, step, key) {
   const close = button("Close", { class: "icon close", onclick: () => app.store.set({ node: null }) }, "×");
   const found = find(app, step, key);
-  const head = (mark) =>
-    h("header", {}, h("h2", {}, key), mark && h("span", { class: `count ${mark}` }, mark), close);
+  const head = (mark) => h("header", {}, h("h2", {}, key), mark && h("span", { class: `count ${mark}` }, mark), close);
   const past = life(app, step, key);
   if (!found) return [head(""), h("p", { class: "quiet" }, "Not in the program after this pass."), past];
   const { node, mark, shownAt } = found;
@@ -65,7 +64,8 @@ function facts(app, node) {
   return h(
     "dl",
     {},
-    rows.filter(([name, value]) => name && value !== null && value !== "" && value !== false)
+    rows
+      .filter(([name, value]) => name && value !== null && value !== "" && value !== false)
       .map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
   );
 }
@@ -88,10 +88,20 @@ function argumentsOf(app, step, node) {
     h(
       "ul",
       { class: "values" },
-      splitArguments(node.text).map((text) => h("li", {}, h("code", {}, code(text, link)), h("code", { class: "quiet" }, typeOf(text)))),
+      splitArguments(node.text).map((text) =>
+        h("li", {}, h("code", {}, code(text, link)), h("code", { class: "quiet" }, typeOf(text))),
+      ),
     ),
     region &&
-      h("p", {}, h("button", { type: "button", class: "link", onclick: () => app.showRegion(region) }, `body of region ${region}`)),
+      h(
+        "p",
+        {},
+        h(
+          "button",
+          { type: "button", class: "link", onclick: () => app.showRegion(region) },
+          `body of region ${region}`,
+        ),
+      ),
   );
 }
 
@@ -103,7 +113,9 @@ function usersOf(app, step, node) {
     h(
       "ul",
       { class: "values" },
-      users.slice(0, LISTED).map((user) => h("li", {}, linkTo(app, step, node.region)(user.name), h("code", { class: "quiet" }, user.op))),
+      users
+        .slice(0, LISTED)
+        .map((user) => h("li", {}, linkTo(app, step, node.region)(user.name), h("code", { class: "quiet" }, user.op))),
       users.length > LISTED && h("li", { class: "quiet" }, `and ${users.length - LISTED} more`),
       results.map((result) => h("li", {}, `${node.region ? "the region's" : "the program's"} result ${result}`)),
     ),
@@ -119,11 +131,17 @@ function before(app, step, key) {
 function refusalsOf(app, step, node) {
   const reasons = app.programs
     .lineage(step)
-    .flatMap((number) => app.data.steps[number].refusals.filter(([name]) => name === node.name).map(([, reason]) => [number, reason]));
+    .flatMap((number) =>
+      app.data.steps[number].refusals.filter(([name]) => name === node.name).map(([, reason]) => [number, reason]),
+    );
   if (!reasons.length) return null;
   return block(
     plural(reasons.length, "refusal"),
-    h("ul", { class: "values" }, reasons.map(([number, reason]) => h("li", {}, passLink(app, number), h("span", {}, reason)))),
+    h(
+      "ul",
+      { class: "values" },
+      reasons.map(([number, reason]) => h("li", {}, passLink(app, number), h("span", {}, reason))),
+    ),
   );
 }
 
@@ -132,11 +150,25 @@ function life(app, step, key) {
   if (!events.length) return null;
   return block(
     "Life",
-    h("ul", { class: "values" }, events.map(([number, mark]) =>
-      h("li", { "aria-current": number === step ? "step" : null }, h("span", { class: `count ${mark}` }, mark), passLink(app, number)))),
+    h(
+      "ul",
+      { class: "values" },
+      events.map(([number, mark]) =>
+        h(
+          "li",
+          { "aria-current": number === step ? "step" : null },
+          h("span", { class: `count ${mark}` }, mark),
+          passLink(app, number),
+        ),
+      ),
+    ),
   );
 }
 
 function passLink(app, number) {
-  return h("button", { type: "button", class: "link", onclick: () => app.store.set({ step: number }) }, stepName(app.data.steps[number]));
+  return h(
+    "button",
+    { type: "button", class: "link", onclick: () => app.store.set({ step: number }) },
+    stepName(app.data.steps[number]),
+  );
 }

@@ -62,7 +62,10 @@ function section(id, title, members) {
  * `hit` says of a node whether a search wants it; layers are folded only where it wants the same of them.
  */
 export function sections(program, changes, hit) {
-  const parts = new Map([["interface", []], ["before", []]]);
+  const parts = new Map([
+    ["interface", []],
+    ["before", []],
+  ]);
   const after = [];
   const regions = new Map();
   let layered = false;

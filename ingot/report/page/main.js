@@ -20,7 +20,10 @@ const TABS = ["program", "time", "memory", "nodes"];
 /** The first pass that changed a node: more to see than in the program as traced. */
 function firstBusy(programs) {
   const counts = (_, number) => Object.values(programs.changes(number).counts);
-  return Math.max(0, programs.steps.findIndex((...step) => counts(...step).some((count) => count > 0)));
+  return Math.max(
+    0,
+    programs.steps.findIndex((...step) => counts(...step).some((count) => count > 0)),
+  );
 }
 
 function createApp(data) {
@@ -41,7 +44,8 @@ function createApp(data) {
     /** Show a node; where `inStep` is the step before a removal, stay where the removal is seen. */
     select(key, inStep = null, go = false) {
       const { step } = store.state;
-      const turn = inStep !== null && (go || !(programs.at(step).nodes.has(key) || programs.steps[step].before === inStep));
+      const turn =
+        inStep !== null && (go || !(programs.at(step).nodes.has(key) || programs.steps[step].before === inStep));
       store.set({ node: key, tab: "program", ...(turn ? { step: inStep } : {}) });
     },
     /** Show a value of the plan in the last program of its bucket class. */
@@ -50,7 +54,9 @@ function createApp(data) {
       this.select(programs.output(step, name) ?? name, step, true);
     },
     showRegion(name) {
-      const first = [...programs.at(store.state.step).nodes.values()].find((node) => node.region === name && node.kind === "call");
+      const first = [...programs.at(store.state.step).nodes.values()].find(
+        (node) => node.region === name && node.kind === "call",
+      );
       if (first) this.select(first.key);
     },
   };
@@ -65,7 +71,8 @@ function programTab(app, search) {
   const update = (state, old) => {
     const turned = state.step !== old?.step;
     if (turned) ofPass.forEach((part) => part.update(state));
-    if (turned || state.query !== old.query || state.node !== old.node) ofNodes.forEach((part) => part.update(state, old));
+    if (turned || state.query !== old.query || state.node !== old.node)
+      ofNodes.forEach((part) => part.update(state, old));
     layout.classList.toggle("inspecting", state.node !== null);
   };
   app.store.subscribe(update);
@@ -73,7 +80,13 @@ function programTab(app, search) {
     "div",
     { class: "layout" },
     timeline.element,
-    h("div", { class: "middle" }, h("div", { class: "toolbar" }, slider.element, h("div", { class: "search" }, search, h("kbd", {}, "/"))), pass.element, program.element),
+    h(
+      "div",
+      { class: "middle" },
+      h("div", { class: "toolbar" }, slider.element, h("div", { class: "search" }, search, h("kbd", {}, "/"))),
+      pass.element,
+      program.element,
+    ),
     inspector.element,
   );
   queueMicrotask(() => update(app.store.state)); // once it stands in the page, for it looks where things are

@@ -32,15 +32,22 @@ export function nodesView(app) {
     return { ...row, op, layer };
   });
   const steps = [...new Set(rows.map((row) => row.step))];
-  if (!steps.length) return h("div", { class: "panel" }, h("p", { class: "quiet" }, "No pass chose providers in this artifact."));
-  const columns = COLUMNS.filter(([name, value]) => !["flops", "bytes", "candidates"].includes(name) || rows.some((row) => value(row)));
+  if (!steps.length)
+    return h("div", { class: "panel" }, h("p", { class: "quiet" }, "No pass chose providers in this artifact."));
+  const columns = COLUMNS.filter(
+    ([name, value]) => !["flops", "bytes", "candidates"].includes(name) || rows.some((row) => value(row)),
+  );
   let view = { step: steps[0], filter: "", column: null, down: false, limit: PORTION };
 
   const body = h("tbody");
   const status = h("p", { class: "status", role: "status" });
   const more = h("button", { type: "button", class: "more", onclick: () => change({ limit: view.limit + PORTION }) });
   const heads = columns.map(([name]) =>
-    h("th", { scope: "col", class: figure(name) }, h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, name)),
+    h(
+      "th",
+      { scope: "col", class: figure(name) },
+      h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, name),
+    ),
   );
 
   function sortBy(name) {
@@ -68,28 +75,57 @@ export function nodesView(app) {
 
   function tableRow(row) {
     const cells = {
-      node: () => h("button", { type: "button", class: "link", onclick: () => app.select(row.node, row.step, true) }, `%${row.node}`),
+      node: () =>
+        h(
+          "button",
+          { type: "button", class: "link", onclick: () => app.select(row.node, row.step, true) },
+          `%${row.node}`,
+        ),
       op: () => row.op,
       layer: () => row.layer ?? "–",
       provider: () => providerTag(app, row.provider),
       flops: () => count(row.flops),
       bytes: () => (row.bytes === null ? "–" : bytes(row.bytes)),
       candidates: () => row.candidates.join("; ") || "–",
-      refusals: () => (row.refusals.length ? h("ul", { class: "reasons" }, row.refusals.map((reason) => h("li", {}, reason))) : "–"),
+      refusals: () =>
+        row.refusals.length
+          ? h(
+              "ul",
+              { class: "reasons" },
+              row.refusals.map((reason) => h("li", {}, reason)),
+            )
+          : "–",
     };
-    return h("tr", {}, columns.map(([name]) => h("td", { "data-column": name, class: figure(name) }, cells[name]())));
+    return h(
+      "tr",
+      {},
+      columns.map(([name]) => h("td", { "data-column": name, class: figure(name) }, cells[name]())),
+    );
   }
 
-  const bucket = h("select", { "aria-label": "Bucket class" }, steps.map((step) => h("option", { value: step }, bucketName(app.data.steps[step]))));
+  const bucket = h(
+    "select",
+    { "aria-label": "Bucket class" },
+    steps.map((step) => h("option", { value: step }, bucketName(app.data.steps[step]))),
+  );
   bucket.addEventListener("change", () => change({ step: Number(bucket.value) }));
-  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter nodes", autocomplete: "off" });
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": "Filter nodes",
+    autocomplete: "off",
+  });
   filter.addEventListener("input", () => change({ filter: filter.value }));
   change({});
   return h(
     "div",
     { class: "panel wide nodes" },
     h("div", { class: "controls" }, bucket, filter, status),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Nodes" }, h("table", { class: "sortable" }, h("thead", {}, h("tr", {}, heads)), body)),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Nodes" },
+      h("table", { class: "sortable" }, h("thead", {}, h("tr", {}, heads)), body),
+    ),
     more,
   );
 }

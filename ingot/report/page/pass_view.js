@@ -28,7 +28,12 @@ function content(app, number) {
       step.bucket && h("span", { class: "tag" }, step.bucket),
       h("span", { class: "number" }, `${number} of ${app.data.steps.length - 1}`),
     ),
-    h("p", { class: "facts" }, facts.map((fact) => h("span", {}, fact)), options.map((one) => h("code", {}, one))),
+    h(
+      "p",
+      { class: "facts" },
+      facts.map((fact) => h("span", {}, fact)),
+      options.map((one) => h("code", {}, one)),
+    ),
     !traced && h("p", { class: "ops" }, changesText(step, counts)),
     step.refusals.length > 0 && refusals(app, step),
   ];
@@ -48,11 +53,13 @@ function changesText(step, counts) {
 
 /** Reasons with the nodes that they are about, the most frequent first. */
 function refusals(app, step) {
-  const reasons = [...Map.groupBy(step.refusals, ([, reason]) => reason)].sort(([, one], [, other]) => other.length - one.length);
+  const reasons = [...Map.groupBy(step.refusals, ([, reason]) => reason)].sort(
+    ([, one], [, other]) => other.length - one.length,
+  );
   const listed = (nodes) =>
-    nodes.slice(0, 12).map(([node]) =>
-      h("button", { type: "button", class: "link", onclick: () => app.select(node) }, `%${node}`),
-    );
+    nodes
+      .slice(0, 12)
+      .map(([node]) => h("button", { type: "button", class: "link", onclick: () => app.select(node) }, `%${node}`));
   return h(
     "details",
     { class: "refusals" },

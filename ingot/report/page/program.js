@@ -77,7 +77,8 @@ export class Programs {
     for (const line of this.linesOf(number)) {
       const record = this.records[line];
       if (record.kind === "program") program.header = record.name;
-      else if (record.kind === "region") regions.push((region = { name: record.name, backend: record.op, outputs: "" }));
+      else if (record.kind === "region")
+        regions.push((region = { name: record.name, backend: record.op, outputs: "" }));
       else if (record.kind === "end") region = null;
       else if (record.kind === "return") (region ?? program).outputs = record.name;
       else if (SHOWN.has(record.kind)) {
@@ -88,7 +89,7 @@ export class Programs {
     return program;
   }
 
-  /** What a step did: `marks` of nodes by key, "added" or "changed", and `removed` nodes with the key each came after. */
+  /** What a step did: `marks` of nodes by key, "added" or "changed"; `removed` nodes, with the key each came after. */
   changes(number) {
     if (!this.differences.has(number)) this.differences.set(number, this.#compare(number));
     return this.differences.get(number);
@@ -133,14 +134,17 @@ export class Programs {
       (other) => other.kind === "call" && other.region === node.region && names(other.text).includes(node.name),
     );
     const block = node.region ? program.regions.find((region) => region.name === node.region) : program;
-    return { users, results: results(block.outputs).flatMap(([result, value]) => (value === node.name ? [result] : [])) };
+    return {
+      users,
+      results: results(block.outputs).flatMap(([result, value]) => (value === node.name ? [result] : [])),
+    };
   }
 
   /** The steps of one line of descent through a step: from the traced program on, to the end of a bucket class. */
   lineage(number) {
     const line = [];
     for (let at = number; at !== null; at = this.steps[at].before) line.unshift(at);
-    for (let at = number; at !== -1; ) {
+    for (let at = number; at !== -1;) {
       at = this.steps.findIndex((step) => step.before === at);
       if (at !== -1) line.push(at);
     }

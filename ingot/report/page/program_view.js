@@ -24,7 +24,8 @@ function within(layer, name) {
 
 function what(node, layer) {
   if (node.kind === "param") return code(node.text);
-  if (node.kind !== "call") return h("span", { class: "quiet" }, [node.kind, node.op, node.text].filter(Boolean).join(" "));
+  if (node.kind !== "call")
+    return h("span", { class: "quiet" }, [node.kind, node.op, node.text].filter(Boolean).join(" "));
   const link = (name) => h("span", { class: "name" }, `%${within(layer, name)}`);
   return [opName(node.op), "(", code(node.text, link), ")"];
 }
@@ -55,7 +56,9 @@ export function createProgramView(app) {
 
   function openSections(list, query, node) {
     const busy = list.filter(({ counts }) => counts.added + counts.removed + counts.changed > 0);
-    const first = busy.length ? busy.slice(0, OPEN_AT_FIRST) : list.filter(({ id }) => id.startsWith("layer ")).slice(0, 1);
+    const first = busy.length
+      ? busy.slice(0, OPEN_AT_FIRST)
+      : list.filter(({ id }) => id.startsWith("layer ")).slice(0, 1);
     const byItself = new Set(query ? list.map(({ id }) => id) : (first.length ? first : list).map(({ id }) => id));
     return new Set(
       list
@@ -104,8 +107,11 @@ export function createProgramView(app) {
 
   /** A folded section shows one of its layers; this chooses which. */
   function layerPicker({ id, members }, at) {
-    const choice = h("select", { "aria-label": "Layer shown" }, members.map(({ layer }, number) =>
-      h("option", { value: number, selected: number === at }, String(layer))));
+    const choice = h(
+      "select",
+      { "aria-label": "Layer shown" },
+      members.map(({ layer }, number) => h("option", { value: number, selected: number === at }, String(layer))),
+    );
     const show = (number) => {
       layers.set(id, number);
       draw(app.store.state);
@@ -132,9 +138,15 @@ export function createProgramView(app) {
     const made = (list) => list.map((entry) => row(entry, layer, selected, entry.node === current));
     return h(
       "div",
-      { class: `rows ${all.some(({ node }) => node.provider) ? "provided" : ""}`, role: "listbox", "aria-label": `Nodes: ${title}` },
+      {
+        class: `rows ${all.some(({ node }) => node.provider) ? "provided" : ""}`,
+        role: "listbox",
+        "aria-label": `Nodes: ${title}`,
+      },
       made(others),
-      params.length > 0 && others.length > 0 && h("div", { class: "divider", role: "presentation" }, plural(params.length, "param")),
+      params.length > 0 &&
+        others.length > 0 &&
+        h("div", { class: "divider", role: "presentation" }, plural(params.length, "param")),
       made(params),
     );
   }

@@ -10,7 +10,13 @@ export function createTabs(app, views) {
     const panel = h("div", { role: "tabpanel", id: `panel-${id}`, "aria-labelledby": `tab-${id}`, hidden: true });
     const tab = h(
       "button",
-      { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": panel.id, onclick: () => app.store.set({ tab: id }) },
+      {
+        type: "button",
+        role: "tab",
+        id: `tab-${id}`,
+        "aria-controls": panel.id,
+        onclick: () => app.store.set({ tab: id }),
+      },
       title,
     );
     tabs.set(id, tab);

@@ -8,17 +8,30 @@ const EXE_SHOWN = 12; // hexadecimal digits of an executable's id: enough to tel
 
 export function timeView(app) {
   const { phases, executables, cached } = app.data.times;
-  const passes = app.data.steps.filter((step) => step.seconds !== null).map((step) => [stepName(step), step.seconds, ""]);
+  const passes = app.data.steps
+    .filter((step) => step.seconds !== null)
+    .map((step) => [stepName(step), step.seconds, ""]);
   const built = Object.entries(executables).filter(([id]) => !cached.includes(id));
-  const parts = (times) => Object.entries(times).sort(([, one], [, other]) => other - one).map(([name, value]) => [name, value, ""]);
+  const parts = (times) =>
+    Object.entries(times)
+      .sort(([, one], [, other]) => other - one)
+      .map(([name, value]) => [name, value, ""]);
   const left = [
     bar("Compile, by phase", parts(phases)),
     bar(
       "Executables built",
       parts(Object.fromEntries(built)).map(([id, ...rest]) => [id.slice(0, EXE_SHOWN), ...rest]),
-      `built side by side: the sum is longer than the wait${cached.length ? `; ${plural(cached.length, "executable")} came from the cache` : ""}`,
+      [
+        "built side by side: the sum is longer than the wait",
+        cached.length > 0 && `; ${plural(cached.length, "executable")} came from the cache`,
+      ],
     ),
-    bar("Start-up", app.data.start_up, "from a new process to its first token, on the machine that made this page", "not measured: ingot report --start-up does"),
+    bar(
+      "Start-up",
+      app.data.start_up,
+      "from a new process to its first token, on the machine that made this page",
+      "not measured: ingot report --start-up does",
+    ),
   ];
   return h("div", { class: "columns" }, h("div", {}, left), h("div", {}, bar("Passes", passes)));
 }

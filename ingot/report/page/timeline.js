@@ -31,10 +31,7 @@ export function createTimeline(app) {
   const element = h(
     "nav",
     { class: "timeline", "aria-label": "Passes" },
-    groups.map(({ title, stage, items }) => [
-      h("h3", { "data-stage": stage }, title),
-      h("ol", {}, items),
-    ]),
+    groups.map(({ title, stage, items }) => [h("h3", { "data-stage": stage }, title), h("ol", {}, items)]),
   );
   const update = ({ step }) => {
     stops.forEach((stop, number) => {
