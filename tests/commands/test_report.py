@@ -14,7 +14,7 @@ import pytest
 import ingot.cli as cli
 from ingot.report.start_up import measure_start_up
 
-pytestmark = pytest.mark.xdist_group("report")
+pytestmark = pytest.mark.xdist_group("report-command")
 
 
 @pytest.fixture
