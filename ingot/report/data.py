@@ -55,20 +55,35 @@ class Times:
 
 
 @dataclass(frozen=True)
-class NodeCost:
-    """What is known of one node of a bucket class. `flops` and `bytes` are of one step, None where not known.
+class NodeRow:
+    """What is known of one call. `flops`, `bytes` and `seconds` are of one step, None where not known.
 
-    `step` is the number of the step whose program holds the node; `refusals` say who declined it and why, and
-    `candidates` who would have taken it, at which cost.
+    `key` names it as the page does: a call in a region with the region in front, as in `r1/linear_3`. `region` is the
+    call of the region that it stands in, by node. `candidates` say who would have taken it and at which cost,
+    `refusals` who declined it and why.
     """
 
-    step: int
-    node: str
+    key: str
+    name: str
+    op: str
+    layer: int | None
     provider: str
-    refusals: tuple[str, ...] = ()
-    candidates: tuple[str, ...] = ()
+    region: str = ""
     flops: int | None = None
     bytes: int | None = None
+    seconds: float | None = None
+    candidates: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """The calls of one bucket class, as they stand after the step with the number `step`; `basis` says which step of
+    the model costs are of, in words, "" where none are known."""
+
+    step: int
+    basis: str
+    rows: tuple[NodeRow, ...]
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ class Report:
     times: Times
     resident: Resident
     memories: tuple[StepMemory, ...]
-    nodes: tuple[NodeCost, ...]
+    nodes: tuple[NodeTable, ...]
     start_up: Mapping[str, float]
 
 
@@ -100,7 +115,7 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
         times=_times(artifact),
         resident=resident(plans),
         memories=step_memories(plans),
-        nodes=node_costs(artifact.read_json("choices.json"), steps),
+        nodes=node_tables(artifact.read_json("choices.json"), steps),
         start_up=start_up or {},
     )
 
@@ -202,13 +217,13 @@ def _plans(artifact: Artifact) -> Plans:
         ) from error
 
 
-def node_costs(choices: Any, steps: Sequence[Step]) -> tuple[NodeCost, ...]:
+def node_tables(choices: Any, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
     """Who computes each node of each bucket class, and who declined it; `choices` is the value of choices.json. Raises
     ArtifactError.
 
-    The one place to add flops, bytes and candidates: no file of the artifact holds them yet.
+    The one place to add costs and candidates: no file of the artifact holds them yet.
     """
-    found: list[NodeCost] = []
+    found: list[NodeTable] = []
     for number, step in enumerate(steps):
         if step.name != _CHOOSES:
             continue
@@ -218,9 +233,17 @@ def node_costs(choices: Any, steps: Sequence[Step]) -> tuple[NodeCost, ...]:
                 refusals.setdefault(one["node"], []).append(str(one["reason"]))
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"choices.json is malformed: {error!r}") from error
-        found += [
-            NodeCost(number, line.name, line.provider, tuple(refusals.get(line.name, ())))
+        rows = [
+            NodeRow(
+                key=line.name,
+                name=line.name,
+                op=line.op,
+                layer=line.layer,
+                provider=line.provider,
+                refusals=tuple(refusals.get(line.name, ())),
+            )
             for line in program_lines(step.text)
             if line.provider
         ]
+        found.append(NodeTable(number, "", tuple(rows)))
     return tuple(found)

@@ -19,7 +19,7 @@ def report_value(report: Report) -> dict[str, Any]:
     steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
     start_up   pairs of a part and its seconds
     memory     one for each bucket class
-    nodes      rows of the node table
+    nodes      the table of each bucket class, its rows as the fields of NodeRow in order
     """
     table: dict[ProgramLine, int] = {}
     programs = [[table.setdefault(line, len(table)) for line in program_lines(step.text)] for step in report.steps]
@@ -39,7 +39,7 @@ def report_value(report: Report) -> dict[str, Any]:
         "memory": [
             {**asdict(one), "storages": [astuple(storage) for storage in one.storages]} for one in report.memories
         ],
-        "nodes": [astuple(one) for one in report.nodes],
+        "nodes": [{**vars(table), "rows": [astuple(row) for row in table.rows]} for table in report.nodes],
     }
 
 

@@ -55,7 +55,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
     from ingot.ir.text import print_program
     from ingot.merged_plans import merged_plans
     from ingot.passes.manager import run_pipeline
-    from ingot.report.data import Step, linked, node_costs
+    from ingot.report.data import Step, linked, node_tables
     from ingot.report.memory import resident, step_memories
 
     model = traced(json.loads((deep_checkpoint / "config.json").read_text()))
@@ -86,7 +86,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
     return replace(
         plain_report,
         steps=steps,
-        nodes=node_costs(refusals, steps),
+        nodes=node_tables(refusals, steps),
         memories=step_memories(plans),
         resident=resident(plans),
         start_up={"Python": 0.1, "imports": 2.5},

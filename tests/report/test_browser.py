@@ -431,40 +431,60 @@ def test_memory_shows_what_lives_at_an_instruction(show: Show, region_report: Re
 
 
 def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Report) -> None:
-    first = region_report.nodes[0].step
-    nodes = tuple(
+    table = region_report.nodes[0]
+    rows = tuple(
         replace(
-            one,
+            row,
             flops=at * 7919 % 1009,
             bytes=None if at == 3 else at * 104729 % 997,
+            seconds=at * 31337 % 991 / 1e6,
             candidates=("cpu: 1.0",) * (at % 3),
+            region="region_r0" if at % 5 == 4 else "",
         )
-        for at, one in enumerate(region_report.nodes)
+        for at, row in enumerate(table.rows)
     )
-    mine = [one for one in nodes if one.step == first]
-    lines = lines_of(region_report.steps[first])
-    page = show(replace(region_report, nodes=nodes), hash="#tab=nodes").page
-    assert page.locator(".nodes .status").inner_text() == f"{len(mine)} nodes"
+    page = show(replace(region_report, nodes=(replace(table, rows=rows, basis="16 tokens"),)), hash="#tab=nodes").page
+    whole = [row for row in rows if not row.region]
+    assert page.locator(".nodes .status").inner_text() == (
+        f"{len(rows)} nodes, {sum(row.flops or 0 for row in whole) / 1000:.3g} k flops, "
+        f"{sum(row.bytes or 0 for row in whole) / 1000:.1f} kB"
+    )
+    assert "16 tokens" in page.inner_text(".nodes .controls")
     values: dict[str, Callable[[Any], Any]] = {
-        "flops": lambda one: one.flops,
-        "bytes": lambda one: one.bytes,
-        "candidates": lambda one: len(one.candidates),
-        "refusals": lambda one: len(one.refusals),
-        "layer": lambda one: lines[one.node].layer,  # type: ignore[attr-defined]
-        "op": lambda one: lines[one.node].op,  # type: ignore[attr-defined]
-        "provider": lambda one: one.provider,
-    }
-    by_name = {one.node: one for one in mine}
+        name: lambda row, name=name: getattr(row, name)
+        for name in ("flops", "bytes", "seconds", "layer", "op", "provider", "region")
+    } | {name: lambda row, name=name: len(getattr(row, name)) for name in ("candidates", "refusals")}
+    assert page.locator("th").count() == len(values) + 1
+    by_name = {row.name: row for row in rows}
     for column, value in values.items():
         head = page.locator("th", has_text=re.compile(f"^{column}$"))
+        directions = set()
         for _ in range(2):
             head.get_by_role("button").click()
             shown = page.locator("td[data-column=node]").all_inner_texts()
             found = [value(by_name[name.removeprefix("%")]) for name in shown]
             known = [one for one in found if one is not None]
             assert found == known + [None] * (len(found) - len(known)), "what is not known comes last"
+            directions.add(head.get_attribute("aria-sort"))
             assert known == sorted(known, reverse=head.get_attribute("aria-sort") == "descending")
-    assert [head.get_attribute("aria-sort") for head in page.locator("th[aria-sort]").all()].count("none") == 7
+        assert directions == {"ascending", "descending"}
+    assert [head.get_attribute("aria-sort") for head in page.locator("th").all()].count("none") == len(values)
+
+
+def test_columns_without_anything_in_them_are_left_out(show: Show, plain_report: Report) -> None:
+    page = show(plain_report, hash="#tab=nodes").page
+    assert page.locator("th").all_inner_texts() == ["node", "op", "layer", "provider", "refusals"]
+
+
+def test_a_long_table_is_shown_in_portions(show: Show, plain_report: Report) -> None:
+    (table,) = plain_report.nodes
+    rows = tuple(replace(table.rows[0], name=f"n{at}", key=f"n{at}") for at in range(450))
+    page = show(replace(plain_report, nodes=(replace(table, rows=rows),)), hash="#tab=nodes").page
+    for shown, more in ((200, "Show 200 more of 250"), (400, "Show 50 more of 50"), (450, None)):
+        assert page.locator("tbody tr").count() == shown
+        if more:
+            page.get_by_role("button", name=more).click()
+    assert not page.locator(".more").is_visible()
 
 
 def test_the_table_of_nodes_filters_and_leads_to_the_program(show: Show, region_report: Report) -> None:
@@ -620,7 +640,8 @@ def test_hostile_names_stay_names(show: Show, plain_report: Report) -> None:
         step, name=evil, text=text, options={evil: evil}, refusals=((evil, evil),), op_count_diff={evil: 1}
     )
     steps = (*plain_report.steps[:number], hostile)
-    nodes = tuple(replace(one, step=number, provider=evil, refusals=(evil,)) for one in plain_report.nodes)
+    rows = tuple(replace(row, op=evil, provider=evil, refusals=(evil,)) for row in plain_report.nodes[0].rows)
+    nodes = (replace(plain_report.nodes[0], step=number, basis=evil, rows=rows),)
     report = replace(plain_report, title=evil, steps=steps, nodes=nodes, times=Times({evil: 1.0}, {}, ()))
     page = show(report, hash=f"#pass={number}").page
     assert evil in page.inner_text("h1")

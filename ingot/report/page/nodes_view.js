@@ -2,113 +2,106 @@
 
 import { providerTag } from "./code.js";
 import { h } from "./dom.js";
-import { bucketName, bytes, count, plural } from "./format.js";
+import { bucketName, bytes, count, plural, seconds } from "./format.js";
 import { matcher } from "./search.js";
 
-const FIELDS = ["step", "node", "provider", "refusals", "candidates", "flops", "bytes"];
+const FIELDS = "key name op layer provider region flops bytes seconds candidates refusals".split(" ");
 const PORTION = 200; // rows made at once
 
-const COLUMNS = [
-  ["node", (row) => row.node],
-  ["op", (row) => row.op],
-  ["layer", (row) => row.layer],
-  ["provider", (row) => row.provider],
-  ["flops", (row) => row.flops],
-  ["bytes", (row) => row.bytes],
-  ["candidates", (row) => row.candidates.length],
-  ["refusals", (row) => row.refusals.length],
-];
-const NUMBERS = new Set(["layer", "flops", "bytes", "candidates", "refusals"]);
+/**
+ * The columns: what sorts them, and what stands in a cell. Columns of `figure` are numbers, and the largest comes first
+ * where `down`. An `optional` column is there only where a row has something for it.
+ */
+function columnsOf(app) {
+  const unknown = (value, text) => (value === null ? "–" : text(value));
+  const list = (values) =>
+    values.length
+      ? h(
+          "ul",
+          { class: "reasons" },
+          values.map((value) => h("li", {}, value)),
+        )
+      : "–";
+  return [
+    { name: "node", value: (row) => row.name, cell: (row, step) => nodeLink(app, row, step) },
+    { name: "op", value: (row) => row.op, cell: (row) => row.op },
+    { name: "layer", value: (row) => row.layer, cell: (row) => unknown(row.layer, String), figure: true },
+    { name: "provider", value: (row) => row.provider, cell: (row) => providerTag(app, row.provider) },
+    { name: "region", value: (row) => row.region, cell: (row) => row.region || "–", optional: true },
+    { name: "flops", value: (row) => row.flops, cell: (row) => count(row.flops), figure: true, down: true },
+    { name: "bytes", value: (row) => row.bytes, cell: (row) => unknown(row.bytes, bytes), figure: true, down: true },
+    { name: "seconds", value: (row) => row.seconds, cell: (row) => seconds(row.seconds), figure: true, down: true },
+    { name: "candidates", value: (row) => row.candidates.length, cell: (row) => list(row.candidates), down: true },
+    { name: "refusals", value: (row) => row.refusals.length, cell: (row) => list(row.refusals), down: true },
+  ].map((column) => ({ optional: column.down && column.name !== "refusals", ...column }));
+}
 
-/** Lists of reasons sort by their number, and read from the left. */
-function figure(column) {
-  return ["layer", "flops", "bytes"].includes(column) ? "figure" : null;
+function nodeLink(app, { key, name }, step) {
+  return h("button", { type: "button", class: "link", onclick: () => app.select(key, step, true) }, `%${name}`);
 }
 
 export function nodesView(app) {
-  const rows = app.data.nodes.map((fields) => {
-    const row = Object.fromEntries(FIELDS.map((field, at) => [field, fields[at]]));
-    const { op = "", layer = null } = app.programs.at(row.step).nodes.get(row.node) ?? {};
-    return { ...row, op, layer };
-  });
-  const steps = [...new Set(rows.map((row) => row.step))];
-  if (!steps.length)
+  const tables = app.data.nodes.map((table) => ({
+    ...table,
+    rows: table.rows.map((fields) => Object.fromEntries(FIELDS.map((field, at) => [field, fields[at]]))),
+  }));
+  if (!tables.length)
     return h("div", { class: "panel" }, h("p", { class: "quiet" }, "No pass chose providers in this artifact."));
-  const columns = COLUMNS.filter(
-    ([name, value]) => !["flops", "bytes", "candidates"].includes(name) || rows.some((row) => value(row)),
-  );
-  let view = { step: steps[0], filter: "", column: null, down: false, limit: PORTION };
+  const rows = tables.flatMap((table) => table.rows);
+  const columns = columnsOf(app).filter(({ optional, value }) => !optional || rows.some((row) => value(row)));
+  let view = { table: tables[0], filter: "", column: null, down: false, limit: PORTION };
 
   const body = h("tbody");
   const status = h("p", { class: "status", role: "status" });
+  const basis = h("p", { class: "quiet" });
   const more = h("button", { type: "button", class: "more", onclick: () => change({ limit: view.limit + PORTION }) });
-  const heads = columns.map(([name]) =>
+  const heads = columns.map((column) =>
     h(
       "th",
-      { scope: "col", class: figure(name) },
-      h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, name),
+      { scope: "col", class: column.figure ? "figure" : null },
+      h("button", { type: "button", class: "sort", onclick: () => sortBy(column) }, column.name),
     ),
   );
 
-  function sortBy(name) {
-    // Numbers begin with the largest, words with the first of the alphabet; again turns it round.
-    change({ column: name, down: view.column === name ? !view.down : NUMBERS.has(name) && name !== "layer" });
+  /** Sort by a column; again turns it round. */
+  function sortBy(column) {
+    change({ column, down: view.column === column ? !view.down : Boolean(column.down) });
   }
 
   function change(fields) {
-    view = { limit: PORTION, ...view, ...("limit" in fields ? {} : { limit: PORTION }), ...fields };
+    view = { ...view, limit: PORTION, ...fields };
     const matches = matcher(view.filter) ?? (() => true);
-    const text = (row) => [row.node, row.op, row.provider, ...row.refusals].join(" ");
-    const wanted = rows.filter((row) => row.step === view.step && matches(text(row), row.layer));
-    const value = columns.find(([name]) => name === view.column)?.[1];
-    if (value) wanted.sort((one, other) => compare(value(one), value(other), view.down));
-    body.replaceChildren(...wanted.slice(0, view.limit).map((row) => tableRow(row)));
+    const text = (row) => [row.name, row.op, row.provider, row.region, ...row.refusals].join(" ");
+    const wanted = view.table.rows.filter((row) => matches(text(row), row.layer));
+    if (view.column) wanted.sort((one, other) => compare(view.column.value(one), view.column.value(other), view.down));
+    body.replaceChildren(...wanted.slice(0, view.limit).map(tableRow));
     heads.forEach((head, at) => {
-      const sorted = columns[at][0] === view.column;
+      const sorted = columns[at] === view.column;
       head.setAttribute("aria-sort", sorted ? (view.down ? "descending" : "ascending") : "none");
     });
     const left = wanted.length - view.limit;
     more.hidden = left <= 0;
     more.textContent = `Show ${Math.min(PORTION, left)} more of ${left}`;
-    status.textContent = plural(wanted.length, "node");
+    status.textContent = [plural(wanted.length, "node"), ...totals(wanted)].join(", ");
+    basis.textContent = view.table.basis;
   }
 
   function tableRow(row) {
-    const cells = {
-      node: () =>
-        h(
-          "button",
-          { type: "button", class: "link", onclick: () => app.select(row.node, row.step, true) },
-          `%${row.node}`,
-        ),
-      op: () => row.op,
-      layer: () => row.layer ?? "–",
-      provider: () => providerTag(app, row.provider),
-      flops: () => count(row.flops),
-      bytes: () => (row.bytes === null ? "–" : bytes(row.bytes)),
-      candidates: () => row.candidates.join("; ") || "–",
-      refusals: () =>
-        row.refusals.length
-          ? h(
-              "ul",
-              { class: "reasons" },
-              row.refusals.map((reason) => h("li", {}, reason)),
-            )
-          : "–",
-    };
-    return h(
-      "tr",
-      {},
-      columns.map(([name]) => h("td", { "data-column": name, class: figure(name) }, cells[name]())),
-    );
+    const cell = (column) =>
+      h(
+        "td",
+        { "data-column": column.name, class: column.figure ? "figure" : null },
+        column.cell(row, view.table.step),
+      );
+    return h("tr", { class: row.region ? "inside" : null }, columns.map(cell));
   }
 
   const bucket = h(
     "select",
     { "aria-label": "Bucket class" },
-    steps.map((step) => h("option", { value: step }, bucketName(app.data.steps[step]))),
+    tables.map(({ step }, at) => h("option", { value: at }, bucketName(app.data.steps[step]))),
   );
-  bucket.addEventListener("change", () => change({ step: Number(bucket.value) }));
+  bucket.addEventListener("change", () => change({ table: tables[Number(bucket.value)] }));
   const filter = h("input", {
     type: "search",
     placeholder: "Filter",
@@ -120,7 +113,7 @@ export function nodesView(app) {
   return h(
     "div",
     { class: "panel wide nodes" },
-    h("div", { class: "controls" }, bucket, filter, status),
+    h("div", { class: "controls" }, bucket, filter, basis, status),
     h(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Nodes" },
@@ -128,6 +121,13 @@ export function nodesView(app) {
     ),
     more,
   );
+}
+
+/** What rows cost together, a region once and not what is in it; nothing where no costs are known. */
+function totals(rows) {
+  const whole = rows.filter((row) => !row.region);
+  const sum = (field) => whole.reduce((total, row) => total + row[field], 0);
+  return [sum("flops") > 0 && `${count(sum("flops"))} flops`, sum("bytes") > 0 && bytes(sum("bytes"))].filter(Boolean);
 }
 
 /** Words by the alphabet with numbers in them by size; what is not known comes last either way. */
