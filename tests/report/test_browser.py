@@ -452,7 +452,7 @@ def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Rep
     assert "16 tokens" in page.inner_text(".nodes .controls")
     values: dict[str, Callable[[Any], Any]] = {
         name: lambda row, name=name: getattr(row, name)
-        for name in ("flops", "bytes", "seconds", "layer", "op", "provider", "region")
+        for name in ("flops", "bytes", "seconds", "layer", "op", "provider")
     } | {name: lambda row, name=name: len(getattr(row, name)) for name in ("candidates", "refusals")}
     assert page.locator("th").count() == len(values) + 1
     by_name = {row.name: row for row in rows}
@@ -461,7 +461,7 @@ def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Rep
         directions = set()
         for _ in range(2):
             head.get_by_role("button").click()
-            shown = page.locator("td[data-column=node]").all_inner_texts()
+            shown = page.locator("td[data-column=node] .link").all_inner_texts()
             found = [value(by_name[name.removeprefix("%")]) for name in shown]
             known = [one for one in found if one is not None]
             assert found == known + [None] * (len(found) - len(known)), "what is not known comes last"
@@ -496,7 +496,7 @@ def test_the_table_of_nodes_filters_and_leads_to_the_program(show: Show, region_
     page.get_by_label("Filter nodes").fill("linear layer 2")
     lines = lines_of(region_report.steps[extend])
     wanted = [name for name, line in lines.items() if "linear" in line.op and line.layer == 2]  # type: ignore[attr-defined]
-    shown = page.locator("td[data-column=node]").all_inner_texts()
+    shown = page.locator("td[data-column=node] .link").all_inner_texts()
     assert [name.removeprefix("%") for name in shown] == wanted and wanted
     page.locator("td[data-column=node] .link").first.click()
     assert heading(page) == "choose-providers" and page.inner_text(".inspector h2") == wanted[0]

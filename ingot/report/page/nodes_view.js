@@ -14,11 +14,11 @@ const PORTION = 200; // rows made at once
  */
 function columnsOf(app) {
   const unknown = (value, text) => (value === null ? "–" : text(value));
-  const list = (values) =>
-    values.length
+  const list = (kind, values) =>
+    values.length > 0
       ? h(
           "ul",
-          { class: "reasons" },
+          { class: kind },
           values.map((value) => h("li", {}, value)),
         )
       : "–";
@@ -27,17 +27,24 @@ function columnsOf(app) {
     { name: "op", value: (row) => row.op, cell: (row) => row.op },
     { name: "layer", value: (row) => row.layer, cell: (row) => unknown(row.layer, String), figure: true },
     { name: "provider", value: (row) => row.provider, cell: (row) => providerTag(app, row.provider) },
-    { name: "region", value: (row) => row.region, cell: (row) => row.region || "–", optional: true },
     { name: "flops", value: (row) => row.flops, cell: (row) => count(row.flops), figure: true, down: true },
     { name: "bytes", value: (row) => row.bytes, cell: (row) => unknown(row.bytes, bytes), figure: true, down: true },
     { name: "seconds", value: (row) => row.seconds, cell: (row) => seconds(row.seconds), figure: true, down: true },
-    { name: "candidates", value: (row) => row.candidates.length, cell: (row) => list(row.candidates), down: true },
-    { name: "refusals", value: (row) => row.refusals.length, cell: (row) => list(row.refusals), down: true },
+    {
+      name: "candidates",
+      value: (row) => row.candidates.length,
+      cell: (row) => list("claims", row.candidates),
+      down: true,
+    },
+    { name: "refusals", value: (row) => row.refusals.length, cell: (row) => list("reasons", row.refusals), down: true },
   ].map((column) => ({ optional: column.down && column.name !== "refusals", ...column }));
 }
 
-function nodeLink(app, { key, name }, step) {
-  return h("button", { type: "button", class: "link", onclick: () => app.select(key, step, true) }, `%${name}`);
+function nodeLink(app, { key, name, region }, step) {
+  return [
+    h("button", { type: "button", class: "link", onclick: () => app.select(key, step, true) }, `%${name}`),
+    region && h("span", { class: "quiet" }, `in %${region}`),
+  ];
 }
 
 export function nodesView(app) {
