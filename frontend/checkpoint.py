@@ -1,6 +1,5 @@
 """A Hugging Face checkpoint folder, opened without loading a weight, importing its code or touching the network."""
 
-import hashlib
 import mmap
 import os
 import re
@@ -17,7 +16,7 @@ from ingot.frontend.safetensors_header import TensorInfo
 from ingot.frontend.tensor_files import CONVERT, PICKLE_SUFFIXES, name_files, read_tensors
 from ingot.ir.digest import digest_files
 from ingot.ir.errors import CheckpointError, ConfigError
-from ingot.ir.json_text import dump_json, parse_json
+from ingot.ir.json_text import parse_json
 from ingot.ir.listing import listed
 
 __all__ = ["Checkpoint", "TensorInfo", "check_totality"]
@@ -87,11 +86,10 @@ class Checkpoint:
         count = (info.end - info.begin) // info.dtype.itemsize
         return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.begin).reshape(info.shape)
 
-    def digest(self, threads: int | None = None) -> str:
-        """Returns the SHA-256, in hex, over the bytes of all tensor files, which hold names, dtypes, shapes and values.
+    def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
+        """Returns the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by the file's name in the folder.
 
-        The names of the files do not enter. The same tensors cut into other shards give another digest. Raises
-        CheckpointError when a file cannot be read.
+        The files hold the tensors' names, dtypes, shapes and values. Raises CheckpointError when one cannot be read.
         """
         files = sorted({info.file for info in self.tensors.values()})
         try:
@@ -100,7 +98,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"a tensor file cannot be read: {error.strerror}", where=str(error.filename)
             ) from error
-        return hashlib.sha256(dump_json(sorted(chunks)).encode()).hexdigest()
+        return {file.name: digests for file, digests in zip(files, chunks, strict=True)}
 
     def _map(self, info: TensorInfo) -> mmap.mmap:
         if (known := self._maps.get(info.file)) is not None:

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ingot.ir.errors import IngotError
     from ingot.ir.target import Target
     from ingot.llm import LLM
+    from ingot.runtime.artifact import Artifact, open_artifact
     from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
     from ingot.runtime.sampling_params import SamplingParams
 
@@ -17,6 +18,8 @@ _HOMES = {
     "IngotError": "ingot.ir.errors",
     "Target": "ingot.ir.target",
     "LLM": "ingot.llm",
+    "Artifact": "ingot.runtime.artifact",
+    "open_artifact": "ingot.runtime.artifact",
     "CompletionOutput": "ingot.runtime.outputs",
     "Logprob": "ingot.runtime.outputs",
     "RequestOutput": "ingot.runtime.outputs",
@@ -25,6 +28,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "Artifact",
     "CompileReport",
     "CompletionOutput",
     "IngotError",
@@ -33,6 +37,7 @@ __all__ = [
     "SamplingParams",
     "Target",
     "compile_model",
+    "open_artifact",
 ]
 
 

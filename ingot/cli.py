@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from ingot.commands.compile import compile_checkpoint
+from ingot.commands.explain import explain_artifact
 from ingot.commands.inspect import inspect_artifact
 from ingot.commands.report import report_artifact
 from ingot.commands.run import run_model
 from ingot.commands.target import show_target
+from ingot.commands.verify import verify_artifact
+from ingot.commands.why_miss import why_artifacts_differ
 from ingot.console import console
 from ingot.ir.errors import IngotError, InternalError, OutputError
 
@@ -40,9 +43,12 @@ INGOT = App(
 )
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
+INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
 INGOT.command(report_artifact, name="report", usage="Usage: ingot report ARTIFACT -o NAME.html")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")
+INGOT.command(verify_artifact, name="verify", usage="Usage: ingot verify ARTIFACT [OPTIONS]")
+INGOT.command(why_artifacts_differ, name="why-miss", usage="Usage: ingot why-miss A B [COMPILE OPTIONS]")
 
 COMPILE_MODEL = App(name="compile-model", usage=f"Usage: compile-model {_COMPILE_USAGE}", version=_version)
 COMPILE_MODEL.default(compile_checkpoint)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,25 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.cache import cache_folder, locked
-from ingot.contents import manifest_of, write_program, write_timings
+from ingot.contents import manifest_of, write_golden, write_program, write_timings, write_trace
+from ingot.debug.golden import InstructionSeconds
+from ingot.debug.numerics import NumericsCheck, NumericsReport
 from ingot.emitter import Emitter
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
-from ingot.identity import request_key
-from ingot.ir.artifact import REQUEST, SCHEMA_VERSION, TIMINGS
+from ingot.identity import Document, request_document
+from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST, TIMINGS
 from ingot.ir.backend import Backend
+from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
 from ingot.ir.plan import FEW_TOKENS, BucketClass, Plans
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.program import Model, ModelSpec
+from ingot.ir.program import Model, ModelSpec, Program
 from ingot.ir.target import Target
+from ingot.ir.trace import LEVELS, Level
 from ingot.merged_plans import merged_plans, resident_params
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.packing import Packed, pack_weights
@@ -61,7 +65,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes."""
+    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes.
+
+    `no_golden_run` says why nothing was run at the end, which leaves `ingot verify` nothing to repeat; "" when it was.
+    """
 
     output: Path
     build_id: str
@@ -75,6 +82,8 @@ class CompileReport:
     artifact_bytes: int
     plans: Plans
     second_copies: tuple[SecondCopy, ...] = ()
+    numerics: NumericsReport | None = None
+    no_golden_run: str = ""
 
 
 @dataclass
@@ -106,7 +115,9 @@ def compile_model(
     weight_budget: float = 1.0,
     passes: str = "default",
     mesh: Mapping[str, int] | None = None,
+    trace: Level = "full",
     jobs: int | None = None,
+    check_numerics: bool = False,
     progress: Progress = lambda phase, done, total: None,
     on_pass: OnPass | None = None,
 ) -> CompileReport:
@@ -117,8 +128,11 @@ def compile_model(
     whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
     above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
-    `jobs` bounds the compiler processes (default: the cores). `progress` is called with a phase's name, steps done and
-    all; `on_pass` with the program before and after each pass, the latter's `history` ending in the pass's record.
+    `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
+    did without programs, "none" nothing. `jobs` bounds the compiler processes (default: the cores). `check_numerics`
+    measures every pass against its numerics contract on sample inputs, and raises NumericsError when one breaks it.
+    `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
+    the latter's `history` ending in the pass's record.
 
     Nothing is visible at `output` until all of it is there. Raises IngotError.
     """
@@ -136,8 +150,9 @@ def compile_model(
             weight_budget=weight_budget,
             passes=passes,
             mesh=mesh,
+            trace=trace,
         )
-        return _compile(request, writer, _Clock(progress), jobs, on_pass)
+        return _compile(request, writer, _Clock(progress), jobs, on_pass, check_numerics=check_numerics)
 
 
 def compile_cached(
@@ -195,12 +210,15 @@ class Request:
         weight_budget: float = 1.0,
         passes: str = "default",
         mesh: Mapping[str, int] | None = None,
+        trace: Level = "full",
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
         if backend not in BACKEND_CHOICES:
             raise OptionError(f"unknown backend '{backend}'", expected=", ".join(BACKEND_CHOICES))
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
+        if trace not in LEVELS:
+            raise OptionError(f"unknown level of the trace '{trace}'", expected=", ".join(LEVELS))
         axes = check_mesh(mesh or {})
         edit_pipeline(passes, pipeline_for(axes))
         machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
@@ -229,6 +247,7 @@ class Request:
                 "weight_budget": float(weight_budget),
                 "passes": passes,
                 "mesh": axes,
+                "trace": trace,
             },
             spec=spec,
             limits=limits,
@@ -271,25 +290,17 @@ class Request:
     def pipeline(self) -> tuple[Phase, ...]:
         return edit_pipeline(self.passes, pipeline_for(self.mesh))
 
+    def identity(self, model: Model) -> Document:
+        """All that decides the artifact. Reads every byte of the checkpoint once."""
+        # Those left out are there with what they stand for: the target, the backends that compete, the pipeline.
+        options = {name: value for name, value in self.options.items() if name not in ("target", "backend", "passes")}
+        return request_document(
+            self.checkpoint, self.spec.config, model.entries, self.pipeline(), self.backends, self.target, options
+        )
+
     def key(self, model: Model) -> str:
         """The `request_key`."""
-        return request_key(
-            self.checkpoint,
-            model.entries,
-            self.pipeline(),
-            self.backends,
-            self.target,
-            {
-                "max_seq_len": self.limits.max_seq_len,
-                "max_batch": self.limits.max_batch,
-                "max_tokens": self.limits.max_tokens,
-                "deterministic": self.deterministic,
-                "weight_budget": float(self.weight_budget),
-                "eos_token_ids": list(self.spec.eos_token_ids),  # in the manifest, and in no program
-                "schema_version": SCHEMA_VERSION,
-                **({"mesh": self.mesh} if self.mesh else {}),
-            },
-        )
+        return digest_json(self.identity(model))
 
     def buckets(self) -> tuple[BucketClass, ...]:
         """The bucket classes: one for decode where there are kernels for few tokens, one for all that is larger.
@@ -342,7 +353,13 @@ def _check_budget(budget: float) -> None:
 
 
 def _compile(
-    request: Request, writer: ArtifactWriter, clock: _Clock, jobs: int | None, on_pass: OnPass | None = None
+    request: Request,
+    writer: ArtifactWriter,
+    clock: _Clock,
+    jobs: int | None,
+    on_pass: OnPass | None = None,
+    *,
+    check_numerics: bool = False,
 ) -> CompileReport:
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
@@ -354,7 +371,12 @@ def _compile(
         with clock.phase("trace"):
             model = request.trace()
         with clock.phase("identify"):
-            key = request.key(model)
+            identity = request.identity(model)
+        check = NumericsCheck(model, request.limits, request.checkpoint.read) if check_numerics else None
+        if check is not None:
+            with clock.phase("numerics"):
+                check.begin()
+        hooks = [hook for hook in (on_pass, check and check.on_pass) if hook]
         with clock.phase("passes and executables") as step:
             emitter.on_done = step
             context = PassContext(
@@ -372,7 +394,7 @@ def _compile(
             )
             pipeline = request.pipeline()
             lowered = {
-                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry, on_pass=on_pass)
+                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry, on_pass=_all_of(hooks))
                 for entry in model.entries
             }
         with clock.phase("weights") as step:
@@ -381,16 +403,37 @@ def _compile(
         with clock.phase("write"):
             plans = merged_plans(lowered)
             write_program(writer, model, lowered, plans)
-            for executable in (*plans.executables.values(), *plans.libraries.values()):
+            if check is not None:
+                writer.write_json(NUMERICS, check.report().to_json())
+            for executable in plans.all_executables():
                 folder = f"exe/{request.target.name}/{executable.id}"
                 for name in executable.files:
                     shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
             for name, path in request.checkpoint.tokenizer_files.items():
                 shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
-            writer.write_json(REQUEST, {"options": request.options})
-            write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder)
-            build_id = writer.publish(manifest_of(request, key, plans))
-    return _report(request, writer, key, build_id, clock, plans, emitter, packed, second_copies(params))
+            key = digest_json(identity)
+            writer.write_json(REQUEST, {"options": request.options, "identity": identity})
+            writer.write_json(EXECUTABLES, {one.id: emitter.documents[one.id] for one in plans.all_executables()})
+            recording = write_trace(writer, request.options["trace"], model, lowered)
+            sealed = writer.seal(manifest_of(request, key, plans))
+        ran: dict[str, InstructionSeconds] | str = "artifacts for a mesh cannot be served yet"
+        if not request.mesh:
+            with clock.phase("golden run"):
+                ran = write_golden(writer, sealed)
+        seconds, no_golden_run = ({}, ran) if isinstance(ran, str) else (ran, "")
+        write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder, recording, seconds)
+        build_id = writer.publish()
+    copies = second_copies(params)
+    report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
+    return replace(report, numerics=check.report()) if check is not None else report
+
+
+def _all_of(hooks: Sequence[OnPass]) -> OnPass:
+    def on_pass(before: Program, after: Program) -> None:
+        for hook in hooks:
+            hook(before, after)
+
+    return on_pass
 
 
 def _report(
@@ -403,6 +446,7 @@ def _report(
     emitter: Emitter,
     packed: Packed,
     copies: tuple[SecondCopy, ...],
+    no_golden_run: str,
 ) -> CompileReport:
     per_backend: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
@@ -423,5 +467,6 @@ def _report(
         weight_bytes=packed.bytes,
         plans=plans,
         second_copies=copies,
+        no_golden_run=no_golden_run,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

@@ -1,5 +1,6 @@
 """What the commands share in printing: consoles, tables, sizes, program text."""
 
+import itertools
 import json
 import re
 import sys
@@ -84,14 +85,15 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def print_program_text(text: str) -> None:
-    """Program text: as it is in a pipe, coloured on a terminal."""
+def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:
+    """Program text: as it is in a pipe, coloured on a terminal. `dim` tells for each line whether it is of less
+    interest than the others."""
     out = console()
     if not out.is_terminal:
         sys.stdout.write(text)
         return
-    for line in text.splitlines():
-        out.print(_coloured(line), soft_wrap=True)
+    for line, faint in itertools.zip_longest(text.splitlines(), dim, fillvalue=False):
+        out.print(_coloured(str(line)), soft_wrap=True, style="dim" if faint else None)
 
 
 _STYLES = {"comment": "dim", "value": "cyan", "op": "bold", "provider": "magenta", "keyword": "green"}

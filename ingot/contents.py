@@ -1,23 +1,28 @@
 """What an artifact holds beside weights and executables: programs, plans, choices, timings, and the manifest."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot.debug.golden import InstructionSeconds, record
 from ingot.emitter import Emitter
-from ingot.ir.artifact import SCHEMA_VERSION, Manifest, trace_file, trace_name
-from ingot.ir.errors import CheckpointError
+from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest
+from ingot.ir.errors import CheckpointError, OptionError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
-from ingot.ir.program import Model
+from ingot.ir.program import Model, Program
 from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
+from ingot.ir.trace import Level, encode_trace, trace_name
 from ingot.ir.types import DTYPE_NAMES
 from ingot.merged_plans import resident_params
 from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered
-from ingot.publish import ArtifactWriter
+from ingot.publish import ArtifactWriter, Sealed
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.loader import bind
 
 if TYPE_CHECKING:
     from ingot.compiler import Request
@@ -27,12 +32,19 @@ def write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lo
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
     writer.write_json("plan.json", plans.to_json())
-    writer.write_text("trace/00-traced.ir", "".join(map(print_program, model.entries.values())))
-    records = _records(lowered)
-    for number, record in enumerate(records, 1):
-        writer.write_text(trace_file(number, record.name, record.entry, record.bucket), record.ir_after)
-    writer.write_json("trace/passes.json", [record.summary() for record in records])
     writer.write_json("choices.json", _choices(lowered))
+
+
+def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
+    """Write what every pass did; the seconds that it took, printing included."""
+    begin = time.perf_counter()
+    traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
+    for file, value in encode_trace(level, traced, _records(lowered)).items():
+        if isinstance(value, str):
+            writer.write_text(file, value)
+        else:
+            writer.write_json(file, value)
+    return time.perf_counter() - begin
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
@@ -41,7 +53,8 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
 
 
 def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
-    """Which provider computes each node, per entry and bucket class, and who refused why; weights kept twice."""
+    """Which provider computes each node, per entry and bucket class, who else would have and who refused why; weights
+    kept twice."""
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
     for one in lowered.values():
@@ -49,6 +62,7 @@ def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
             choices[trace_name(program.name, bucket)] = {
                 "second_copies": copies,
                 "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
+                "candidates": _candidates(program),
                 "refusals": [
                     {"node": refusal.node, "reason": refusal.reason}
                     for record in one.records
@@ -59,26 +73,60 @@ def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
     return choices
 
 
+def _candidates(program: Program) -> dict[str, dict[str, float]]:
+    """Who would compute each call, with the cost; calls in regions too, of which one stands for all that are equal."""
+    bodies = (region.body for region in program.regions.values())
+    calls = (node for one in (program, *bodies) for node in one.calls())
+    return {node.name: node.meta["candidates"] for node in calls if "candidates" in node.meta}
+
+
 def write_timings(
     writer: ArtifactWriter,
     phases: Mapping[str, float],
     lowered: Mapping[str, Lowered],
     emitter: Emitter,
     checkpoint: Path,
+    recording: float,
+    instructions: Mapping[str, InstructionSeconds],
 ) -> None:
+    """`recording` is how long writing the trace took, in seconds."""
     writer.write_json(
         "timings.json",
         {
             "checkpoint": str(checkpoint.absolute()),
             "phases": dict(phases),
             "passes": [
-                {"name": one.name, "entry": one.entry, "bucket": one.bucket, "seconds": one.seconds}
+                {
+                    "name": one.name,
+                    "entry": one.entry,
+                    "bucket": one.bucket,
+                    "seconds": one.seconds,
+                    "peak_bytes": one.peak_bytes,
+                }
                 for one in _records(lowered)
             ],
+            "recording": recording,
+            "instructions": {
+                name: {"tokens": list(one.tokens), "seconds": list(one.seconds)} for name, one in instructions.items()
+            },
             "executables": emitter.seconds,
             "cached": sorted(emitter.hits),
         },
     )
+
+
+def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
+    """Run what is about to be published, and keep what it computes.
+
+    Returns how long its instructions took, or, where this machine has not the memory to serve the artifact, why there
+    is no golden run. Raises IngotError when the artifact does not run.
+    """
+    try:
+        recording = record(bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False))
+    except OptionError as error:
+        return error.what
+    writer.write_json(GOLDEN, recording.run.model_dump(mode="json"))
+    return recording.instructions
 
 
 def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
@@ -90,7 +138,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
         # Not the output's name: the same request in another place is the same artifact.
         name=spec.architecture,
         request_key=key,
-        exe_keys=sorted([*plans.executables, *(library.id for library in plans.libraries.values())]),
+        exe_keys=sorted(executable.id for executable in plans.all_executables()),
         target={**identity, "features": list(request.target.features)},
         versions=versions,
         model={

@@ -17,8 +17,9 @@ from typing import Any
 
 from ingot.error_text import raised
 from ingot.executable_cache import build_executable, executable_folder, explained, find_executable, find_workspace
-from ingot.identity import exe_key
+from ingot.identity import Document, exe_document
 from ingot.ir.backend import Backend
+from ingot.ir.digest import digest_json
 from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Region
@@ -33,8 +34,8 @@ _STDERR_TAIL = 2000
 class Emitter:
     """Compiles regions for one target with up to `jobs` worker processes.
 
-    `folders` maps each executable's id to the folder that holds its files (in the cache); `seconds` says how long each
-    took, and `hits` which were in the cache.
+    `folders` maps each executable's id to the folder that holds its files (in the cache), `documents` to what its id is
+    the key of; `seconds` says how long each took, and `hits` which were in the cache.
     """
 
     backends: Mapping[str, Backend]
@@ -42,6 +43,7 @@ class Emitter:
     jobs: int
     on_done: Callable[[int, int], None] = lambda done, total: None
     folders: dict[str, Path] = field(default_factory=dict)
+    documents: dict[str, Document] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     hits: set[str] = field(default_factory=set)
     _workers: list["_Worker"] = field(default_factory=list)
@@ -61,7 +63,7 @@ class Emitter:
 
     def emit_library(self, backend: Backend) -> Executable:
         """The kernels of an op provider. Built here: they take a second, and the workers are busy importing."""
-        key = exe_key(None, backend, self.target)
+        key = self._key(None, backend)
         executable = find_executable(key)
         if executable is None:
             begin = time.perf_counter()
@@ -79,7 +81,7 @@ class Emitter:
     def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
         """The executable of each region, by the region's name. Raises BackendError with the compiler's reason."""
         results: dict[str, Executable] = {}
-        keys = {region.name: exe_key(region, self.backends[region.backend], self.target) for region in regions}
+        keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
         missing: list[Region] = []
         for region in regions:
             cached = find_executable(keys[region.name])
@@ -97,7 +99,7 @@ class Emitter:
     def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
         """Bytes that a call of each region allocates at its peak, by the region's name. It runs each of them once."""
         results: dict[str, int] = {}
-        keys = {region.name: exe_key(region, self.backends[region.backend], self.target) for region in regions}
+        keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
         sized = {region.name: {name: sizes[name] for name in region.body.dims} for region in regions}
 
         def ask(worker: _Worker, region: Region) -> None:
@@ -109,6 +111,12 @@ class Emitter:
                 results[region.name] = found
         self._share([region for region in regions if region.name not in results], ask)
         return results
+
+    def _key(self, region: Region | None, backend: Backend) -> str:
+        document = exe_document(region, backend, self.target)
+        key = digest_json(document)
+        self.documents[key] = document
+        return key
 
     def _emit_all(
         self, regions: list[Region], keys: Mapping[str, str], results: dict[str, Executable], total: int

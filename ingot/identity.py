@@ -1,90 +1,143 @@
-"""The identities that name work before it is done: `exe_key` of an executable, `request_key` of a compile."""
+"""The identities that name work before it is done: `exe_key` of an executable, `request_key` of a compile.
+
+Each is the SHA-256 of the canonical JSON of a document that says what decides, field by field. The artifact keeps these
+documents, and `ingot why-miss` compares them.
+"""
 
 import hashlib
+import inspect
+import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
+from ingot.ir.artifact import SCHEMA_VERSION
 from ingot.ir.backend import Backend
-from ingot.ir.digest import digest_files
-from ingot.ir.json_text import dump_json
+from ingot.ir.digest import digest_files, digest_json
 from ingot.ir.ops import OPS, Op, op_of
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
 from ingot.ir.text import print_program, print_region_body
+from ingot.passes.base import Pass
 from ingot.passes.pipeline import Phase
+
+Document = dict[str, Any]
 
 # What a program's text means, and how it becomes another: any change in these rooms is another compile.
 _ROOMS = ("ir", "passes", "backends")
+_PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
+_OURS = "ingot."
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(dump_json(value).encode()).hexdigest()
-
-
-def _digest_sources(files: list[Path]) -> str:
-    """SHA-256 over source files by name and text."""
-    return _digest([[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in sorted(files)])
-
-
-def _user_sources(ops: Iterable[Op]) -> list[Path]:
-    """The files that define those of the ops which other packages bring."""
-    files = {Path(op.reference.__code__.co_filename) for op in ops if not op.reference.__module__.startswith("ingot.")}
-    return sorted(file for file in files if file.is_file())
-
-
-def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
+def exe_document(region: Region | None, backend: Backend, target: Target) -> Document:
     """What an executable depends on, and nothing else; free of weights and names, so fine-tunes share it.
 
     None stands for the backend's library of kernels.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
-    sources = [*backend.sources(), *_user_sources(op for op in called if op is not None)]
-    return _digest(
-        {
-            "body": None if region is None else print_region_body(region.body),
-            "backend": backend.name,
-            "sources": _digest_sources(sources),
-            "toolchain": backend.toolchain(),
-            "target": target.identity(),
-        }
-    )
+    document = {
+        "body": None if region is None else print_region_body(region.body).splitlines(),
+        "backend": backend.name,
+        "sources": {**_digests(backend.sources()), **_op_sources(op for op in called if op is not None)},
+        "toolchain": backend.toolchain(),
+        "target": target.identity(),
+    }
+    return _plain(document)
 
 
-def request_key(
+def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
+    """The key of an executable."""
+    return digest_json(exe_document(region, backend, target))
+
+
+def request_document(
     checkpoint: Checkpoint,
+    config: Mapping[str, Any],
     entries: Mapping[str, Program],
     pipeline: tuple[Phase, ...],
     backends: tuple[Backend, ...],
     target: Target,
     options: Mapping[str, Any],
-) -> str:
-    """All that decides an artifact, known before anything is compiled.
+) -> Document:
+    """All that decides an artifact, known before anything is compiled: its digest is the `request_key`.
 
-    The traced programs hold the recipes. Hashing the checkpoint reads every byte of it once.
+    `config` holds the fields of config.json that were read, `entries` the traced programs, which hold the recipes.
+    Hashing the checkpoint reads every byte of it once.
     """
     load_user_ops()
-    package = Path(ops.__file__).parents[2]
-    sources = [file for room in _ROOMS for file in (package / room).rglob("*") if file.suffix in (".py", ".cpp")]
     tokenizer = sorted(checkpoint.tokenizer_files.items())
-    return _digest(
-        {
-            "programs": {name: print_program(program) for name, program in entries.items()},
-            "checkpoint": checkpoint.digest(),
-            "tokenizer": {
-                name: chunks
-                for (name, _), chunks in zip(tokenizer, digest_files([path for _, path in tokenizer]), strict=True)
-            },
-            "pipeline": [
-                [phase.stage.name, [[one.name, one.options(), one.source_hash()] for one in phase.passes]]
-                for phase in pipeline
-            ],
-            "sources": _digest_sources([*sources, *_user_sources(OPS.values())]),
-            "toolchain": {backend.name: backend.toolchain() for backend in backends},
-            "target": target.identity(),
-            "options": dict(options),
-        }
-    )
+    chunks = digest_files([path for _, path in tokenizer])
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "options": {**options, "backends": [backend.name for backend in backends]},
+        "config": dict(config),
+        "checkpoint": checkpoint.digests(),
+        "tokenizer": {name: digests for (name, _), digests in zip(tokenizer, chunks, strict=True)},
+        "programs": {name: _digest(print_program(program)) for name, program in entries.items()},
+        "pipeline": _pipeline(pipeline),
+        "sources": {
+            **_digests(file for room in _ROOMS for file in _PACKAGE.joinpath(room).rglob("*") if _is_source(file)),
+            **_op_sources(OPS.values()),
+            **_pass_sources(one for phase in pipeline for one in phase.passes),
+        },
+        "toolchain": {backend.name: backend.toolchain() for backend in backends},
+        "target": target.identity(),
+    }
+    return _plain(document)
+
+
+def _plain(document: Document) -> Document:
+    """The document as it is read back. `Infinity`, which some write into configurations and JSON does not know, becomes
+    a word."""
+    plain: Document = json.loads(json.dumps(document), parse_constant=str)
+    return plain
+
+
+def _pipeline(pipeline: tuple[Phase, ...]) -> Document:
+    """The options of each pass by its name, and which passes lead to which stage in which order."""
+    passes: Document = {}
+    for phase in pipeline:
+        for one in phase.passes:
+            if passes.setdefault(one.name, one.options()) != one.options():  # it differs from phase to phase
+                passes[f"{one.name}@{phase.stage.name}"] = one.options()
+    return {**passes, "order": [[phase.stage.name, *(one.name for one in phase.passes)] for phase in pipeline]}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_source(file: Path) -> bool:
+    return file.suffix in (".py", ".cpp", ".h")
+
+
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of source files by their paths within the package; a file outside goes by its name."""
+    return {
+        file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name: hashlib.sha256(
+            file.read_bytes()
+        ).hexdigest()
+        for file in sorted(files)
+    }
+
+
+def _op_sources(ops: Iterable[Op]) -> dict[str, str]:
+    """The files that define those of the ops which other packages bring, by the modules' names."""
+    return _module_sources({op.reference.__module__: op.reference.__code__.co_filename for op in ops})
+
+
+def _pass_sources(passes: Iterable[Pass]) -> dict[str, str]:
+    modules = {type(one).__module__: inspect.getfile(sys.modules[type(one).__module__]) for one in passes}
+    return _module_sources(modules)
+
+
+def _module_sources(modules: Mapping[str, str]) -> dict[str, str]:
+    return {
+        module: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for module, file in sorted(modules.items())
+        if not module.startswith(_OURS) and Path(file).is_file()
+    }

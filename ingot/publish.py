@@ -8,17 +8,36 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS, UNLISTED, FileEntry, Manifest, checksum_text, path_problem
+from ingot.ir.artifact import (
+    CHECKSUMS,
+    MANIFEST,
+    OUTSIDE_IDENTITY,
+    UNLISTED,
+    FileEntry,
+    Manifest,
+    checksum_text,
+    path_problem,
+)
 from ingot.ir.digest import digest_files
 from ingot.ir.errors import InternalError, OutputError
 from ingot.ir.json_text import dump_json
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An artifact whose manifest is written and that is not published yet: where it lies, and its `build_id`."""
+
+    folder: Path
+    manifest: Manifest
+    build_id: str
 
 
 class ArtifactWriter:
@@ -38,6 +57,7 @@ class ArtifactWriter:
         self.output = Path(os.path.abspath(output))
         self._temporary: Path | None = None
         self._folder: Path | None = None
+        self._sealed: Sealed | None = None
         self._lock = -1
 
     def __enter__(self) -> Self:
@@ -104,27 +124,41 @@ class ArtifactWriter:
         """Writes one file of canonical JSON. Raises OSError, InternalError, and what `dump_json` raises."""
         self.write_text(relpath, dump_json(value))
 
-    def publish(self, manifest: Manifest, threads: int | None = None) -> str:
-        """Lists and digests all files, writes the manifest, syncs to disk and renames. Returns the `build_id`.
+    def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
+        """Lists and digests all files and writes the manifest: from here on only files outside identities may follow.
 
-        `manifest.files` must be empty: it is filled here. Raises OutputError when something else took the output's
-        place meanwhile.
+        `manifest.files` must be empty: it is filled here.
         """
-        if self._folder is None:
-            raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and publish once")
+        if self._folder is None or self._sealed is not None:
+            raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and seal once")
         if manifest.files:
-            raise InternalError("the manifest given to publish lists files already")
+            raise InternalError("the manifest of a new artifact lists files already")
         folder = self._folder
-        listed = [relpath for relpath in _files(folder) if relpath not in UNLISTED]
+        listed = self._listed()
         paths = [folder / relpath for relpath in listed]
         entries = tuple(
             FileEntry(path=relpath, size=path.stat().st_size, chunks=chunks)
             for relpath, path, chunks in zip(listed, paths, digest_files(paths, threads), strict=True)
         )
-        text = Manifest.model_validate({**dict(manifest), "files": entries}).dump().encode()
+        complete = Manifest.model_validate({**dict(manifest), "files": entries})
+        text = complete.dump().encode()
         (folder / MANIFEST).write_bytes(text)
-        timings = (folder / TIMINGS).read_bytes() if (folder / TIMINGS).exists() else None
-        checksums, build_id = checksum_text(text, timings)
+        self._sealed = Sealed(folder, complete, checksum_text(text, {})[1])
+        return self._sealed
+
+    def publish(self, manifest: Manifest | None = None, threads: int | None = None) -> str:
+        """Writes the checksums, syncs to disk and renames, sealed before or now by `manifest`. Returns the `build_id`.
+
+        Raises OutputError when something else took the output's place meanwhile.
+        """
+        sealed = self._sealed if manifest is None else self.seal(manifest, threads)
+        if self._folder is None or sealed is None:
+            raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and publish once")
+        folder = self._folder
+        if late := set(self._listed()) ^ {entry.path for entry in sealed.manifest.files}:
+            raise InternalError(f"{min(late)} came or went after the manifest was written")
+        outside = {name: (folder / name).read_bytes() for name in OUTSIDE_IDENTITY if (folder / name).exists()}
+        checksums, build_id = checksum_text((folder / MANIFEST).read_bytes(), outside)
         (folder / CHECKSUMS).write_text(checksums)
 
         for path in [*(folder / relpath for relpath in _files(folder)), *_folders(folder)]:
@@ -142,12 +176,17 @@ class ArtifactWriter:
             _sync(self.output.parent)
         return build_id
 
+    def _listed(self) -> list[str]:
+        """The relative paths that belong into the manifest, sorted."""
+        assert self._folder is not None
+        return [relpath for relpath in _files(self._folder) if relpath not in UNLISTED]
+
     def _discard(self) -> None:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
-        self._temporary, self._folder, self._lock = None, None, -1
+        self._temporary, self._folder, self._sealed, self._lock = None, None, None, -1
 
 
 def _exists(output: Path, when: str = "already") -> OutputError:

@@ -3,14 +3,20 @@
 Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) refuses by it. An artifact is a folder:
 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
-    manifest.sha256   checksums of manifest.json and timings.json, in the format of `sha256sum -c`
-    timings.json      how long the compile took, and of which folder; outside every identity, so not in the manifest
-    request.json      the options of the compile, with which the same request can be read again
+    manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`
+    golden/run.json   what the artifact computed when it was compiled (`ingot.ir.golden`): bits of that machine
+    timings.json      how long the compile took, and of which folder
+    request.json      "options" of the compile, with which the same request can be read again; "identity", the document
+                      whose canonical text has the `request_key` as its SHA-256
+    executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
     everything else   listed in `Manifest.files`
+
+The golden run and the timings are not in the manifest, because they stand outside every identity.
 """
 
 import hashlib
 import itertools
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,29 +24,24 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ingot.ir.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.json_text import dump_json
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 CHECKSUMS = "manifest.sha256"
+GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"
 REQUEST = "request.json"
+EXECUTABLES = "executables.json"
+NUMERICS = "trace/numerics.json"
 WEIGHTS_FOLDER = "weights/"
-UNLISTED = frozenset({MANIFEST, CHECKSUMS, TIMINGS})
+EXE_FOLDER = "exe/"
+# Outside every identity, with a checksum where they are there.
+OUTSIDE_IDENTITY = (GOLDEN, TIMINGS)
+UNLISTED = frozenset({MANIFEST, CHECKSUMS, *OUTSIDE_IDENTITY})
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Size = Annotated[int, Field(ge=0, lt=1 << 63)]
 Scalar = str | int | float | bool | None
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is taken as well
-
-
-def trace_name(entry: str, bucket: str | None) -> str:
-    """How views call a program: by its bucket class, "" before there are any, and its entry where that is not main."""
-    return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
-
-
-def trace_file(number: int, pass_name: str, entry: str, bucket: str | None) -> str:
-    """The file of the program that a pass left, the pass being the `number`th that ran, counted from 1."""
-    name = trace_name(entry, bucket)
-    return f"trace/{number:02d}-{pass_name}" + (f"@{name}" if name else "") + ".ir"
 
 
 def path_problem(path: str) -> str:
@@ -141,10 +142,12 @@ class WeightEntry(_Record):
         return self
 
 
-def checksum_text(manifest: bytes, timings: bytes | None) -> tuple[str, str]:
-    """Returns the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`, given the files' bytes."""
+def checksum_text(manifest: bytes, outside: Mapping[str, bytes]) -> tuple[str, str]:
+    """Returns the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`.
+
+    `manifest` are the bytes of manifest.json, `outside` those of the files of OUTSIDE_IDENTITY that are there.
+    """
     build_id = hashlib.sha256(manifest).hexdigest()
     lines = [f"{build_id}  {MANIFEST}\n"]
-    if timings is not None:
-        lines.append(f"{hashlib.sha256(timings).hexdigest()}  {TIMINGS}\n")
+    lines += [f"{hashlib.sha256(outside[path]).hexdigest()}  {path}\n" for path in OUTSIDE_IDENTITY if path in outside]
     return "".join(lines), build_id

@@ -1,10 +1,12 @@
-"""SHA-256 of files in chunks, so that many threads can hash one large file and damage can be located."""
+"""SHA-256 of JSON values, and of files in chunks: many threads can hash one large file, and damage can be located."""
 
 import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from ingot.ir.json_text import dump_json
 
 CHUNK_BYTES = 64 << 20  # part of the artifact's schema: a change needs a new SCHEMA_VERSION
 _BLOCK_BYTES = 1 << 20  # what one thread holds in memory; hashlib releases the GIL for blocks of this size
@@ -42,6 +44,11 @@ def digest_files(paths: Sequence[Path], threads: int | None = None) -> list[tupl
     chunks = [(path, index) for path, count in zip(paths, counts, strict=True) for index in range(count)]
     digests = iter(digest_many(chunks, threads))
     return [tuple(next(digests) for _ in range(count)) for count in counts]
+
+
+def digest_json(value: object) -> str:
+    """Returns the SHA-256, in hex, of a value's canonical JSON: equal values have equal digests on every machine."""
+    return hashlib.sha256(dump_json(value).encode()).hexdigest()
 
 
 def digest_many(chunks: Sequence[tuple[Path, int]], threads: int | None = None) -> list[str]:

@@ -45,6 +45,10 @@ class ArtifactError(IngotError):
     """A folder that is no artifact, or a damaged or unfitting one."""
 
 
+class MismatchError(ArtifactError):
+    """An artifact that does not compute what it did when it was compiled."""
+
+
 class RequestError(IngotError):
     """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
 
@@ -65,6 +69,10 @@ class VerifyError(InternalError):
 
 class PassError(InternalError):
     """A pass that failed or matched less than the model promises."""
+
+
+class NumericsError(InternalError):
+    """A pass that broke its numerics contract on sample inputs."""
 
 
 class BackendError(InternalError):

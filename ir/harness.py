@@ -2,27 +2,44 @@
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.interpret import interpret, interpret_ranks
+from ingot.ir.interpret import Watch, interpret, interpret_ranks
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.program import ParamSpec, Program
+from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import TensorType
 
 # One step: inputs by name in, outputs by name out. Whoever runs keeps the states.
 Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+# What each step feeds: pairs of a request's number and how many of its tokens come next.
+Schedule = Sequence[Sequence[tuple[int, int]]]
 
 
 def load_params(
-    params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], rank: Rank | None = None
+    params: Mapping[str, ParamSpec],
+    read: Callable[[str], torch.Tensor],
+    rank: Rank | None = None,
+    memo: dict[Recipe, Results] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part."""
-    return {name: (spec.recipe.for_rank(rank) if rank else spec.recipe).execute(read) for name, spec in params.items()}
+    """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part.
+
+    `memo` is `Recipe.execute`'s: programs that are given the same one share tensors.
+    """
+    recipes = {name: spec.recipe.for_rank(rank) if rank else spec.recipe for name, spec in params.items()}
+    return {name: recipe.execute(read, memo) for name, recipe in recipes.items()}
+
+
+def rank_params(
+    program: Program, read: Callable[[str], torch.Tensor], memo: dict[Recipe, Results] | None = None
+) -> list[dict[str, torch.Tensor]]:
+    """`load_params` of every rank in order; of a program without a mesh that is one."""
+    return [load_params(program.params, read, rank, memo) for rank in ranks(program.mesh)]
 
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
@@ -61,31 +78,34 @@ class InterpreterRun:
 class MeshRun:
     """`Run` for a program on a mesh: all ranks in one process, each with its own params and states.
 
-    Raises VerifyError when the ranks do not return the same.
+    A program without one has a single rank. `watch` is `interpret_ranks`'s. Raises VerifyError when the ranks do not
+    return the same, unless they need not `agree`.
     """
 
     program: Program
     params: Sequence[Mapping[str, torch.Tensor]]
     pages: int = 64
     exact: bool = False
+    watch: Watch | None = None
+    agree: bool = True
     states: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
     @staticmethod
     def load(program: Program, read: Callable[[str], torch.Tensor], *, exact: bool = False) -> "MeshRun":
         """With each rank's part of every param, made from checkpoint tensors."""
-        return MeshRun(program, [load_params(program.params, read, rank) for rank in ranks(program.mesh)], exact=exact)
+        return MeshRun(program, rank_params(program, read), exact=exact)
 
     def __post_init__(self) -> None:
         self.states = [fresh_states(self.program, self.pages) for _ in self.params]
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         values = [{**params, **states, **inputs} for params, states in zip(self.params, self.states, strict=True)]
-        outputs = interpret_ranks(self.program, values, exact=self.exact)
+        outputs = interpret_ranks(self.program, values, exact=self.exact, watch=self.watch)
         for states, result in zip(self.states, outputs, strict=True):
             for name in states:
                 states[name] = result[name]
         for name in outputs[0].keys() - self.program.states.keys():
-            for index, other in enumerate(outputs[1:], 1):
+            for index, other in enumerate(outputs[1:] if self.agree else (), 1):
                 if not torch.equal(other[name], outputs[0][name]):
                     raise VerifyError(f"ranks 0 and {index} return different '{name}'")
         return outputs[0]
@@ -110,7 +130,69 @@ def teacher_forced(
     if "page_table" not in inputs:
         outputs = run(_whole(inputs, requests))
         return list(outputs["logits"].split([len(request) for request in requests]))
-    return _cached(inputs, run, requests, chunk, pages, page_size, seed)
+    steps = chunked([len(request) for request in requests], chunk)
+    results: list[list[torch.Tensor]] = [[] for _ in requests]
+    for fed, outputs in zip(steps, scheduled(inputs, run, requests, steps, pages, page_size, seed), strict=True):
+        for (index, _), rows in zip(fed, outputs["logits"].split([count for _, count in fed]), strict=True):
+            results[index].append(rows)
+    return [torch.cat(rows) for rows in results]
+
+
+def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
+    """Requests of these lengths together, at most `chunk` tokens of each a step; with None all at once."""
+    size = chunk or max(lengths)
+    return [
+        [(index, min(size, length - done)) for index, length in enumerate(lengths) if done < length]
+        for done in range(0, max(lengths), size)
+    ]
+
+
+def scheduled(
+    inputs: Mapping[str, TensorType],
+    run: Run,
+    requests: Sequence[Sequence[int]],
+    schedule: Schedule,
+    pages: int,
+    page_size: int,
+    seed: int | None = None,
+) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The outputs of each step of a program with a cache; every token that is fed gets a row of logits.
+
+    Each request keeps the device row of its number; the cache's pages are drawn as `teacher_forced` says.
+    """
+    order = list(range(pages))
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    supply = itertools.chain(order)
+    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
+    done = [0] * len(requests)
+    for fed in schedule:
+        yield run(_step(inputs, requests, fed, done, tables, page_size))
+        for index, count in fed:
+            done[index] += count
+
+
+def step_inputs(
+    inputs: Mapping[str, TensorType],
+    requests: Sequence[Sequence[int]],
+    *,
+    chunk: int | None = None,
+    pages: int = 64,
+    page_size: int = 16,
+    seed: int | None = None,
+) -> list[Mapping[str, torch.Tensor]]:
+    """The inputs of the steps that `teacher_forced` makes of the same arguments.
+
+    Without `chunk` that is one step of all tokens, of which programs of all stages compute the same rows.
+    """
+    steps: list[Mapping[str, torch.Tensor]] = []
+
+    def keep(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        steps.append(given)
+        return {"logits": torch.empty(len(given["logit_rows"]), 0)}
+
+    teacher_forced(inputs, keep, requests, chunk=chunk, pages=pages, page_size=page_size, seed=seed)
+    return steps
 
 
 def _ints(values: Sequence[int]) -> torch.Tensor:
@@ -134,48 +216,19 @@ def _only(known: Mapping[str, torch.Tensor], inputs: Mapping[str, TensorType]) -
     return {name: known[name] for name in inputs}
 
 
-def _cached(
-    inputs: Mapping[str, TensorType],
-    run: Run,
-    requests: Sequence[Sequence[int]],
-    chunk: int | None,
-    pages: int,
-    page_size: int,
-    seed: int | None,
-) -> list[torch.Tensor]:
-    order = list(range(pages))
-    if seed is not None:
-        random.Random(seed).shuffle(order)
-    supply = itertools.chain(order)
-    tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
-    width = max(len(table) for table in tables)
-    done = [0] * len(requests)
-    results: list[list[torch.Tensor]] = [[] for _ in requests]
-    while any(place < len(request) for place, request in zip(done, requests, strict=True)):
-        batch = [index for index, request in enumerate(requests) if done[index] < len(request)]
-        counts = [min(chunk or len(requests[index]), len(requests[index]) - done[index]) for index in batch]
-        outputs = run(_step(inputs, requests, batch, counts, done, tables, width, page_size))
-        for index, rows in zip(batch, outputs["logits"].split(counts), strict=True):
-            results[index].append(rows)
-        for index, count in zip(batch, counts, strict=True):
-            done[index] += count
-    return [torch.cat(rows) for rows in results]
-
-
 def _step(
     inputs: Mapping[str, TensorType],
     requests: Sequence[Sequence[int]],
-    batch: Sequence[int],
-    counts: Sequence[int],
+    fed: Sequence[tuple[int, int]],
     done: Sequence[int],
     tables: Sequence[Sequence[int]],
-    width: int,
     page_size: int,
 ) -> dict[str, torch.Tensor]:
-    """The inputs of one step that feeds `counts[i]` tokens of request `batch[i]`; every token gets a row of logits."""
+    """The inputs of one step that feeds `fed` behind the `done` tokens of each request."""
+    batch, counts = [index for index, _ in fed], [count for _, count in fed]
     places = [(index, done[index] + i) for index, count in zip(batch, counts, strict=True) for i in range(count)]
     total = len(places)
-    table = torch.zeros(len(batch), width, dtype=torch.int32)
+    table = torch.zeros(len(batch), max(map(len, tables)), dtype=torch.int32)
     for row, index in enumerate(batch):
         table[row, : len(tables[index])] = _ints(tables[index])
     nothing = torch.full((total,), -1, dtype=torch.int32)

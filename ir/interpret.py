@@ -56,9 +56,7 @@ def interpret_ranks(
         )
     envs = [_placed(program, given, exact) for given in values]
     for node in program.calls():
-        calls = [
-            (fx.node.map_arg(node.args, env.__getitem__), fx.node.map_arg(node.kwargs, env.__getitem__)) for env in envs
-        ]
+        calls = [_arguments(node, env, exact) for env in envs]
         op = op_of(node.target)
         if op is not None and op.across is not None:
             results = _across(op, program, calls)
@@ -68,7 +66,21 @@ def interpret_ranks(
             env[node] = result
             if watch is not None:
                 watch(node, result)
-    return [{name: env[node] for name, node in program.output_nodes().items()} for env in envs]
+    return [
+        {name: _widened(env[node]) if exact else env[node] for name, node in program.output_nodes().items()}
+        for env in envs
+    ]
+
+
+def _arguments(node: fx.Node, env: Mapping[fx.Node, Any], exact: bool) -> tuple[Any, Any]:
+    """Positional and keyword arguments of a call. Params are widened where they are used: all of them at once would
+    take four times the memory of a model in bfloat16."""
+    get = (lambda source: _widened(env[source])) if exact else env.__getitem__
+    return fx.node.map_arg(node.args, get), fx.node.map_arg(node.kwargs, get)
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:
@@ -82,7 +94,7 @@ def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -
         value = values[name]
         declared = program.states[name].type if isinstance(node.meta["type"], StateType) else node.meta["type"]
         _check(value, declared, sizes, name, exact)
-        env[node] = value.double() if exact and value.is_floating_point() else value
+        env[node] = value
     return env
 
 

@@ -214,5 +214,9 @@ class Plans(BaseModel):
         """The libraries of all entries, by provider."""
         return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
 
+    def all_executables(self) -> tuple[Executable, ...]:
+        """Everything that was built: executables of regions, and libraries."""
+        return (*self.executables.values(), *self.libraries.values())
+
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

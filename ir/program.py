@@ -251,7 +251,8 @@ def op_counts(program: Program) -> dict[str, int]:
 class ModelSpec:
     """What a config.json says of a model, in one vocabulary for all architectures; no weights.
 
-    `dims` is the definition's own frozen description (for a dense decoder `ingot.models.dense.DenseSpec`).
+    `dims` is the definition's own frozen description (for a dense decoder `ingot.models.dense.DenseSpec`). `config`
+    holds the fields of the config.json that were looked at, as they stand there.
     """
 
     architecture: str
@@ -262,6 +263,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dims: Any
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # spellings differ
 
 
 @dataclass

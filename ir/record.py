@@ -1,8 +1,11 @@
 """What a pass leaves behind: enough to show, diff and repeat it."""
 
 import enum
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot.ir.program import Program
 
 
 class Numerics(enum.Enum):
@@ -33,9 +36,33 @@ class Rewrite:
     made: tuple[str, ...] = ()
 
 
+class Snapshot:
+    """A program's text, printed when it is first asked for: most compiles ask once for all, some never."""
+
+    def __init__(self, program: "Program") -> None:
+        self._program: Program | None = program
+        self._text = ""
+
+    def of(self, program: "Program") -> bool:
+        """Whether it is of this very program, and not printed yet."""
+        return self._program is program
+
+    @property
+    def text(self) -> str:
+        if self._program is not None:
+            from ingot.ir.text import print_program  # here, because programs hold records
+
+            self._text, self._program = print_program(self._program), None
+        return self._text
+
+
 @dataclass(frozen=True)
 class PassRecord:
-    """One run of one pass, on a program of the model's entry `entry`. `seconds` stays outside every identity."""
+    """One run of one pass, on a program of the model's entry `entry`.
+
+    `seconds` and `peak_bytes`, the most resident memory that is known of the process during the run (None where the
+    system does not tell), stay outside every identity.
+    """
 
     name: str
     entry: str
@@ -43,20 +70,32 @@ class PassRecord:
     source_hash: str
     bucket: str | None
     stage: str
-    ir_before: str
-    ir_after: str
     rewrites: tuple[Rewrite, ...]
     refusals: tuple[Refusal, ...]
     op_count_diff: dict[str, int]
     numerics: Numerics
     seconds: float
+    peak_bytes: int | None
+    before: Snapshot = field(repr=False, compare=False)
+    after: Snapshot = field(repr=False, compare=False)
+
+    @property
+    def ir_before(self) -> str:
+        """The program before the pass, as text."""
+        return self.before.text
+
+    @property
+    def ir_after(self) -> str:
+        """The program as the pass left it, as text."""
+        return self.after.text
 
     @property
     def matches(self) -> int:
         return len(self.rewrites)
 
     def summary(self) -> dict[str, Any]:
-        """What the trace keeps beside the program text: everything but texts and time."""
+        """What the trace keeps beside the program text, as JSON: everything but texts, time and memory. A rewrite is
+        its anchor, that one's origin and what was made; its index is its place."""
         return {
             "name": self.name,
             "entry": self.entry,
@@ -65,6 +104,7 @@ class PassRecord:
             "bucket": self.bucket,
             "stage": self.stage,
             "matches": self.matches,
+            "rewrites": [[one.anchor, one.origin, list(one.made)] for one in self.rewrites],
             "refusals": [{"node": refusal.node, "reason": refusal.reason} for refusal in self.refusals],
             "op_count_diff": self.op_count_diff,
             "numerics": self.numerics.value,

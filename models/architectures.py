@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
     reader = ConfigReader(config, source)
     bos = reader.token_ids("bos_token_id")
     dims = architecture.read(reader)
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=name,
         family=architecture.family,
         dtype=reader.dtype(),
@@ -117,6 +117,8 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         bos_token_id=bos[0] if bos else None,
         dims=dims,
     )
+    asked = {"architectures", *reader.asked}
+    return replace(spec, config={field: value for field, value in config.items() if field in asked})
 
 
 def _max_position(config: ConfigReader, rope: RopeSpec) -> int:

@@ -45,11 +45,39 @@ class RopeSpec:
     constants: tuple[tuple[str, Attr], ...] = ()
 
 
-class ConfigReader:
-    """Typed access to the fields of one config.json."""
+class _Watched(dict[str, Any]):
+    """Fields that remember which of them were asked for; copies of them do not."""
 
-    def __init__(self, fields: Mapping[str, Any], source: str = "config.json") -> None:
-        self.fields, self.source = fields, source
+    def __init__(self, fields: Mapping[str, Any], asked: set[str]) -> None:
+        super().__init__(fields)
+        self.asked = asked
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+class ConfigReader:
+    """Typed access to the fields of one config.json. `asked` holds the names of those that were looked at."""
+
+    def __init__(
+        self, fields: Mapping[str, Any], source: str = "config.json", *, asked: set[str] | None = None
+    ) -> None:
+        self.asked = set() if asked is None else asked
+        self.fields: Mapping[str, Any] = _Watched(fields, self.asked)
+        self.source = source
+
+    def within(self, fields: Mapping[str, Any], source: str | None = None) -> "ConfigReader":
+        """A reader of other fields of the same file, such as those of a table in it."""
+        return ConfigReader(fields, source or self.source, asked=self.asked)
 
     def error(self, field: str, expected: str) -> ConfigError:
         found = self.fields.get(field)
@@ -157,7 +185,7 @@ class ConfigReader:
         if layer_type is None and self.fields.get("original_max_position_embeddings") is not None:
             # Phi-3 stores it outside, and transformers lets that one win.
             fields["original_max_position_embeddings"] = self.fields["original_max_position_embeddings"]
-        return _rope_spec(ConfigReader(fields, f"{self.source}, {field}"), table, head_dim, theta)
+        return _rope_spec(self.within(fields, f"{self.source}, {field}"), table, head_dim, theta)
 
 
 def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, theta: float) -> RopeSpec:

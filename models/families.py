@@ -91,7 +91,7 @@ def _two_ropes(config: ConfigReader, head_dim: int, *, full: float, sliding: flo
     local = {name: value for name, value in config.fields.items() if name != "rope_scaling"}
     return (
         config.rope(head_dim, layer_type="full_attention", theta=full),
-        ConfigReader(local, config.source).rope(head_dim, layer_type="sliding_attention", theta=sliding),
+        config.within(local).rope(head_dim, layer_type="sliding_attention", theta=sliding),
     )
 
 
@@ -117,7 +117,7 @@ def cwm(config: ConfigReader) -> DenseSpec:
     """Llama with windows, save in each first of four layers; Llama 3's rope unless it says otherwise."""
     sliding = config.sliding_layers(_layer_count(config), pattern=4, first_full=True)
     if config.fields.get("rope_parameters") is None and config.fields.get("rope_scaling") is None:
-        config = ConfigReader({**config.fields, "rope_scaling": _CWM_ROPE}, config.source)
+        config = config.within({**config.fields, "rope_scaling": _CWM_ROPE})
     return _base(
         config,
         head_dim=128,

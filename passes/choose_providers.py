@@ -1,12 +1,13 @@
 """choose-providers: every call gets the backend that computes it; every refusal is kept with its reason."""
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ingot.ir.backend import Claim, No, Yes, alternatives
 from ingot.ir.errors import PassError
-from ingot.ir.layout import layouts_of
+from ingot.ir.layout import Layout, layouts_of
 from ingot.ir.program import target_name
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
@@ -34,21 +35,23 @@ class ChooseProviders(Pass):
                 if usable:
                     claims[backend.name] = min(usable)
                 else:
-                    rewriter.refuse(node, f"{backend.name}: {_reason(answer, taking)}")
+                    rewriter.refuse(node, f"{backend.name}: {_reason(answer, taking, layouts)}")
             if not claims:
                 raise PassError(
                     f"no backend computes {target_name(node.target)}",
                     where=f"%{node.name}, {node.meta.get('origin', '')}",
                     expected=f"one of {', '.join(backend.name for backend in context.backends)}",
                 )
+            node.meta["candidates"] = claims
             if rewriter.take(node):
                 node.meta["provider"] = min(claims, key=lambda name: claims[name])
 
 
-def _reason(answer: Claim, taking: list[Yes]) -> str:
+def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> str:
     if isinstance(answer, No):
         return answer.reason
     if taking:
         return "not batch-invariant"
     wanted = sorted({f"{name} {layout.value}" for yes in alternatives(answer) for name, layout in yes.layouts.items()})
-    return f"it wants {', '.join(wanted)}"
+    lie = ", ".join(f"{name} {layout.value}" for name, layout in sorted(layouts.items()))
+    return f"it wants {', '.join(wanted)}, and finds {lie}"

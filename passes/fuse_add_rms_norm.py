@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.program import tensor_type
+from ingot.ir.program import is_call, tensor_type
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Pattern, Rewriter, Var
+from ingot.passes.rewrite import Pattern, Rewriter, Var, described
 
 _ADD_THEN_NORM = Pattern(
     ops.rms_norm,
@@ -28,17 +29,23 @@ class FuseAddRMSNorm(Pass):
     numerics: ClassVar[Numerics] = Numerics.EXACT
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        for norm, bound in rewriter.find(_ADD_THEN_NORM):
+        for norm in list(rewriter.program.calls(ops.rms_norm.overload)):
+            bound = _ADD_THEN_NORM.match(norm)
+            if bound is None:
+                if reason := _no_sum(norm):
+                    rewriter.refuse(norm, reason)
+                continue
             add = bound["calls"][1]
             x, residual = bound["x"], bound["residual"]
             if not all(hasattr(value, "meta") and value.meta["type"] == add.meta["type"] for value in (x, residual)):
-                rewriter.refuse(norm, "the add broadcasts or promotes")
+                types = " and ".join(_type(value) for value in (residual, x))
+                rewriter.refuse(norm, f"the add makes {add.meta['type']} of {types}")
                 continue
             if len(tensor_type(add).shape) != 2:
                 rewriter.refuse(norm, f"the sum is {add.meta['type']}, not [T, D]")
                 continue
             if not (hasattr(bound["weight"], "op") and bound["weight"].op == "placeholder"):
-                rewriter.refuse(norm, "the weight is computed, maybe after the add")
+                rewriter.refuse(norm, f"the weight is {described(bound['weight'])}, maybe made after the add")
                 continue
             if not rewriter.take(norm):
                 continue
@@ -56,3 +63,17 @@ class FuseAddRMSNorm(Pass):
             total = rewriter.call(operator.getitem, fused, 1, before=add)
             rewriter.replace(norm, normed)
             rewriter.replace(add, total)
+
+
+def _no_sum(norm: fx.Node) -> str | None:
+    """Why a norm that does not stand behind a plain add does not; None for one of heads, which never does."""
+    source = ops.rms_norm.bind(norm.args, norm.kwargs)["x"]
+    if len(tensor_type(norm).shape) != 2:
+        return None
+    if is_call(source, torch.ops.aten.add.Tensor):
+        return f"the add has the arguments {dict(source.kwargs)}"
+    return f"the norm is of {described(source)}, not of a sum"
+
+
+def _type(value: object) -> str:
+    return str(value.meta["type"]) if isinstance(value, fx.Node) else described(value)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.backend import alternatives
+from ingot.ir.backend import No, alternatives
 from ingot.ir.program import is_call
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter
+from ingot.passes.rewrite import Rewriter, described
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class FuseQKNormRope(Pass):
                 rewriter.refuse(append, found)
                 continue
             fused = _fuse(rewriter, append, attentions[0], found)
-            if not self.force and not _has_kernel(fused, context):
+            no_kernel = "" if self.force else _why_no_kernel(fused, context)
+            if no_kernel:
                 _undo(rewriter, fused)
-                rewriter.refuse(append, "no provider has a kernel for qk_norm_rope_append")
+                rewriter.refuse(append, f"no provider has a kernel for qk_norm_rope_append: {no_kernel}")
                 continue
             if not rewriter.take(append, fused):
                 _undo(rewriter, fused)
@@ -48,18 +49,20 @@ def _sources(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str
     if len(attentions) != 1:
         return f"{len(attentions)} attentions read the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
-        return "the cache is read before attention too"
+        early = [user.name for user in append.users if user.op == "call_function" and user < attentions[0]]
+        return f"the cache is read before attention too, by %{early[0]}"
     written = ops.kv_append.bind(append.args, append.kwargs)
     turned = {"q": attentions[0].args[0], "k": written["k"]}
     bound: dict[str, dict[str, Any]] = {}
     for name, node in turned.items():
         if not is_call(node, ops.rope.overload):
-            return f"{name} is not rotated"
+            return f"{name} is not rotated: it is {described(node)}"
         if len(node.users) > 1:
-            return f"the rotated {name} is used elsewhere too"
+            return f"the rotated {name} is used elsewhere too: {len(node.users)} times in all"
         bound[name] = ops.rope.bind(node.args, node.kwargs)
-    if any(bound["q"][part] != bound["k"][part] for part in ("positions", "table", "interleaved")):
-        return "q and k are rotated differently"
+    for part in ("positions", "table", "interleaved"):
+        if (one := bound["q"][part]) != (other := bound["k"][part]):
+            return f"q and k are rotated differently: {part} is {described(one)} and {described(other)}"
     norms = [bound[name]["x"] for name in turned]
     normed = [is_call(node, ops.rms_norm.overload) and len(node.users) == 1 for node in norms]
     result = {"kv": written["kv"], "v": written["v"], "slots": written["slots"], **bound["q"]}
@@ -68,7 +71,7 @@ def _sources(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str
         return {**result, "q": norms[0], "k": norms[1], "q_weight": None, "k_weight": None, "eps": 0.0}
     inner = [ops.rms_norm.bind(node.args, node.kwargs) for node in norms]
     if inner[0]["eps"] != inner[1]["eps"]:
-        return "the norms of q and k differ in eps"
+        return f"the norms of q and k differ in eps: {inner[0]['eps']} and {inner[1]['eps']}"
     weights = {"q_weight": inner[0]["weight"], "k_weight": inner[1]["weight"], "eps": inner[0]["eps"]}
     return {**result, "q": inner[0]["x"], "k": inner[1]["x"], **weights}
 
@@ -83,13 +86,16 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
     return rewriter.call(ops.qk_norm_rope_append, *args, before=attention, eps=found["eps"], **order)
 
 
-def _has_kernel(fused: fx.Node, context: PassContext) -> bool:
-    answers = [
-        backend.claim([fused], context.target, context.any_bucket())
-        for backend in context.backends
-        if backend.emits_library
-    ]
-    return any(alternatives(answer) for answer in answers)
+def _why_no_kernel(fused: fx.Node, context: PassContext) -> str:
+    """What each provider of kernels says against the fused op; "" when one of them takes it."""
+    refusals = []
+    for backend in context.backends:
+        if backend.emits_library:
+            answer = backend.claim([fused], context.target, context.any_bucket())
+            if alternatives(answer):
+                return ""
+            refusals.append(f"{backend.name}: {answer.reason if isinstance(answer, No) else 'no claim'}")
+    return "; ".join(refusals) or f"none of {', '.join(backend.name for backend in context.backends)} has kernels"
 
 
 def _undo(rewriter: Rewriter, fused: fx.Node) -> None:

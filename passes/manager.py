@@ -8,12 +8,12 @@ from ingot.ir.errors import InternalError, PassError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ParamSpec, Program, Stage, op_counts
-from ingot.ir.record import PassRecord
-from ingot.ir.text import print_program
+from ingot.ir.record import PassRecord, Snapshot
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.pipeline import PIPELINE, Phase
+from ingot.passes.resident import peak_between, resident
 from ingot.passes.rewrite import Rewriter
 
 # Sees the program before and after a pass; `after.history[-1]` is the pass's record.
@@ -48,15 +48,14 @@ def run_pass(
     `fuel` bounds the rewrites; the number that the model owes is then not asked for.
     """
     rewriter = Rewriter(program.copy(), fuel)
-    before, counts = print_program(program), op_counts(program)
-    begin = time.perf_counter()
+    counts, held, begin = op_counts(program), resident(), time.perf_counter()
     try:
         one.run(rewriter, context)
     except InternalError as error:
         error.args = (f"pass {one.name}: {error.args[0]}",)
         raise
     eliminate_dead_code(rewriter.program)
-    seconds = time.perf_counter() - begin
+    seconds, peak = time.perf_counter() - begin, peak_between(held, resident())
     verify(rewriter.program, under=under, after=one.name)
     if reached:
         rewriter.program.stage = under
@@ -68,8 +67,6 @@ def run_pass(
         source_hash=one.source_hash(),
         bucket=context.bucket.name if context.bucket else None,
         stage=under.name,
-        ir_before=before,
-        ir_after=print_program(rewriter.program),
         rewrites=rewriter.rewrites(),
         refusals=tuple(rewriter.refusals),
         op_count_diff={
@@ -79,6 +76,9 @@ def run_pass(
         },
         numerics=one.numerics,
         seconds=seconds,
+        peak_bytes=peak,
+        before=_snapshot(program),
+        after=Snapshot(rewriter.program),
     )
     owed = context.expected.get(one.name, 0) if fuel is None else 0
     if record.matches < owed:
@@ -91,6 +91,12 @@ def run_pass(
     return rewriter.program, record
 
 
+def _snapshot(program: Program) -> Snapshot:
+    """What the pass before left is what comes before this pass: no program is printed twice."""
+    last = program.history[-1].after if program.history else None
+    return last if last is not None and last.of(program) else Snapshot(program)
+
+
 def _run_phase(
     phase: Phase, program: Program, context: PassContext, records: list[PassRecord], on_pass: OnPass | None
 ) -> Program:
@@ -100,7 +106,8 @@ def _run_phase(
         records.append(record)
         if on_pass is not None:
             on_pass(before, program)
-    program = program.copy()
+    if not phase.passes:  # else nobody holds the program at an earlier stage
+        program = program.copy()
     eliminate_dead_code(program)
     program.stage = phase.stage
     verify(program, after=phase.passes[-1].name if phase.passes else "")

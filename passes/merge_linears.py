@@ -14,9 +14,9 @@ from ingot.ir.program import ParamSpec, tensor_type
 from ingot.ir.recipe import Recipe, concat, shard
 from ingot.ir.record import Numerics
 from ingot.ir.schemes import find_scheme
-from ingot.ir.types import Placement, TensorType
+from ingot.ir.types import DTYPE_NAMES, Placement, TensorType
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter, trimmed
+from ingot.passes.rewrite import Rewriter, described, trimmed
 
 # What stands behind x in a call, by the plural: each is concatenated along axis 0, the linear's outputs.
 _PARTS: Mapping[Any, Mapping[str, str]] = {
@@ -63,7 +63,9 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
     """
     schemes = [str(_bound(node)["scheme"]) for node in linears if node.target == ops.quant_linear.overload]
     if len(schemes) not in (0, len(linears)):
-        return "some are quantized and some are not"
+        return f"{len(schemes)} of {len(linears)} are quantized: " + ", ".join(
+            f"{_bound(node)['weight'].target} {_bound(node).get('scheme', 'not')}" for node in linears
+        )
     if len(set(schemes)) > 1:
         return f"the quantization schemes differ: {', '.join(sorted(set(schemes)))}"
     if schemes and not find_scheme(schemes[0]).row_by_row:
@@ -81,14 +83,19 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
         params = [item[part] for item in bound if item[part] is not None]
         for param in params:
             if param.op != "placeholder" or param.meta["kind"] != "param":
-                return f"%{param.name} is no param"
+                return f"%{param.name} is no param but {described(param)}"
             if len(param.users) > 1:
-                return f"param '{param.target}' is used elsewhere too"
+                return f"param '{param.target}' is used elsewhere too: {len(param.users)} times in all"
         if len({tensor_type(param).dtype for param in params}) > 1:
-            return f"the {parts} have several dtypes"
+            dtypes = ", ".join(f"{param.target} {DTYPE_NAMES[tensor_type(param).dtype]}" for param in params)
+            return f"the {parts} have several dtypes: {dtypes}"
         specs = [program.params[str(param.target)] for param in params]
         if specs and _merged_placement(specs, program.mesh) is None:
-            return f"the {parts} have no common placement along axis 0"
+            placed = ", ".join(
+                f"{param.target} {' '.join(map(str, spec.placement)) or 'whole'}"
+                for param, spec in zip(params, specs, strict=True)
+            )
+            return f"the {parts} have no common placement along axis 0: {placed}"
     return None
 
 

@@ -13,7 +13,7 @@ from ingot.ir.record import Numerics
 from ingot.ir.schemes import Scheme, find_scheme
 from ingot.ir.types import Placement
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter, trimmed
+from ingot.passes.rewrite import Rewriter, described, trimmed
 
 # The parts in the order of `quant_linear`, and what they are called as GPTQ and AWQ name them: layers.0.mlp.up.weight
 # becomes layers.0.mlp.up.qweight and so on.
@@ -44,10 +44,11 @@ class Quantize(Pass):
         for node in program.calls(ops.linear.overload):
             if node in heads:
                 continue
-            if ops.linear.bind(node.args, node.kwargs)["weight"].meta.get("kind") == "param":
+            weight = ops.linear.bind(node.args, node.kwargs)["weight"]
+            if weight.meta.get("kind") == "param":
                 chosen.append(node)
             else:
-                rewriter.refuse(node, "the weight is no param")
+                rewriter.refuse(node, f"the weight is no param but {described(weight)}")
         _check_fit(program, chosen, scheme)
         parts: dict[fx.Node, dict[str, fx.Node]] = {}  # two linears may share a weight
         for node in chosen:

@@ -1,5 +1,6 @@
 """The rewrite engine: patterns over calls, and an editor that keeps types, origins and counts."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from torch import fx
 from ingot.ir import build
 from ingot.ir.infer import infer
 from ingot.ir.ops import Op
-from ingot.ir.program import ParamSpec, Program
+from ingot.ir.program import ParamSpec, Program, target_name
 from ingot.ir.record import Refusal, Rewrite
 
 
@@ -64,6 +65,17 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
     while kept and kept[-1] is None:
         kept.pop()
     return kept
+
+
+def described(value: Any) -> str:
+    """What an argument is, for reasons: who computes it, or which placeholder or constant it is."""
+    if not isinstance(value, fx.Node):
+        return f"the constant {value!r}"
+    if value.op == "placeholder":
+        return f"the {value.meta['kind']} '{value.target}'"
+    if value.target is operator.getitem:
+        return f"a result of {target_name(value.args[0].target)}"  # type: ignore[union-attr]
+    return f"the result of {target_name(value.target)}"
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from ingot.ir.artifact import (
     CHECKSUMS,
     MANIFEST,
+    OUTSIDE_IDENTITY,
     SCHEMA_VERSION,
     TIMINGS,
     UNLISTED,
@@ -26,6 +28,7 @@ from ingot.ir.digest import CHUNK_BYTES, digest_many
 from ingot.ir.errors import ArtifactError
 from ingot.ir.json_text import parse_json
 from ingot.ir.listing import LISTED, listed
+from ingot.ir.trace import HOW_TO_GET, PASSES, Trace, read_trace
 
 _MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights takes about 1 MiB
 _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
@@ -57,6 +60,29 @@ class Artifact:
             return parse_json(self._read(relpath))
         except ValueError as error:
             raise ArtifactError(f"{relpath} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
+
+    def read_timings(self) -> object:
+        """Returns the value of timings.json, which opening compared with its checksum; None where it was lost. Raises
+        ArtifactError."""
+        path = self.folder / TIMINGS
+        try:
+            return parse_json(path.read_bytes()) if path.exists() else None
+        except OSError as error:
+            raise _unreadable(self.folder, error) from error
+        except ValueError as error:
+            raise ArtifactError(f"{TIMINGS} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
+
+    @cached_property
+    def has_trace(self) -> bool:
+        """Whether it was compiled with a trace."""
+        return any(entry.path == PASSES for entry in self.manifest.files)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """What every pass did. Raises ArtifactError where it was compiled without a trace."""
+        if not self.has_trace:
+            raise ArtifactError("the artifact has no trace", where=str(self.folder), hint=HOW_TO_GET)
+        return read_trace(self.read_json(PASSES), self.read_timings(), self.read_text)
 
     def weight_files(self) -> tuple[str, ...]:
         """Returns the relative paths of the weight files, sorted, which is load order."""
@@ -149,7 +175,7 @@ def _unreadable(folder: Path, error: OSError) -> ArtifactError:
 
 
 def _read_manifest(folder: Path) -> tuple[Manifest, str]:
-    for name in (MANIFEST, CHECKSUMS, TIMINGS):
+    for name in (MANIFEST, CHECKSUMS, *OUTSIDE_IDENTITY):
         if (folder / name).is_symlink():
             raise ArtifactError(f"{name} is a link", where=str(folder), expected="a file", hint=_AGAIN)
     if not (folder / MANIFEST).is_file():
@@ -161,9 +187,9 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
     if not (folder / CHECKSUMS).is_file():
         raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)
     data = _read_capped(folder / MANIFEST)
-    timings = _read_capped(folder / TIMINGS) if (folder / TIMINGS).is_file() else None
+    outside = {name: _read_capped(folder / name) for name in OUTSIDE_IDENTITY if (folder / name).is_file()}
     found = _read_capped(folder / CHECKSUMS)
-    expected, build_id = checksum_text(data, timings)
+    expected, build_id = checksum_text(data, outside)
     if found != expected.encode():
         raise _checksum_error(folder, found, expected)
     try:

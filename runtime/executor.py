@@ -31,8 +31,10 @@ class _Step:
 
 @dataclass
 class StepHandle:
-    """A launched step. On a CPU it has finished by then; `tokens` would wait for it on a device."""
+    """A launched step, served by the bucket class `bucket`. On a CPU it has finished by then; `tokens` would wait for
+    it on a device."""
 
+    bucket: str
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def tokens(self) -> list[int]:
@@ -89,8 +91,9 @@ class Executor:
         self._params = {name: params[name] for name in plan.params}
         self._buckets = [_Bucket(bucket, self, executables) for bucket in plan.buckets]
 
-    def launch(self, inputs: Mapping[str, torch.Tensor]) -> StepHandle:
-        """Run one step. `inputs` are the plan's, by name; states move on."""
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Callable[[], None] | None = None) -> StepHandle:
+        """Run one step. `inputs` are the plan's, by name; states move on. `watch` is called before the first
+        instruction and after each one."""
         sizes = dict(self.sizes)
         for name, value_type in self.inputs.items():
             if name not in inputs:
@@ -104,7 +107,7 @@ class Executor:
         for bucket in self._buckets:
             if bucket.plan.bucket.holds(sizes["T"], q_max):
                 with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
-                    return StepHandle(bucket.run(inputs, sizes))
+                    return StepHandle(bucket.plan.bucket.name, bucket.run(inputs, sizes, watch))
         raise InternalError(
             f"no bucket class holds a step of {sizes['T']} tokens, at most {q_max} of one sequence",
             expected=", ".join(f"{b.bucket.name}: {b.bucket.tokens}" for b in self.plan.buckets),
@@ -176,19 +179,23 @@ class _Bucket:
             what=instruction.target,
         )
 
-    def run(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    def run(
+        self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Callable[[], None] | None = None
+    ) -> dict[str, torch.Tensor]:
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
         try:
-            self._run_steps(sizes)
+            self._run_steps(sizes, watch)
             return {name: table[index] for name, index in self._outputs}
         finally:
             for index in self._types:
                 table[index] = None
 
-    def _run_steps(self, sizes: Mapping[str, int]) -> None:
+    def _run_steps(self, sizes: Mapping[str, int], watch: Callable[[], None] | None) -> None:
         table = self._table
+        if watch is not None:
+            watch()
         for step in self._steps:
             args = list(step.args)
             for place, index in step.slots:
@@ -207,6 +214,8 @@ class _Bucket:
                     if index >= 0:
                         table[index] = result[place]
             result = None  # the table alone holds values, so that memory goes when the plan says so
+            if watch is not None:
+                watch()
             if not self._checked:
                 self._check(step, sizes)
             for index in step.frees:

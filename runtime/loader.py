@@ -5,7 +5,7 @@ import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,33 @@ def load_artifact(
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
     target = Target.detect("cpu")
-    artifact = open_artifact(path, check=lambda manifest: _check_target(manifest, target), threads=threads)
+    artifact = open_artifact(path, check=lambda manifest: check_target(manifest, target), threads=threads)
+    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads)
+    if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
+        return loaded
+    tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
+    return replace(loaded, tokenizer=tokenizer, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
+
+
+def bind(
+    artifact: Artifact,
+    *,
+    num_pages: int | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    verify: bool = True,
+) -> Loaded:
+    """`load_artifact` of an open artifact for this machine, without its tokenizer.
+
+    `verify` checks the digests of the weights, the only ones that opening left.
+    """
+    target = Target.detect("cpu")
     plans = _plans(artifact)
     limits = _limits(artifact, plans)
     eos = _eos_token_ids(artifact)
     pages = _pages(plans, limits, target, num_pages, memory)
     with ThreadPoolExecutor(1) as background:
-        weights_whole = background.submit(artifact.verify_files, artifact.weight_files(), threads)
+        weights_whole = background.submit(artifact.verify_files, artifact.weight_files() if verify else (), threads)
         executables = {
             executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
         }
@@ -103,14 +123,10 @@ def load_artifact(
             entry: Executor(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
         weights_whole.result()
-    tokenizer = None
-    if any(entry.path == "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
-        tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=eos)
-        eos = tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plans, executors, tokenizer, eos, limits, pages)
+    return Loaded(artifact, plans, executors, None, eos, limits, pages)
 
 
-def _check_target(manifest: Manifest, target: Target) -> None:
+def check_target(manifest: Manifest, target: Target) -> None:
     """Refuse what was compiled for several devices, or for another machine, naming the first field that differs."""
     if manifest.model.get("mesh") is not None:
         mesh = _mesh(manifest)

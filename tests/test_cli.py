@@ -152,7 +152,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 # Help, and what a command line may be.
 
-COMMANDS = ("compile", "run", "inspect", "target")
+COMMANDS = ("compile", "run", "inspect", "target", "why-miss")
 
 HELP = f"""
 import contextlib, io, sys
@@ -198,6 +198,7 @@ def test_help_names_every_option(ingot: Command) -> None:
         "--passes",
         "--deterministic",
         "--mesh",
+        "--trace",
         "-j",
     ]:
         assert option in text
@@ -207,7 +208,7 @@ def test_help_names_every_option(ingot: Command) -> None:
 def test_the_readme_names_only_what_exists(ingot: Command) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     helps = "".join(ingot(name, "--help").out for name in COMMANDS) + ingot().out
-    commands = set(re.findall(r"`ingot ([a-z]+)", readme))
+    commands = set(re.findall(r"`ingot ([a-z-]+)", readme))
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme))
     assert commands == set(COMMANDS) and options
     assert [option for option in sorted(options) if not re.search(rf"{option}(?![\w-])", helps)] == []
@@ -265,7 +266,8 @@ def test_an_artifact_for_a_mesh_is_inspected_and_not_run(world: World, ingot: Co
 
 def test_compiling_tells_its_progress_and_reports(world: World) -> None:
     assert world.compiled.err.splitlines() == [
-        f"ingot: {phase}" for phase in ("start", "trace", "identify", "passes and executables", "weights", "write")
+        f"ingot: {phase}"
+        for phase in ("start", "trace", "identify", "passes and executables", "weights", "write", "golden run")
     ]
     report = world.compiled.out
     assert report.startswith(f"\nCompiled {world.artifact} in ")

@@ -12,7 +12,10 @@ from safetensors import safe_open
 from sharded import CASES
 
 from ingot import LLM, compile_model
+from ingot.debug.explain import explain
+from ingot.debug.verify import verify
 from ingot.frontend.checkpoint import Checkpoint
+from ingot.ir.artifact import GOLDEN
 from ingot.ir.errors import ArtifactError, IngotError, OptionError, TargetError
 from ingot.ir.harness import InterpreterRun, MeshRun, load_params, teacher_forced
 from ingot.ir.mesh import Rank, ranks
@@ -132,6 +135,22 @@ def test_serving_refuses_it(folder: Path) -> None:
             load(folder / "two.ingot")
         assert caught.value.what == "the artifact was compiled for 2 ranks (tp=2)"
         assert caught.value.expected == "one: serving on more than one device is not supported yet"
+
+
+def test_there_is_no_golden_run_to_repeat(folder: Path) -> None:
+    assert not (folder / "two.ingot" / GOLDEN).exists()
+    with pytest.raises(TargetError, match="no golden run"):
+        verify(folder / "two.ingot")
+
+
+def test_costs_are_those_of_a_rank(folder: Path) -> None:
+    config = json.loads((folder / "checkpoint" / "config.json").read_text())
+    calls = explain(folder / "two.ingot", tokens=1).buckets[0].calls
+    assert all(call.seconds is None for call in calls), "nothing ran"
+    (down,) = [call for call in calls if call.op == "ingot.linear" and call.layer == 0][-1:]
+    assert down.flops == 2 * config["hidden_size"] * config["intermediate_size"] // 2
+    reduced = [call for call in calls if call.op == "ingot.all_reduce"]
+    assert {(call.flops, call.bytes) for call in reduced} == {(config["hidden_size"], 8 * config["hidden_size"])}
 
 
 def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:

@@ -14,7 +14,7 @@ from tiny import Tiny
 from transformers import AutoModelForCausalLM
 
 from ingot import compile_model
-from ingot.commands.artifact_views import print_weights
+from ingot.commands.views import print_weights
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir.program import ParamSpec, Program

@@ -111,22 +111,26 @@ def _same_dtype(node: fx.Node, *names: str) -> str | None:
         return "no kernel for " + " with ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes))
     for name, value_type in found.items():
         if value_type.strides is not None and value_type.strides[-1] != 1:
-            return f"{name} is strided along its last axis"
+            return f"{name} is strided along its last axis: {value_type}"
     return None
 
 
 def _linear(node: fx.Node) -> str | None:
-    arguments = _arguments(node)
-    if len(tensor_type(arguments["x"]).shape) != 2 or tensor_type(arguments["weight"]).strides is not None:
-        return "x has more than two axes, or the weight is not row-major"
+    x, weight = _argument_type(node, "x"), _argument_type(node, "weight")
+    if len(x.shape) != 2:
+        return f"x is {x}, not [T, K]"
+    if weight.strides is not None:
+        return f"the weight is not row-major: {weight}"
     return _same_dtype(node, "x", "weight", "bias")
 
 
 def _norm(node: fx.Node) -> str | None:
     arguments = _arguments(node)
     x, weight = tensor_type(arguments["x"]), tensor_type(arguments["weight"])
-    if weight.dtype not in (x.dtype, torch.float32) or weight.strides is not None:
-        return f"no kernel for a weight in {DTYPE_NAMES[weight.dtype]}, or one that is not row-major"
+    if weight.dtype not in (x.dtype, torch.float32):
+        return f"no kernel for a weight in {DTYPE_NAMES[weight.dtype]} with x in {DTYPE_NAMES[x.dtype]}"
+    if weight.strides is not None:
+        return f"the weight is not row-major: {weight}"
     if len(x.shape) not in (2, 3) or len(weight.shape) >= len(x.shape):
         return f"no kernel for {x} with a weight {weight}"
     return _same_dtype(node, "x", "residual")

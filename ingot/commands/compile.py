@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from ingot.commands import Flag
 from ingot.commands.memory_view import memory_rows
+from ingot.commands.numerics_view import print_numerics
 from ingot.console import console, counts_text, facts, print_table, size_text
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def compile_checkpoint(
     deterministic: Flag = False,
     weight_budget: float = 1.0,
     mesh: str | None = None,
+    trace: Literal["none", "summary", "full"] = "full",
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
+    check_numerics: Flag = False,
 ) -> None:
     """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
 
@@ -60,8 +63,12 @@ def compile_checkpoint(
         Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
     mesh
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
+    trace
+        What to keep of the passes: full the program before and after each, summary what they did, none nothing.
     jobs
         Compiler processes. Default: the cores.
+    check_numerics
+        Measure each pass against its numerics contract, on sample inputs; a broken one ends the compile.
     """
     from ingot.progress import live_progress
 
@@ -86,7 +93,9 @@ def compile_checkpoint(
             deterministic=deterministic,
             weight_budget=weight_budget,
             mesh=axes,
+            trace=trace,
             jobs=jobs,
+            check_numerics=check_numerics,
             progress=progress,
         )
     _print_report(report, output, started, time.perf_counter() - begin, servable=not axes)
@@ -109,9 +118,12 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
                 ("nodes per backend", counts_text(report.nodes_per_backend)),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
+                *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),
             ]
         ),
     )
+    if report.numerics is not None:
+        print_numerics(out, report.numerics)
     out.print("\nMemory", style="bold")
     print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
     prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"

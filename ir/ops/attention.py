@@ -6,7 +6,7 @@ A KV cache is [pages, 2, page, kv_heads, head_dim]: keys at index 0 of the secon
 
 import torch
 
-from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
+from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
 
 
 def _attend(
@@ -147,6 +147,9 @@ def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: tor
     states=("kv",),
     in_place=_write,
     costliest=_write_padded,
+    flops=nothing,
+    # Of the cache, what is written.
+    traffic=lambda kv, k, v, slots: 2 * bytes_of(k, v) + bytes_of(slots),
     fusible=False,
 )
 def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -205,8 +208,39 @@ def _paged_rowwise(
     return out
 
 
-def _paged_flops(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: object, **__: object) -> int:
-    return 4 * q.numel() * page_table.shape[1] * kv.shape[2]  # an upper bound: every page of the table full and seen
+def _positions_seen(
+    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, window: int | None
+) -> tuple[float, float]:
+    """(keys that a token sees on average, positions read of each sequence) when every page of the table is full, and
+    all sequences feed as many tokens as others, at their ends."""
+    length = page_table.shape[1] * kv.shape[2]
+    count = min(q.shape[0] / page_table.shape[0], length)
+    if window is None:
+        return length - (count - 1) / 2, length
+    # The last token sees `window` keys, and each one before it one key that those behind it do not.
+    full = max(0.0, min(count, length - window + 1))  # tokens with a whole window in front of them
+    ends = (count - full) * (length - count + 1 + length - full) / 2  # the others see all that there is
+    return (full * window + ends) / count, min(length, window + count - 1)
+
+
+def _paged_flops(
+    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: object, window: int | None = None, **__: object
+) -> float:
+    """Two products, of q with keys and of weights with values."""
+    return 4 * q.numel() * _positions_seen(q, kv, page_table, window)[0]
+
+
+def _paged_traffic(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    *rest: torch.Tensor | None,
+    window: int | None = None,
+    **_: object,
+) -> float:
+    a_position = bytes_of(kv[:1, :, :1])  # its keys and its values
+    read = page_table.shape[0] * _positions_seen(q, kv, page_table, window)[1] * a_position
+    return 2 * bytes_of(q) + read + bytes_of(page_table, *rest)
 
 
 def _attend_pages(
@@ -269,6 +303,7 @@ def _paged_costliest(
     rowwise=_paged_rowwise,
     fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
     flops=_paged_flops,
+    traffic=_paged_traffic,
     costliest=_paged_costliest,
     fusible=False,
     legal="cached",

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import InternalError
-from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.ops.dense import lookup_traffic
+from ingot.ir.ops.registry import Sample, define, nothing, wide
 
 Ranks = list[torch.Tensor]
 
@@ -155,6 +156,8 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     samples=_lookup_samples,
     fake=lambda tokens, weight, *, axis, parts: weight.index_select(0, tokens),
     across=_lookup,
+    flops=nothing,
+    traffic=lookup_traffic,
     fusible=False,
 )
 def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int) -> torch.Tensor:

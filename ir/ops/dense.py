@@ -3,12 +3,17 @@
 import torch
 import torch.nn.functional as F
 
-from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.ops.registry import Sample, bytes_of, define, nothing, wide
 from ingot.ir.tables import make_table
 
 
 def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def lookup_traffic(tokens: torch.Tensor, weight: torch.Tensor, **_: object) -> int:
+    """Of a table, the rows that are taken; they are written too."""
+    return bytes_of(tokens) + 2 * tokens.numel() * bytes_of(weight[:1])
 
 
 def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -17,7 +22,12 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 @define(
-    "embedding(Tensor tokens, Tensor weight) -> Tensor", rows=("tokens",), samples=_embedding_samples, fusible=False
+    "embedding(Tensor tokens, Tensor weight) -> Tensor",
+    rows=("tokens",),
+    samples=_embedding_samples,
+    flops=nothing,
+    traffic=lookup_traffic,
+    fusible=False,
 )
 def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Rows of `weight` [V, D] by token id [T]: [T, D]."""
@@ -114,6 +124,15 @@ def add_rms_norm(
     return rms_norm.reference(total, weight, eps=eps), total
 
 
+def rope_flops(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, **_: object) -> int:
+    return 3 * x[..., 0].numel() * table.shape[1]  # two products and a sum for each rotated element
+
+
+def rope_reads(positions: torch.Tensor, table: torch.Tensor) -> int:
+    """Bytes of a row of the table for each position."""
+    return bytes_of(positions) + positions.numel() * bytes_of(table[:1])
+
+
 def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     positions = torch.tensor([0, 1, 63, 17], dtype=torch.int32)
     attrs = {"kind": "rope", "rope_type": "default", "positions": 64, "theta": 10000.0}
@@ -127,6 +146,8 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     "rope(Tensor x, Tensor positions, Tensor table, *, bool interleaved=False) -> Tensor",
     rows=("x", "positions"),
     samples=_rope_samples,
+    flops=rope_flops,
+    traffic=lambda x, positions, table, **_: 2 * bytes_of(x) + rope_reads(positions, table),
 )
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
     """Rotary embedding of x [T, H, D] at positions [T] (arXiv 2104.09864).
@@ -188,7 +209,14 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
     return [Sample((_randn(g, dtype, 6, 12), torch.tensor([5, 0, 2], dtype=torch.int32)))]
 
 
-@define("select_rows(Tensor x, Tensor rows) -> Tensor", rows=("rows",), samples=_select_rows_samples, fusible=False)
+@define(
+    "select_rows(Tensor x, Tensor rows) -> Tensor",
+    rows=("rows",),
+    samples=_select_rows_samples,
+    flops=nothing,
+    traffic=lambda x, rows: lookup_traffic(rows, x),
+    fusible=False,
+)
 def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Rows [L] of x [T, …]: [L, …]."""
     return x.index_select(0, rows)

@@ -3,7 +3,7 @@ penalty."""
 
 import torch
 
-from ingot.ir.ops.registry import Sample, define, own_row
+from ingot.ir.ops.registry import Sample, bytes_of, define, nothing, own_row
 
 # Rows of logits that rate tokens of prompts in a step, besides one row for each sequence. Ours: with a vocabulary of
 # 150,000 they take 150 MB in float32.
@@ -65,6 +65,9 @@ def _of_equals(
     samples=_samples,
     fake=_fake,
     costliest=_of_equals,
+    # Without a request that asks for it, the logits are not read.
+    flops=nothing,
+    traffic=lambda logits, *asked: bytes_of(*asked, *_fake(logits, *asked)),
     # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of scores stays in the cache.
     fusible=False,
     legal="cached",

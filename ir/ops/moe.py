@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.dense import silu_mul
-from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.ops.registry import Sample, bytes_of, define, wide
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,6 +76,14 @@ def _flops(
     return 6 * top_k * x.numel() * int(down.shape[2])  # gate, up and down, two operations a weight
 
 
+def _traffic(
+    x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, **_: object
+) -> int:
+    """Of the experts, those that tokens go to: as many as there can be."""
+    experts = min(gate_up.shape[0], x.shape[0] * top_k)
+    return 2 * bytes_of(x) + bytes_of(router_logits) + experts * bytes_of(gate_up[:1], down[:1])
+
+
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     def randn(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, generator=g) / math.sqrt(shape[-1])).to(dtype)
@@ -136,6 +144,7 @@ def _all_to_the_same(
     fake=_fake,
     costliest=_all_to_the_same,
     flops=_flops,
+    traffic=_traffic,
     fusible=False,
 )
 def moe(

@@ -6,7 +6,7 @@ stands in the prompt, the bits above it count how often it was generated: penalt
 
 import torch
 
-from ingot.ir.ops.registry import Effect, Sample, define
+from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing
 
 # Tokens that a row of logits may be denied: the end tokens of a model (a few) and of a request. Ours; 64 bytes a row.
 MAX_BANNED = 16
@@ -155,6 +155,9 @@ def _penalize_most(
     fake=lambda logits, *_: torch.empty_like(logits),
     # No `rows`: every element is computed by itself.
     costliest=_penalize_most,
+    # Without a request that asks for it, nothing is done.
+    flops=nothing,
+    traffic=lambda logits, token_counts, *asked: bytes_of(*asked),
     may_return="logits",
     effect=Effect.READS_STATE,
     fusible=False,

@@ -42,8 +42,11 @@ class Effect(enum.Enum):
 class Cost:
     """What a call must do at least: floating-point operations, and bytes read or written once each."""
 
-    flops: int
-    bytes: int
+    flops: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class Op:
     other result has memory of its own. `fusible` says that a region compiler may take it into a region. `legal` says
     where it may stand: "any" stage, "pure" ones without states, "cached" ones with them, or only where placements are
     "open". `across` computes a collective for all ranks of its axis at once: from a list for each tensor argument to a
-    list of results. `effect` says when two calls may become one, and when one may go.
+    list of results. `effect` says when two calls may become one, and when one may go. `flops` counts the operations of
+    a call, by default one for each element of its results, and `traffic` its bytes, by default those of all arguments
+    and results but written states: both look at shapes alone.
     """
 
     name: str
@@ -82,6 +87,7 @@ class Op:
     rows: tuple[str, ...]
     samples: Samples
     flops: Function | None
+    traffic: Function | None
     states: tuple[str, ...]
     in_place: Function | None
     costliest: Function
@@ -120,18 +126,31 @@ class Op:
         return bound.args, bound.kwargs
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
-        """Cost of a call with these tensors; meta tensors will do. States count no bytes: their use is not known."""
-        flops = int(self.flops(*args, **kwargs)) if self.flops else 0
-        named = self.bind(args, kwargs)
-        read = [value for name, value in named.items() if isinstance(value, torch.Tensor) and name not in self.states]
+        """Cost of a call with these tensors; meta tensors will do. Of requests that ask for nothing but tokens."""
         with torch.device("meta"):
             result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-        written = [result] if isinstance(result, torch.Tensor) else list(result)
-        written = written[: len(written) - len(self.states)] if self.states else written
-        return Cost(flops, sum(tensor.numel() * tensor.element_size() for tensor in read + written))
+        return self.count(args, kwargs, [result] if isinstance(result, torch.Tensor) else list(result))
+
+    def count(self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]) -> Cost:
+        """`cost` where the results are known too, or tensors like them. Computes nothing."""
+        written = results[: len(results) - len(self.states)]
+        read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
+        flops = self.flops(*args, **kwargs) if self.flops else sum(tensor.numel() for tensor in written)
+        traffic = self.traffic(*args, **kwargs) if self.traffic else bytes_of(*read, *written)
+        return Cost(int(flops), int(traffic))
 
 
 OPS: dict[str, Op] = {}
+
+
+def bytes_of(*values: Any) -> int:
+    """Bytes of those of the values that are tensors."""
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+
+
+def nothing(*_: Any, **__: Any) -> int:
+    """The flops of a call that only moves data, or that is not asked to do anything."""
+    return 0
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
@@ -160,6 +179,7 @@ def define(
     rowwise: Function | None = None,
     fake: Function | None = None,
     flops: Function | None = None,
+    traffic: Function | None = None,
     states: tuple[str, ...] = (),
     in_place: Function | None = None,
     costliest: Function | None = None,
@@ -196,6 +216,7 @@ def define(
             rows=rows,
             samples=samples,
             flops=flops,
+            traffic=traffic,
             states=states,
             in_place=in_place,
             # Of what ranks do together, one rank allocates its result.

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from ingot.ir.ops.attention import kv_append
-from ingot.ir.ops.dense import rms_norm, rope
-from ingot.ir.ops.registry import Sample, define
+from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
+from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.tables import make_table
 
 
@@ -86,6 +86,35 @@ def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
 
 
+def _flops(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    *norms: torch.Tensor | None,
+    **_: object,
+) -> int:
+    turned = sum(rope_flops(x, positions, table) for x in (q, k))
+    return turned + (q.numel() + k.numel() if norms and norms[0] is not None else 0)
+
+
+def _traffic(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    *rest: torch.Tensor | None,
+    **_: object,
+) -> int:
+    """q, k and v are read, and written as they come out; of the cache no more than that."""
+    return 2 * bytes_of(q, k, v) + rope_reads(positions, table) + bytes_of(*rest)
+
+
 @define(
     "qk_norm_rope_append(Tensor kv, Tensor q, Tensor k, Tensor v, Tensor positions, Tensor table, Tensor slots,"
     " Tensor? q_weight=None, Tensor? k_weight=None, *, float eps, bool interleaved=False) -> (Tensor, Tensor)",
@@ -95,6 +124,8 @@ def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[
     in_place=_with_append(kv_append.in_place),
     costliest=_with_append(kv_append.costliest),
     decompose=_decompose,
+    flops=_flops,
+    traffic=_traffic,
     fusible=False,
 )
 def qk_norm_rope_append(

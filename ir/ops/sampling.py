@@ -115,6 +115,7 @@ def _choose_most(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
     rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
     costliest=_choose_most,
+    flops=lambda logits, *_: logits.numel(),  # the largest is looked for
     fusible=False,
     legal="cached",
 )

@@ -207,13 +207,13 @@ def test_what_has_no_kernel_is_refused_with_the_reason() -> None:
     x = TensorType(BF16, ("T", 8))
     assert isinstance(claim("linear", x, TensorType(BF16, (4, 8))), Yes)
     refusals = {
-        "the weight is not row-major": claim("linear", x, TensorType(BF16, (4, 8), (1, 4))),
+        "the weight is not row-major: bf16[4, 8; 1, 4]": claim("linear", x, TensorType(BF16, (4, 8), (1, 4))),
         "no kernel for bf16 with f32": claim("linear", x, TensorType(F32, (4, 8))),
-        "x is strided along its last axis": claim(
+        "x is strided along its last axis: bf16[T, 8; 16, 2]": claim(
             "linear", TensorType(BF16, ("T", 8), (16, 2)), TensorType(BF16, (4, 8))
         ),
         "no kernel for f64": claim("silu_mul", *[TensorType(F64, ("T", 8))] * 2),
-        "no kernel for a weight in f64": claim("rms_norm", x, TensorType(F64, (8,)), eps=1e-5),
+        "no kernel for a weight in f64 with x in bf16": claim("rms_norm", x, TensorType(F64, (8,)), eps=1e-5),
         "no kernel for ingot.soft_cap": claim("soft_cap", x, cap=3.0),
     }
     for reason, answer in refusals.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from every_op import DTYPES, L_MAX, T_MAX, EveryOp, every_op
-from staged import BUCKET, Logits, broken_contract, staged, traced
+from staged import BUCKET, staged, traced
 from tiny import TINY
 
 from ingot.backends.inductor.emit import Inductor, compiler_path
@@ -23,6 +23,7 @@ from ingot.emitter import Emitter
 from ingot.executable_cache import build_executable, executable_folder, find_executable
 from ingot.identity import exe_key
 from ingot.ir.backend import No, Yes
+from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import OPS
@@ -101,8 +102,8 @@ def test_any_size(built: Built, tokens: int, rows: int) -> None:
         if dtype is None:
             continue
         # Inside a region roundings may be left out, so the interpreter's bits are not the measure: its error is.
-        problem = broken_contract(
-            Numerics.ROUNDING, Logits(expected[name], exact[name]), Logits(found[name], exact[name]), dtype
+        problem = breach(
+            Numerics.ROUNDING, Measured(expected[name], exact[name]), Measured(found[name], exact[name]), dtype
         )
         assert problem is None, f"{name}: {problem}"
 

@@ -118,21 +118,27 @@ def test_read_refuses_unknown_names_and_files_that_shrank(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="cannot be mapped"):
         checkpoint.read("a.weight")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        checkpoint.digest()
+        checkpoint.digests()
 
 
-def test_digest_sees_every_byte_and_no_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_see_every_byte_by_file_and_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest_module, "CHUNK_BYTES", 64)  # many chunks in a small file
     one = Checkpoint.open(write_checkpoint(tmp_path / "one", some_tensors(), 2))
     two = Checkpoint.open(write_checkpoint(tmp_path / "two", some_tensors(), 2))
-    assert one.digest() == two.digest() == one.digest(threads=1)
+    assert one.digests() == two.digests() == one.digests(threads=1)
     shard = tmp_path / "two" / "model-00002-of-00002.safetensors"
     original = shard.read_bytes()
     for position in (len(original) - 1, original.index(b"F")):
         data = bytearray(original)
         data[position] ^= 1
         shard.write_bytes(data)
-        assert two.digest() != one.digest()
+        mine, theirs = one.digests(), two.digests()
+        assert (
+            mine.keys() == theirs.keys()
+            and mine["model-00001-of-00002.safetensors"] == theirs["model-00001-of-00002.safetensors"]
+        )
+        pairs = zip(mine[shard.name], theirs[shard.name], strict=True)
+        assert [index for index, pair in enumerate(pairs) if pair[0] != pair[1]] == [position // 64]
     renamed = {"one": tmp_path / "one" / "model-00001-of-00002.safetensors", "to": tmp_path / "one" / "zz.safetensors"}
     renamed["one"].rename(renamed["to"])
     index = tmp_path / "one" / "model.safetensors.index.json"
@@ -140,7 +146,8 @@ def test_digest_sees_every_byte_and_no_file_name(tmp_path: Path, monkeypatch: py
     before = one.tensors["a.weight"].file
     assert Checkpoint.open(tmp_path / "one").tensors["a.weight"].file != before
     shard.write_bytes(original)
-    assert Checkpoint.open(tmp_path / "one").digest() == two.digest()
+    renamed_digests, digests = Checkpoint.open(tmp_path / "one").digests(), two.digests()
+    assert sorted(renamed_digests.values()) == sorted(digests.values()) and "zz.safetensors" in renamed_digests
 
 
 def test_tokenizer_files_are_those_present(tmp_path: Path) -> None:

@@ -59,14 +59,17 @@ return y=%add
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"(%x, %b,": "(%x, %a,"}, "param 'a' is used elsewhere too"),
-        ({"%b, %b.bias": "%b, %a.bias"}, "param 'a.bias' is used elsewhere too"),
-        ({"param b: f32": "param b: bf16"}, "the weights have several dtypes"),
-        ({"param b.bias: f32": "param b.bias: bf16"}, "the biases have several dtypes"),
-        ({"param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(0)"}, "the weights have no common placement along axis 0"),
+        ({"(%x, %b,": "(%x, %a,"}, "param 'a' is used elsewhere too: 2 times in all"),
+        ({"%b, %b.bias": "%b, %a.bias"}, "param 'a.bias' is used elsewhere too: 2 times in all"),
+        ({"param b: f32": "param b: bf16"}, "the weights have several dtypes: a f32, b bf16"),
+        ({"param b.bias: f32": "param b.bias: bf16"}, "the biases have several dtypes: a.bias f32, b.bias bf16"),
+        (
+            {"param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(0)"},
+            "the weights have no common placement along axis 0: a whole, b tp=shard(0)",
+        ),
         (
             {"param b.bias: f32[4]": "param b.bias: f32[4] tp=replicated"},
-            "the biases have no common placement along axis 0",
+            "the biases have no common placement along axis 0: a.bias whole, b.bias tp=replicated",
         ),
         # Parts of rows: concatenating them along axis 0 keeps each whole, and then no rank has its part of both.
         (
@@ -74,9 +77,9 @@ return y=%add
                 "param a: f32[4, 4]": "param a: f32[4, 4] tp=shard(1)",
                 "param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(1)",
             },
-            "the weights have no common placement along axis 0",
+            "the weights have no common placement along axis 0: a tp=shard(1), b tp=shard(1)",
         ),
-        ({'param b: f32[4, 4] = source(name="b")': "input b: f32[4, 4]"}, "%b is no param"),
+        ({'param b: f32[4, 4] = source(name="b")': "input b: f32[4, 4]"}, "%b is no param but the input 'b'"),
     ],
 )
 def test_refusals(apply: Apply, changes: dict[str, str], reason: str) -> None:
@@ -187,12 +190,18 @@ MERGED = {  # its segments are not those of a plain shard
 }
 
 
-@pytest.mark.parametrize("changes", [WHOLE, MERGED], ids=["whole on every rank", "merged before"])
-def test_linears_that_lie_otherwise_stay_apart(apply: Apply, changes: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "lies"),
+    [(WHOLE, "whole"), (MERGED, "tp=shard(0, segments=[2, 2])")],
+    ids=["whole on every rank", "merged before"],
+)
+def test_linears_that_lie_otherwise_stay_apart(apply: Apply, changes: dict[str, str], lies: str) -> None:
     text = ON_MESH
     for old, new in changes.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     _, record = apply(MergeLinears(), text)
     assert record.matches == 0 and record.op_count_diff == {}
-    assert record.refusals == (Refusal("linear", "the weights have no common placement along axis 0"),)
+    assert record.refusals == (
+        Refusal("linear", f"the weights have no common placement along axis 0: a tp=shard(0), b {lies}"),
+    )

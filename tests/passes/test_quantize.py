@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from staged import BUCKET, LIMITS, broken_contract, logits_of, pass_context, staged, traced
+from staged import BUCKET, LIMITS, logits_of, pass_context, staged, traced
 from tiny import TINY
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
+from ingot.ir.contracts import breach
 from ingot.ir.errors import OptionError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.interpret import interpret
@@ -45,7 +46,7 @@ def quantized(text: str, **options: Any) -> tuple[Program, PassRecord]:
 def test_golden(golden: Callable[..., PassRecord]) -> None:
     record = golden(Quantize(scheme="int4_g32"))
     assert record.matches == 4 and record.numerics is Numerics.LOSSY
-    assert record.refusals == (Refusal("linear_4", "the weight is no param"),)
+    assert record.refusals == (Refusal("linear_4", "the weight is no param but the input 'other'"),)
     assert record.op_count_diff == {"ingot.linear": -4, "ingot.quant_linear": 4}
 
 
@@ -168,7 +169,7 @@ def test_a_whole_model(name: str, checkpoint: Callable[[str], Path]) -> None:
     for step in steps[names.index("quantize") + 1 :]:
         assert step.record is not None
         after = logits_of(step.program, read, requests)
-        assert broken_contract(step.record.numerics, before, after, torch.float32) is None
+        assert breach(step.record.numerics, before, after, torch.float32) is None
         before = after
 
 
@@ -254,8 +255,8 @@ def test_equal_schemes_merge(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        ("int8", "float", "some are quantized and some are not"),
-        ("float", "int4_g32", "some are quantized and some are not"),
+        ("int8", "float", "1 of 2 are quantized: a.weight int8, b.weight not"),
+        ("float", "int4_g32", "1 of 2 are quantized: a.weight not, b.weight int4_g32"),
         ("int8", "int8_g32", "the quantization schemes differ: int8, int8_g32"),
         ("int4_g64", "int4_g32", "the quantization schemes differ: int4_g32, int4_g64"),
         ("int8_tensor", "int8_tensor", "scheme 'int8_tensor' has one scale for a whole weight"),

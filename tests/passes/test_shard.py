@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from sharded import CASES
-from staged import Logits, Step, broken_contract, logits_of, pass_context, staged
+from staged import Step, logits_of, pass_context, staged
 
 from ingot.ir import ops
+from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import OptionError, PassError, VerifyError
 from ingot.ir.harness import MeshRun, teacher_forced
 from ingot.ir.mesh import ranks
@@ -77,9 +78,9 @@ def test_ranks_compute_what_one_device_does(name: str, opened: Opened, on_mesh: 
     model, read = opened(name)
     alone = {step.name: step for step in staged(model)[0]}
     steps = on_mesh(name)
-    computed: dict[str, Logits] = {}
+    computed: dict[str, Measured] = {}
 
-    def logits(step: Step) -> Logits:
+    def logits(step: Step) -> Measured:
         text = print_program(step.program).partition("\n")[2]
         if text not in computed:
             computed[text] = logits_of(step.program, read, requests(model.spec.vocab_size))
@@ -88,8 +89,8 @@ def test_ranks_compute_what_one_device_does(name: str, opened: Opened, on_mesh: 
     broken: dict[str, str] = {}
     for before, after in itertools.pairwise(steps):
         assert after.record is not None
-        if problem := broken_contract(after.record.numerics, logits(before), logits(after), torch.float32):
-            broken[after.name] = problem
+        if problem := breach(after.record.numerics, logits(before), logits(after), torch.float32):
+            broken[after.name] = problem.text
     for step in steps:
         if stage := ENDS.get(step.name):
             assert step.program.mesh == CASES[name].mesh
@@ -288,14 +289,16 @@ def test_every_move_between_placements(apply: Apply, golden: Callable[..., PassR
 # --- mutations -------------------------------------------------------------------------------------------------------
 
 
-def _fused(opened: Opened) -> tuple[Program, Callable[[str], torch.Tensor], Logits, list[list[int]]]:
+def _fused(opened: Opened) -> tuple[Program, Callable[[str], torch.Tensor], Measured, list[list[int]]]:
     model, read = opened("key-value groups")
     fused = run_pipeline(model, pass_context(bucket=None, mesh=MESH), (), pipeline_for(MESH), upto=Stage.FUSED).fused
     asked = requests(model.spec.vocab_size)[:2]
     return fused, read, logits_of(fused, read, asked), asked
 
 
-def _wrong(program: Program, read: Callable[[str], torch.Tensor], asked: list[list[int]], right: Logits) -> str | None:
+def _wrong(
+    program: Program, read: Callable[[str], torch.Tensor], asked: list[list[int]], right: Measured
+) -> str | None:
     """How the logits differ; also that ranks differ among themselves."""
     try:
         return compare(logits_of(program, read, asked).exact, right.exact, torch.float64, factor=100)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ingot.ir.artifact import CHECKSUMS, MANIFEST, TIMINGS, checksum_text
+from ingot.ir.artifact import CHECKSUMS, MANIFEST, OUTSIDE_IDENTITY, checksum_text
 from ingot.ir.digest import digest_chunks
 
 Edit = Callable[[Any], None]
@@ -29,4 +29,5 @@ def sign(artifact: Path, *relpaths: str) -> None:
             entry.update(size=file.stat().st_size, chunks=list(digest_chunks(file)))
     data = json.dumps(manifest).encode()
     (artifact / MANIFEST).write_bytes(data)
-    (artifact / CHECKSUMS).write_text(checksum_text(data, (artifact / TIMINGS).read_bytes())[0])
+    outside = {name: (artifact / name).read_bytes() for name in OUTSIDE_IDENTITY if (artifact / name).exists()}
+    (artifact / CHECKSUMS).write_text(checksum_text(data, outside)[0])

@@ -10,12 +10,12 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.backend import Backend, signature_of
-from ingot.ir.harness import InterpreterRun, MeshRun, Run, load_params, teacher_forced
+from ingot.ir.contracts import Measured, measure
+from ingot.ir.harness import rank_params
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Model, Program, Region
-from ingot.ir.record import Numerics, PassRecord
+from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
-from ingot.ir.tolerances import TOLERANCES, compare
 from ingot.models.architectures import read_spec
 from ingot.passes.base import PassContext
 from ingot.passes.manager import Lowered, run_pipeline
@@ -25,8 +25,6 @@ LIMITS = Limits(max_seq_len=160, max_batch=8, max_tokens=256)
 BUCKET = BucketClass(name="any", tokens=(1, LIMITS.max_tokens))
 BACKENDS: tuple[Backend, ...] = (Inductor(), Reference(), Rowwise())
 CHUNK = 11  # tokens of a sequence in a step: cuts pages and prompts at odd places
-# How many times worse than the program before a ROUNDING pass may be, against float64 (architecture, section 3).
-ROUNDING_FACTOR = 1.25
 
 
 def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
@@ -84,55 +82,11 @@ def staged(
     return steps, lowered
 
 
-@dataclass(frozen=True)
-class Logits:
-    """What a program computes for the same requests: in its own dtypes, and in float64."""
-
-    found: torch.Tensor
-    exact: torch.Tensor
-
-    @property
-    def error(self) -> torch.Tensor:
-        return (self.found.double() - self.exact).abs()
-
-
 def logits_of(
     program: Program,
     read: Callable[[str], torch.Tensor],
     requests: Sequence[Sequence[int]],
     chunk: int = CHUNK,
-) -> Logits:
-    """Teacher-forced logits of all positions of all requests, one after the other: [positions, vocab].
-
-    A program on a mesh is run by all its ranks.
-    """
-    results = []
-    for exact in (False, True):
-        run: Run = (
-            MeshRun.load(program, read, exact=exact)
-            if program.mesh
-            else InterpreterRun(program, load_params(program.params, read), exact=exact)
-        )
-        results.append(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=3)))
-    return Logits(*results)
-
-
-def broken_contract(numerics: Numerics, before: Logits, after: Logits, dtype: torch.dtype) -> str | None:
-    """How a pass broke its numerics contract, in words; None when it kept it. `dtype` is the model's."""
-    # What a program means is its float64 interpretation, and no pass may change that, whatever it does to rounding.
-    # Logits sum products of sums: 100 times the table's float64 tolerance, which is for single ops, is 1e-10.
-    if problem := compare(after.exact, before.exact, torch.float64, factor=100):
-        return f"the meaning changed: {problem}"
-    if numerics is Numerics.EXACT:
-        if torch.equal(after.found, before.found):
-            return None
-        worst = float((after.found.double() - before.found.double()).abs().max())
-        return f"declared exact, but logits differ by up to {worst:.3g}"
-    if numerics is not Numerics.ROUNDING:
-        return f"numerics {numerics} have no contract that logits could show"
-    tolerance = TOLERANCES[dtype]
-    allowed = ROUNDING_FACTOR * before.error.max() + tolerance.atol + tolerance.rtol * before.exact.abs()
-    excess = after.error / allowed
-    if bool((excess <= 1).all()):  # NaN is not
-        return None
-    return f"the error is {float(after.error.max()):.3g}, before {float(before.error.max()):.3g}"
+) -> Measured:
+    """Teacher-forced logits of all positions of all requests, one after the other: [positions, vocab]."""
+    return measure(program, rank_params(program, read), requests, chunk=chunk, seed=3).logits

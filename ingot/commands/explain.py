@@ -1,0 +1,147 @@
+"""`ingot explain`: what each call of an artifact costs, who would compute it, and where passes nearly applied."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from ingot.commands import Flag
+from ingot.console import console, facts, print_json, print_table, size_text, table
+from ingot.ir.errors import OptionError
+
+if TYPE_CHECKING:
+    from ingot.debug.explained import BucketCosts, Call, PassMisses
+
+
+def explain_artifact(
+    artifact: str,
+    /,
+    *,
+    tokens: int | None = None,
+    context: int | None = None,
+    layer: int | None = None,
+    op: str | None = None,
+    provider: str | None = None,
+    pass_name: Annotated[str | None, Parameter(name="--pass")] = None,
+    sort: Literal["bytes", "flops", "seconds"] | None = None,
+    json: Flag = False,
+) -> None:
+    """Show what each call costs and who would compute it, and for each pass where it nearly applied and why it did not.
+
+    Parameters
+    ----------
+    artifact
+        An artifact folder.
+    tokens
+        Tokens of the step that costs are given for: up to 16 are one of each sequence, more are a prompt's.
+    context
+        Cached positions of each sequence, in whole pages. Default: 1024, or the longest sequence.
+    layer
+        Calls of this layer alone.
+    op
+        Calls of this op alone, as in ingot.linear or linear.
+    provider
+        Calls that this provider computes alone.
+    pass_name
+        The near misses of this pass alone.
+    sort
+        The largest calls first, by bytes, flops or seconds. Default: in order.
+    json
+        As JSON.
+    """
+    from ingot.debug.explain import explain
+
+    found = explain(artifact, tokens=tokens, context=context)
+    filters = [value for value in (layer, op, provider) if value is not None]
+    if pass_name is not None and (filters or sort is not None):
+        raise OptionError("--pass together with what chooses calls", expected="one of them")
+    if filters:
+        found = found.of(lambda call: _wanted(call, layer, op, provider))
+        if not any(bucket.calls for bucket in found.buckets):
+            raise OptionError("no call is like that", expected=f"a layer, op or provider of {found.artifact}")
+    if sort is not None:
+        found = found.by(lambda call: getattr(call, sort) or 0)
+    passes = [one for one in found.passes if pass_name in (None, one.name)]
+    if pass_name is not None and not passes:
+        names = ", ".join(dict.fromkeys(one.name for one in found.passes))
+        raise OptionError(f"no pass '{pass_name}' ran", where="--pass", expected=names or "a trace of the passes")
+    if json:
+        value = found.to_json()
+        value["passes"] = [one for one in value["passes"] if pass_name in (None, one["name"])]
+        if pass_name is not None:
+            del value["buckets"]
+        print_json(value)
+        return
+    if pass_name is None:
+        for bucket in found.buckets:
+            _print_calls(bucket)
+    if not filters and sort is None:
+        _print_misses(passes)
+
+
+def _wanted(call: "Call", layer: int | None, op: str | None, provider: str | None) -> bool:
+    return (
+        (layer is None or call.layer == layer)
+        and (op is None or op in (call.op, call.op.removeprefix("ingot.")))
+        and (provider is None or call.provider == provider)
+    )
+
+
+def _print_calls(bucket: "BucketCosts") -> None:
+    out, step = console(), bucket.step
+    name = bucket.bucket if bucket.entry == "main" else f"{bucket.entry}@{bucket.bucket}"
+    sequences = f"{step.sequences} sequence{'s' if step.sequences > 1 else ''}"
+    out.print(f"{name}: {step.tokens} tokens of {sequences}, context {step.context}", style="bold", markup=False)
+    columns = ("call", "op", "layer>", "flops>", "bytes>", "measured>", "provider", "origin", "others")
+    print_table(out, table(columns, [_row(call) for call in bucket.calls]))
+    total, seconds = bucket.total(), bucket.seconds()
+    lines: list[tuple[str, object]] = [("flops", _count(total.flops)), ("bytes", size_text(total.bytes))]
+    if seconds is not None:
+        fed = ", ".join(map(str, step.timed))
+        lines.append(("measured", f"{_time(seconds)}, the median of steps of {fed} tokens"))
+    out.print()
+    print_table(out, facts(lines))
+    out.print()
+
+
+def _row(call: "Call") -> tuple[object, ...]:
+    name = f"  {call.name}" if call.region else call.name
+    others = ", ".join(_others(call))
+    layer = "–" if call.layer is None else call.layer
+    seconds = "–" if call.seconds is None else _time(call.seconds)
+    size = size_text(call.bytes)
+    own = call.claims.get(call.provider)
+    provider = call.provider if own is None else f"{call.provider} {own:g}"
+    return name, call.op, layer, _count(call.flops), size, seconds, provider, call.origin, others
+
+
+def _others(call: "Call") -> Iterator[str]:
+    """The costs of those that were not chosen, then who refused and why."""
+    others = {provider: claim for provider, claim in call.claims.items() if provider != call.provider}
+    yield from (f"{provider} {claim:g}" for provider, claim in others.items() if isinstance(claim, float))
+    yield from (f"no {provider}: {claim}" for provider, claim in others.items() if isinstance(claim, str))
+
+
+def _count(value: int) -> str:
+    """In decimal units: 1.2 G."""
+    number = float(value)
+    for unit in ("", " k", " M", " G", " T"):
+        if number < 999.95:
+            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f} P"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _print_misses(passes: "list[PassMisses]") -> None:
+    out = console()
+    rows = []
+    for one in passes:
+        where = "@".join(part for part in ("" if one.entry == "main" else one.entry, one.bucket or "") if part)
+        name = f"{one.name}@{where}" if where else one.name
+        misses = [(miss.count, miss.reason, f"%{miss.node}") for miss in one.misses] or [("–", "nowhere", "–")]
+        rows += [(name if i == 0 else "", one.matches if i == 0 else "", *miss) for i, miss in enumerate(misses)]
+    print_table(out, table(("pass", "applied>", "not>", "because", "first at"), rows))

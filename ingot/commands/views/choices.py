@@ -1,0 +1,104 @@
+"""Who computes each call, who else would have, and who refused why."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.commands.views.filter import Filter
+from ingot.commands.views.lines import read_programs
+from ingot.commands.views.programs import FINAL
+from ingot.console import console, print_table, table
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.runtime.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A call of a final program, in the region `region` if in any. `candidates` are the costs of those that would have
+    computed it, `refusals` those that would not, with their reasons."""
+
+    program: str
+    region: str
+    name: str
+    op: str
+    layers: frozenset[int]
+    provider: str
+    candidates: dict[str, float]
+    refusals: tuple[str, ...]
+
+
+def choices_json(artifact: Artifact, wanted: Filter) -> Any:
+    """choices.json; with a filter, the calls that it leaves."""
+    if not wanted:
+        return artifact.read_json("choices.json")
+    return [
+        {
+            "program": one.program,
+            "region": one.region or None,
+            "node": one.name,
+            "op": one.op,
+            "layers": sorted(one.layers),
+            "provider": one.provider,
+            "candidates": one.candidates,
+            "refusals": list(one.refusals),
+        }
+        for one in choices_of(artifact, wanted)
+    ]
+
+
+def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
+    """The calls that are asked for, in order; views compute nothing and are left out. Raises OptionError when there is
+    none."""
+    stored: Any = artifact.read_json("choices.json")
+    programs = read_programs(artifact.read_text(FINAL))
+    wanted.check(programs)
+    found: list[Choice] = []
+    try:
+        for program in programs:
+            chosen = stored[program.title]
+            refused: dict[str, list[str]] = {}
+            for one in chosen["refusals"]:
+                refused.setdefault(one["node"], []).append(one["reason"])
+            backends = {line.name: line.backend for line in program.lines if line.kind == "region"}
+            for line in program.lines:
+                if line.kind != "call" or line.op == "getitem" or not wanted.takes(line):
+                    continue
+                provider = backends[line.region] if line.region else chosen["providers"].get(line.name, "")
+                candidates = chosen["candidates"].get(line.name, {})
+                reasons = tuple(refused.get(line.name, ()))
+                found.append(
+                    Choice(program.title, line.region, line.name, line.op, line.layers, provider, candidates, reasons)
+                )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"choices.json is malformed: {error!r}", where=str(artifact.folder)) from error
+    if not found:
+        raise OptionError("no call matches", where=str(wanted), expected="one that matches all that is given")
+    return found
+
+
+def print_choices(artifact: Artifact, wanted: Filter) -> None:
+    """The calls with their providers, and weights that are kept twice."""
+    rows = [
+        (
+            one.program + (f", region {one.region}" if one.region else ""),
+            f"%{one.name}",
+            one.op,
+            _layers_text(one.layers),
+            one.provider,
+            ", ".join(f"{name} {cost:g}" for name, cost in sorted(one.candidates.items(), key=lambda item: item[1])),
+            "; ".join(one.refusals),
+        )
+        for one in choices_of(artifact, wanted)
+    ]
+    out = console()
+    print_table(out, table(("program", "call", "op", "layer", "provider", "candidates", "refusals"), rows))
+    out.print("\ncandidates: who would compute the call, at which cost; the cheapest does", style="dim", markup=False)
+    stored: Any = artifact.read_json("choices.json")
+    copies = {first: second for program in stored.values() for first, second in program["second_copies"].items()}
+    for first, second in sorted(copies.items()):
+        out.print(f"kept twice: {first}, also as {second}", markup=False, soft_wrap=True)
+
+
+def _layers_text(layers: frozenset[int]) -> str:
+    if len(layers) > 2 and max(layers) - min(layers) == len(layers) - 1:
+        return f"{min(layers)}–{max(layers)}"
+    return ", ".join(map(str, sorted(layers)))

@@ -1,0 +1,214 @@
+"""Why an artifact is as it is, by node: what each call costs, who would compute it, and what passes left alone."""
+
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from torch import fx
+
+from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
+from ingot.ir.artifact import TIMINGS
+from ingot.ir.costs import call_cost
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.json_text import dump_json
+from ingot.ir.parse import parse_programs
+from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.plugins import load_user_ops
+from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.record import Refusal
+from ingot.ir.trace import trace_name
+from ingot.runtime.artifact import Artifact, open_artifact
+
+# Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in.
+_PROMPT_TOKENS = 512
+_CONTEXT = 1024
+
+
+def explain(path: str | Path, *, tokens: int | None = None, context: int | None = None) -> Explained:
+    """Explain an artifact; its weights and executables are not opened.
+
+    Costs are of a step of `tokens` tokens: up to 16 are one of each sequence, more are a prompt's. By default that is
+    the largest step of a class for few tokens, and 512 in another. `context` is the cached positions of each sequence
+    at the end of the step, counted in whole pages; by default 1024. Raises ArtifactError, OptionError.
+    """
+    artifact = open_artifact(path)
+    load_user_ops()
+    buckets = []
+    choices = _read(artifact, "choices.json", _CHOICES)
+    times = _instruction_times(artifact)
+    for program in parse_programs(artifact.read_text("program.ir")):
+        assert program.bucket is not None
+        name = trace_name(program.name, program.bucket.name)
+        if tokens is None or program.bucket.tokens[0] <= tokens <= program.bucket.tokens[1]:
+            timed = times.get(name, _Times(tokens=(), seconds=()))
+            step = _step(program, artifact, tokens, context, timed.tokens)
+            calls = _calls(program, artifact, step, choices.get(name, _Choice()), timed.seconds)
+            buckets.append(BucketCosts(program.name, program.bucket.name, step, tuple(calls)))
+    if not buckets:
+        raise OptionError(f"no bucket class has steps of {tokens} tokens", where="--tokens", expected="a step's tokens")
+    return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)))
+
+
+# What is read.
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)  # other fields are for others
+
+
+class _Refusal(_Record):
+    node: str
+    reason: str
+
+
+class _Choice(_Record):
+    candidates: dict[str, dict[str, float]] = {}
+    refusals: tuple[_Refusal, ...] = ()
+
+
+class _Times(_Record):
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+class _Timings(_Record):
+    instructions: dict[str, _Times] = {}
+
+
+_CHOICES = TypeAdapter(dict[str, _Choice])
+
+
+def _read(artifact: Artifact, relpath: str, schema: TypeAdapter[Any]) -> Any:
+    return _validated(schema, artifact.read_text(relpath), relpath)
+
+
+def _validated(schema: TypeAdapter[Any], text: str | bytes, relpath: str) -> Any:
+    try:
+        return schema.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
+        raise ArtifactError(
+            f"{relpath} is malformed: {place}: {first['msg']}", where=relpath, hint="compile the model again"
+        ) from None
+
+
+def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
+    """By bucket class; none where the artifact lost its timings. Opening compared the file with its checksum."""
+    timings = artifact.read_timings()
+    return {} if timings is None else dict(_validated(TypeAdapter(_Timings), dump_json(timings), TIMINGS).instructions)
+
+
+# Calls.
+
+
+def _step(
+    program: Program, artifact: Artifact, tokens: int | None, context: int | None, timed: tuple[int, ...]
+) -> Step:
+    assert program.bucket is not None
+    longest, most = (_limit(artifact, name) for name in ("max_seq_len", "max_batch"))
+    if context is not None and not 1 <= context <= longest:
+        raise OptionError(f"the context is {context}", where="--context", expected=f"1 to {longest}, max_seq_len")
+    fed = _default_tokens(program.bucket) if tokens is None else tokens
+    cached = context or min(longest, _CONTEXT)
+    sequences = min(fed, most) if fed <= FEW_TOKENS else min(most, math.ceil(fed / cached))
+    if tokens is None:
+        fed = min(fed, sequences * cached)
+    if fed > sequences * cached:
+        raise OptionError(
+            f"{sequences} sequences of {cached} positions do not hold {fed} tokens",
+            where="--tokens",
+            expected="fewer tokens or a longer context",
+        )
+    return Step(fed, sequences, cached, timed)
+
+
+def _limit(artifact: Artifact, name: str) -> int:
+    value = artifact.manifest.model.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ArtifactError(f"the limit {name} is {value!r:.80}", where="manifest.json, model", expected="a number")
+    return value
+
+
+def _default_tokens(bucket: BucketClass) -> int:
+    return bucket.tokens[1] if bucket.few_tokens else max(bucket.tokens[0], min(bucket.tokens[1], _PROMPT_TOKENS))
+
+
+def _calls(
+    program: Program, artifact: Artifact, step: Step, choice: _Choice, seconds: tuple[float, ...]
+) -> Iterator[Call]:
+    pages = math.ceil(step.context / _limit(artifact, "page_size"))
+    slots = program.dims["S"].hi if "S" in program.dims else 1
+    sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages, "S": slots}
+    sizes["pages"] = pages * step.sequences
+    refused: dict[str, dict[str, str]] = {}
+    for refusal in choice.refusals:
+        provider, _, reason = refusal.reason.partition(": ")
+        refused.setdefault(refusal.node, {})[provider] = reason
+    # An instruction of the plan for each call but those that only take one of several results.
+    nodes = [node for node in program.calls() if node.target is not operator.getitem]
+    if seconds and len(seconds) != len(nodes):
+        raise ArtifactError(
+            f"{TIMINGS} times {len(seconds)} instructions", where="instructions", expected=f"{len(nodes)}, the calls"
+        )
+
+    def call(node: fx.Node, one: Program, **more: Any) -> Call:
+        cost, origin = call_cost(node, one, sizes), str(node.meta.get("origin", ""))
+        claims = {**choice.candidates.get(node.name, {}), **refused.get(node.name, {})}
+        facts = {"provider": node.meta.get("provider", ""), "layer": _layer(origin), "origin": origin, **more}
+        return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
+
+    firsts: dict[str, int | None] = {}  # by region: the layer of the call whose origins its body kept
+    for index, node in enumerate(nodes):
+        made = call(node, program, seconds=seconds[index] if seconds else None)
+        yield made
+        if isinstance(node.target, RegionCall):
+            first = firsts.setdefault(node.target.name, made.layer)
+            away = (made.layer or 0) - (first or 0)
+            body = program.regions[node.target.name].body
+            for inner in body.calls():
+                if inner.target is not operator.getitem:
+                    origin = _moved(str(inner.meta.get("origin", "")), away)
+                    facts = {"origin": origin, "layer": _layer(origin), "provider": made.provider, "region": node.name}
+                    yield call(inner, body, **facts)
+
+
+_LAYER = re.compile(r"\blayer (\d+)")
+
+
+def _layer(origin: str) -> int | None:
+    """The first layer that an origin names."""
+    found = _LAYER.search(origin)
+    return int(found[1]) if found else None
+
+
+def _moved(origin: str, by: int) -> str:
+    """The origin in a layer further on: equal regions share one body, which keeps the origins of the first."""
+    return _LAYER.sub(lambda found: f"layer {int(found[1]) + by}", origin)
+
+
+# Passes.
+
+
+def _passes(artifact: Artifact) -> Iterator[PassMisses]:
+    """Every run of a pass, with its refusals by reason; none where the artifact has no trace."""
+    for run in artifact.trace if artifact.has_trace else ():
+        groups: dict[str, list[Refusal]] = {}
+        for refusal in run.refusals:
+            groups.setdefault(_alike(refusal.reason), []).append(refusal)
+        misses = [
+            # One place is named as it is, several as what they have in common.
+            Miss(len(group), group[0].reason if len(group) == 1 else reason, group[0].node)
+            for reason, group in groups.items()
+        ]
+        ordered = tuple(sorted(misses, key=lambda miss: -miss.count))
+        yield PassMisses(run.name, run.entry, run.bucket, run.matches, ordered)
+
+
+def _alike(reason: str) -> str:
+    """A reason without what differs between layers: the numbers of layers and of nodes."""
+    return re.sub(r"(%[A-Za-z]\w*?)_\d+\b", r"\1_*", re.sub(r"\blayers\.\d+", "layers.*", reason))

@@ -1,0 +1,105 @@
+"""What `explain` gives: each call with its cost and who asked for how much, and where passes nearly applied."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ingot.ir.ops.registry import Cost
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a lowered program; one inside a region names the region's call in `region`, by node.
+
+    `op` is the printed target. `layer` is None outside layers. `claims` says of each provider that was asked the cost
+    of its claim, or its No. `seconds` is the median over the steps of the golden run, None where nothing was timed.
+    """
+
+    name: str
+    op: str
+    layer: int | None
+    origin: str
+    flops: int
+    bytes: int
+    provider: str
+    claims: dict[str, float | str]
+    seconds: float | None = None
+    region: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What costs are given for: `tokens` fed, evenly of `sequences`, each with `context` cached positions at the end;
+    `timed` are the tokens of the steps that were timed."""
+
+    tokens: int
+    sequences: int
+    context: int
+    timed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BucketCosts:
+    """The calls of a bucket class in order, those of a region behind it."""
+
+    entry: str
+    bucket: str
+    step: Step
+    calls: tuple[Call, ...]
+
+    def total(self) -> Cost:
+        """Of all calls, regions as they run: what stays inside one moves no bytes."""
+        return sum((Cost(call.flops, call.bytes) for call in self.calls if not call.region), Cost())
+
+    def seconds(self) -> float | None:
+        timed = [call.seconds for call in self.calls if call.seconds is not None]
+        return sum(timed) if timed else None
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Places where a pass nearly applied, with one reason; `node` is the first."""
+
+    count: int
+    reason: str
+    node: str
+
+
+@dataclass(frozen=True)
+class PassMisses:
+    """The near misses of one run of a pass; `bucket` None for a pass that runs once for all classes."""
+
+    name: str
+    entry: str
+    bucket: str | None
+    matches: int
+    misses: tuple[Miss, ...]
+
+
+@dataclass(frozen=True)
+class Explained:
+    artifact: Path
+    build_id: str
+    buckets: tuple[BucketCosts, ...]
+    passes: tuple[PassMisses, ...]
+
+    def of(self, wanted: Callable[[Call], bool]) -> "Explained":
+        """With those calls alone."""
+        kept = (replace(one, calls=tuple(filter(wanted, one.calls))) for one in self.buckets)
+        return replace(self, buckets=tuple(kept))
+
+    def by(self, key: Callable[[Call], float]) -> "Explained":
+        """With the largest calls of each bucket class first; a region's calls stand by themselves."""
+        ordered = (replace(one, calls=tuple(sorted(one.calls, key=key, reverse=True))) for one in self.buckets)
+        return replace(self, buckets=tuple(ordered))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "artifact": str(self.artifact),
+            "build_id": self.build_id,
+            "buckets": [
+                {**asdict(one), "total": asdict(one.total()), "seconds": one.seconds()} for one in self.buckets
+            ],
+            "passes": [asdict(one) for one in self.passes],
+        }

@@ -1,0 +1,218 @@
+"""The golden run of an artifact: recorded when it is compiled, and repeated where somebody wants to know."""
+
+import hashlib
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import ValidationError
+
+from ingot.debug.golden_schedule import golden_schedule
+from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
+from ingot.ir.harness import Schedule, scheduled
+from ingot.ir.trace import trace_name
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.executor import Executor
+from ingot.runtime.loader import Loaded
+
+SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
+TOP = 8  # logits kept of each position
+# What a run reads; the rest of an artifact is for people and for the tokenizer.
+_RUN_FILES = ("plan.json", "weights.json")
+_RUN_FOLDERS = (WEIGHTS_FOLDER, EXE_FOLDER)
+_AGAIN = "compile the model again"
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token fed.
+
+    `seconds` is how long each instruction took.
+    """
+
+    entry: str
+    number: int
+    bucket: str
+    logits: torch.Tensor
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+def this_machine() -> Machine:
+    """The processor in the words of the kernel, as far as libraries choose code by it, and torch's threads now."""
+    return Machine(processor=_processor(), threads=torch.get_num_threads())
+
+
+# Of /proc/cpuinfo, on x86 and on Arm: what tells two models apart whose instruction sets are the same.
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            first = file.read().partition("\n\n")[0]
+    except OSError:
+        return ""
+    fields = dict(line.split(":", 1) for line in first.splitlines() if ":" in line)
+    known = {name.strip(): value.strip() for name, value in fields.items()}
+    return ", ".join(f"{name} {known[name]}" for name in _CPU_FIELDS if known.get(name))
+
+
+@dataclass(frozen=True)
+class InstructionSeconds:
+    """The median seconds of each instruction of a bucket class, over steps of `tokens` tokens."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A golden run, and by the name of a bucket class how long its instructions took."""
+
+    run: GoldenRun
+    instructions: dict[str, InstructionSeconds]
+
+
+def record(loaded: Loaded) -> Recording:
+    """Run the artifact once, as it is served, and keep what came out. Raises IngotError when it does not run."""
+    limits = loaded.limits
+    buckets = [bucket.bucket for bucket in loaded.plan.buckets]
+    schedule = golden_schedule(buckets, limits.max_seq_len, limits.max_batch, limits.page_size)
+    draw = random.Random(SEED)
+    lengths: dict[int, int] = {}
+    for index, count in (pair for fed in schedule for pair in fed):
+        lengths[index] = lengths.get(index, 0) + count
+    requests = tuple(
+        tuple(draw.randrange(limits.vocab_size) for _ in range(lengths[index])) for index in sorted(lengths)
+    )
+    steps: dict[str, list[StepResult]] = {}
+    times: dict[str, list[StepOutput]] = {}
+    for one in replay(loaded, requests, schedule, SEED):
+        times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
+        rows = tuple(_row(logits, token) for logits, token in zip(one.logits, one.tokens, strict=True))
+        steps.setdefault(one.entry, []).append(StepResult(bucket=one.bucket, rows=rows))
+    run = GoldenRun(
+        machine=this_machine(),
+        files=run_files(loaded.artifact.manifest),
+        seed=SEED,
+        requests=requests,
+        schedule=tuple(tuple(fed) for fed in schedule),
+        entries={
+            entry: EntryRun(providers=providers(executor), steps=tuple(steps[entry]))
+            for entry, executor in loaded.executors.items()
+            if entry in steps
+        },
+    )
+    return Recording(run, {name: _medians(served) for name, served in times.items()})
+
+
+_NO_LOGITS = torch.empty(0)
+
+
+def _medians(steps: Sequence[StepOutput]) -> InstructionSeconds:
+    seconds = tuple(statistics.median(times) for times in zip(*(step.seconds for step in steps), strict=True))
+    return InstructionSeconds(tuple(len(step.tokens) for step in steps), seconds)
+
+
+def replay(loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int) -> Iterator[StepOutput]:
+    """Every step of every entry that gives logits. Raises OptionError when the KV pool does not hold the requests."""
+    page = loaded.limits.page_size
+    needed = sum(math.ceil(len(request) / page) for request in requests)
+    if needed > loaded.num_pages:
+        raise OptionError(
+            f"the KV pool has {loaded.num_pages} pages", where="the golden run", expected=f"{needed}, for its requests"
+        )
+    for entry, executor in loaded.executors.items():
+        if "logits" not in executor.plan.outputs:
+            continue
+        run = _TimedRun(executor)
+        for number, values in enumerate(scheduled(executor.inputs, run, requests, schedule, needed, page, seed)):
+            seconds = tuple(after - before for before, after in itertools.pairwise(run.ticks))
+            yield StepOutput(entry, number, run.bucket, values["logits"], tuple(values["tokens"].tolist()), seconds)
+
+
+class _TimedRun:
+    """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and the time after each instruction,
+    the first one before any."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.bucket = ""
+        self.ticks: list[float] = []
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        self.ticks = []
+        handle = self.executor.launch(inputs, watch=lambda: self.ticks.append(time.perf_counter()))
+        self.bucket = handle.bucket
+        return handle.outputs
+
+
+def providers(executor: Executor) -> dict[str, tuple[str, ...]]:
+    """Who computes each instruction, by bucket class."""
+    return {
+        bucket.bucket.name: tuple(instruction.provider for instruction in bucket.instructions)
+        for bucket in executor.plan.buckets
+    }
+
+
+def run_files(manifest: Manifest) -> tuple[FileEntry, ...]:
+    """The files that a run reads, with their digests."""
+    return tuple(entry for entry in manifest.files if entry.path in _RUN_FILES or entry.path.startswith(_RUN_FOLDERS))
+
+
+def digest(logits: torch.Tensor) -> str:
+    """SHA-256 of the bytes of a row."""
+    return hashlib.sha256(logits.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _row(logits: torch.Tensor, token: int) -> Row:
+    values, ids = logits.topk(min(TOP, logits.numel()))
+    top = tuple((index, _logit(value)) for index, value in zip(ids.tolist(), values.tolist(), strict=True))
+    return Row(digest=digest(logits), top=top, token=token)
+
+
+def _logit(value: float) -> Logit:
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def read_golden(artifact: Artifact) -> GoldenRun:
+    """The golden run of an open artifact, which fits its limits. Raises ArtifactError."""
+    path = artifact.folder / GOLDEN
+    try:
+        run = GoldenRun.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError("the artifact has no golden run", where=str(path), hint=_AGAIN) from None
+    except OSError as error:
+        raise ArtifactError(f"the golden run cannot be read: {error.strerror}", where=str(path)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
+        raise _malformed(f"{field}: {first['msg']}") from None
+    model = artifact.manifest.model
+    rows = [row for entry in run.entries.values() for step in entry.steps for row in step.rows]
+    named = [*(row.token for row in rows), *(index for row in rows for index, _ in row.top)]
+    for what, found, limit in (
+        ("token ids", 1 + max(named + [token for request in run.requests for token in request]), "vocab_size"),
+        ("largest logits", max(len(row.top) for row in rows), "vocab_size"),
+        ("requests", len(run.requests), "max_batch"),
+        ("tokens of a request", max(map(len, run.requests)), "max_seq_len"),
+        ("tokens of a step", max(sum(count for _, count in fed) for fed in run.schedule), "max_tokens"),
+    ):
+        most = model.get(limit)
+        if not isinstance(most, int) or found > most:
+            raise _malformed(f"the {what} reach {found}", f"at most {most}, the artifact's {limit}")
+    return run
+
+
+def _malformed(what: str, expected: str = "") -> ArtifactError:
+    return ArtifactError(f"{GOLDEN} is malformed: {what}", where=GOLDEN, expected=expected, hint=_AGAIN)

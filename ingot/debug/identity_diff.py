@@ -1,0 +1,197 @@
+"""Two documents of identities, compared: which fields differ, and which of these differ because others do."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+Document = Mapping[str, Any]
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Final = _Absent()
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 100  # characters of a value
+
+# What decides comes in front of what is decided.
+_SECTIONS = (
+    "schema_version",
+    "options",
+    "config",
+    "checkpoint",
+    "tokenizer",
+    "pipeline",
+    "sources",
+    "target",
+    "toolchain",
+    "programs",
+)
+_FILES = ("checkpoint", "tokenizer")  # digests of chunks, by file
+# Options that a definition is traced with, and fields of a config.json that say how long a context is.
+_TRACED_WITH = ("options.dtype", "options.max_seq_len", "options.max_batch", "options.max_tokens")
+_LENGTH_FIELDS = (
+    "config.max_position_embeddings",
+    "config.original_max_position_embeddings",
+    "config.rope_parameters",
+    "config.rope_scaling",
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that differs: its path, its values (ABSENT where it is not there), and the path of the change that it
+    follows from, if any. Of files the values are lists of digests."""
+
+    path: str
+    before: Any
+    after: Any
+    follows: str = ""
+
+    def __str__(self) -> str:
+        if self.before is ABSENT or self.after is ABSENT:
+            value, there = (self.after, "B") if self.before is ABSENT else (self.before, "A")
+            shown = "" if _is_digest(value) or value == {} else f": {_shown(value)}"
+            return f"{self.path}{shown} (only in {there})"
+        if _is_digest(self.before) and _is_digest(self.after):
+            return self.path
+        return f"{self.path}: {_shown(self.before)} -> {_shown(self.after)}"
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: value for name, value in (("a", self.before), ("b", self.after)) if value is not ABSENT}
+        return {"path": self.path, **values, **({"follows": self.follows} if self.follows else {})}
+
+
+def _is_digest(value: Any) -> bool:
+    """Whether a value is a digest or a list of them, which tell nobody anything."""
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in values)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        text = " ".join(f"({_shown(one)})" if isinstance(one, list) else str(one) for one in value) or "nothing"
+    elif isinstance(value, dict):
+        text = " ".join(f"{name}={_shown(one)}" for name, one in sorted(value.items()))
+    else:
+        text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def changes(a: Document, b: Document) -> list[Change]:
+    """The fields in which two documents differ, the deciding ones first; `follows` is set on those that differ only
+    because another does."""
+    sections = [*_SECTIONS, *sorted((a.keys() | b.keys()) - set(_SECTIONS))]
+    found = [change for name in sections for change in _section(name, a.get(name, ABSENT), b.get(name, ABSENT))]
+    cause = {
+        change.path: next((one.path for one in found if one is not change and _follows(change, one, found)), "")
+        for change in found
+    }
+    return [replace(change, follows=_first(change.path, cause)) for change in found]
+
+
+def _first(path: str, cause: Mapping[str, str]) -> str:
+    """The change at the beginning of the chain of causes; "" for one that begins it."""
+    first = cause[path]
+    while first and cause[first]:
+        first = cause[first]
+    return first
+
+
+def _section(name: str, a: Any, b: Any) -> Iterator[Change]:
+    if name in (*_FILES, "sources") and isinstance(a, Mapping) and isinstance(b, Mapping):
+        yield from _files(name, a, b)
+    else:
+        yield from _fields(name, a, b)
+
+
+def _fields(path: str, a: Any, b: Any) -> Iterator[Change]:
+    """Objects field by field; everything else as one value."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted(a.keys() | b.keys()):
+            yield from _fields(f"{path}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))
+    elif path.startswith("config.") and isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for index, (mine, theirs) in enumerate(zip(a, b, strict=True)):  # one for each layer
+            yield from _fields(f"{path}[{index}]", mine, theirs)
+    elif a != b or type(a) is not type(b):  # True equals 1
+        yield Change(path, a, b)
+
+
+def _files(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
+    gone = {name: a[name] for name in a if name not in b}
+    new = {name: b[name] for name in b if name not in a}
+    for name, digests in gone.items():
+        renamed = next((other for other, its in new.items() if its == digests), None)
+        if renamed is None:
+            yield Change(f"{section}.{name}", digests, ABSENT)
+        else:
+            del new[renamed]
+            yield Change(f"{section}.{name}", name, renamed)
+    for name, digests in new.items():
+        yield Change(f"{section}.{name}", ABSENT, digests)
+    for name in a:
+        if name in b and a[name] != b[name]:
+            yield Change(f"{section}.{name}{_chunks(a[name], b[name])}", a[name], b[name])
+
+
+def _chunks(a: Any, b: Any) -> str:
+    """Which chunks of a file differ; "" for a file of one."""
+    if not isinstance(a, list) or not isinstance(b, list) or max(len(a), len(b)) < 2:
+        return ""
+    differing = [index for index in range(max(len(a), len(b))) if a[index : index + 1] != b[index : index + 1]]
+    runs: list[list[int]] = []
+    for index in differing:
+        if runs and runs[-1][1] == index - 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f" chunk {text}" if len(differing) == 1 else f" chunks {text}"
+
+
+def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
+    """Whether `change` comes of `cause`, two of the changes that were found."""
+    path, section = change.path, change.path.partition(".")[0]
+    values = (change.before, change.after) == (cause.before, cause.after)
+    if path == "options.dtype":
+        return cause.path in ("config.dtype", "config.torch_dtype") and change.after == cause.after
+    if path == "options.max_seq_len":
+        return cause.path.startswith(_LENGTH_FIELDS)
+    if section == "pipeline":
+        return _pipeline_follows(change, cause)
+    if section == "toolchain":
+        tool = path.removeprefix("toolchain.").partition(".")[2]
+        if cause.path == "options.backends":
+            return change.before is ABSENT or change.after is ABSENT
+        if cause.path == f"target.versions.{tool}":
+            return True
+        # One compiler serves several backends.
+        same_tool = cause.path.startswith("toolchain.") and cause.path.endswith(f".{tool}")
+        return bool(tool) and same_tool and values and found.index(cause) < found.index(change)
+    if section == "programs":
+        return cause.path.startswith(("config.", "checkpoint.", "sources.ir/")) or cause.path in (
+            *_TRACED_WITH,
+            "target.versions.torch",
+        )
+    return False
+
+
+def _pipeline_follows(change: Change, cause: Change) -> bool:
+    one_sided = change.before is ABSENT or change.after is ABSENT
+    if change.path == "pipeline.order":
+        added = cause.before is ABSENT or cause.after is ABSENT
+        return cause.path.startswith("options.mesh") or (added and _is_pass(cause.path))
+    name = change.path.split(".")[1]
+    if cause.path.startswith("options.mesh"):
+        return one_sided and _is_pass(change.path)
+    # A pass whose source has another option than before.
+    return one_sided and change.path.count(".") == 2 and cause.path == f"sources.passes/{name.replace('-', '_')}.py"
+
+
+def _is_pass(path: str) -> bool:
+    """Whether the path is that of a pass with all its options."""
+    return path.startswith("pipeline.") and path.count(".") == 1 and path != "pipeline.order"

@@ -1,0 +1,248 @@
+"""Every pass against its numerics contract while a model is compiled: on sample inputs, with the real weights."""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ingot.debug.weight_statistics import WeightStatistic, weight_statistics
+from ingot.frontend.trace import Limits
+from ingot.ir.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
+from ingot.ir.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
+from ingot.ir.errors import NumericsError, VerifyError
+from ingot.ir.harness import rank_params, step_inputs
+from ingot.ir.mesh import ranks
+from ingot.ir.program import Model, Program
+from ingot.ir.quantized_weights import kl_divergence, weight_breaches, with_rounded_weights
+from ingot.ir.recipe import Recipe, Results
+from ingot.ir.record import Numerics, PassRecord
+from ingot.ir.recording import Inputs, record
+from ingot.ir.text import print_program
+from ingot.passes.pipeline import OPTIONAL
+
+Read = Callable[[str], torch.Tensor]
+Params = list[dict[str, torch.Tensor]]
+
+# One token, past one page of 16, past two: 51 tokens in all. The longest first, for programs of small batches.
+_LENGTHS = (33, 17, 1)
+_CHUNK = 11  # tokens of a sequence in a step: cuts pages and prompts at odd places, and reads what earlier steps wrote
+_SEED = 3  # of the order in which pages are given out
+# Programs whose logits are kept: the one before, the one after, and the one that all bucket classes begin with.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class PassNumerics:
+    """What a pass did to the logits of the sample: see `ingot.ir.contracts.Deviation` for the numbers.
+
+    `kl` is that of a LOSSY pass, in nats. `changed` is False where the pass left the program as it was, and nothing
+    was computed.
+    """
+
+    name: str
+    entry: str
+    bucket: str | None
+    numerics: str
+    changed: bool
+    meaning: float
+    before: float
+    error: float
+    relative: float
+    allowed: float | None
+    lost: int = 0
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class NumericsReport:
+    """A whole compile: passes in order, the model's own overflows by entry, statistics of its weights.
+
+    `sample` holds the requests' lengths in tokens.
+    """
+
+    sample: tuple[int, ...]
+    passes: tuple[PassNumerics, ...]
+    overflows: Mapping[str, Overflow]
+    weights: tuple[WeightStatistic, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON has no infinities and no NaN: null stands for them."""
+        return {
+            "sample": list(self.sample),
+            "passes": [_finite(asdict(one)) for one in self.passes],
+            "overflows": {entry: asdict(one) for entry, one in self.overflows.items()},
+            "weights": [_finite(asdict(one)) for one in self.weights],
+        }
+
+
+class NumericsCheck:
+    """Begun on the traced model, then a hook behind every pass. `read` gives checkpoint tensors by name."""
+
+    def __init__(self, model: Model, limits: Limits, read: Read) -> None:
+        self._dtype, self._read = model.spec.dtype, read
+        self._requests = sample_requests(model.spec.vocab_size, limits)
+        self._params = _SharedParams(read)
+        self._logits: dict[str, Measured] = {}
+        self._passes: list[PassNumerics] = []
+        self._overflows: dict[str, Overflow] = {}
+        self._weights: tuple[WeightStatistic, ...] = ()
+        self._model = model
+
+    def begin(self) -> None:
+        """What is to be known of the model before any pass: where it overflows, and which weights make trouble."""
+        self._weights = weight_statistics(self._model.entries.values(), self._read)
+        for entry, program in self._model.entries.items():
+            if overflow := first_nonfinite(program, self._params.of(program), self._steps(program)):
+                self._overflows[entry] = overflow
+
+    def report(self) -> NumericsReport:
+        lengths = tuple(map(len, self._requests))
+        return NumericsReport(lengths, tuple(self._passes), dict(self._overflows), self._weights)
+
+    def on_pass(self, before: Program, after: Program) -> None:
+        """Measure a pass. Raises NumericsError when it broke its contract."""
+        one = after.history[-1]
+        # Not the record's texts: another hook may have changed the program since.
+        if _body(before) == _body(after):
+            self._passes.append(_measured(one, changed=False))
+            return
+        old = self._measured(before)
+        try:
+            new = self._measured(after)
+        except VerifyError as error:  # ranks that return different values, for example
+            raise self._unrunnable(before, after, one, error) from error
+        if one.numerics is Numerics.LOSSY:
+            self._check_weights(before, after, one)
+        if problem := breach(one.numerics, old, new, self._dtype):
+            differs = changed_meaning if changed_meaning(old, new) else by_contract(one.numerics, self._dtype)
+            raise _broken(one, problem, self._located(before, after, differs))
+        numbers = deviation(one.numerics, old, new, self._dtype)
+        kl = kl_divergence(old.exact, new.exact) if one.numerics is Numerics.LOSSY else None
+        self._passes.append(replace(_measured(one, changed=True), **asdict(numbers), kl=kl))
+
+    def _measured(self, program: Program) -> Measured:
+        key = _body(program)
+        if key not in self._logits:
+            params = self._params.of(program)
+            measured = measure(program, params, self._requests, chunk=self._chunk(), seed=_SEED)
+            self._logits[key] = measured.logits
+        self._logits[key] = self._logits.pop(key)  # the last used is the last to go
+        while len(self._logits) > _KEPT:
+            del self._logits[next(iter(self._logits))]
+        return self._logits[key]
+
+    def _unrunnable(self, before: Program, after: Program, one: PassRecord, error: VerifyError) -> NumericsError:
+        where = None
+        with contextlib.suppress(VerifyError):  # it ends before there are values to compare
+            where = self._located(before, after, changed_meaning)
+        return NumericsError(
+            f"after pass {one.name} the program gives no logits: {error.what}",
+            where=_where(one, where),
+            expected="what the program before computes",
+        )
+
+    def _check_weights(self, before: Program, after: Program, one: PassRecord) -> None:
+        """What quantizing owes. A lossy pass that quantizes nothing owes nothing that could be measured here."""
+        old, new = self._params.of(before), self._params.of(after)
+        for wrong in weight_breaches(before, after, old, new):
+            raise _broken(one, wrong.breach, wrong.param)
+        rounded, params = with_rounded_weights(before, after, old, new)
+        if rounded.params.keys() == before.params.keys():
+            return
+        expected, found = (
+            logits_of(program, values, self._requests, exact=True, chunk=self._chunk(), seed=_SEED)
+            for program, values in ((rounded, params), (after, new))
+        )
+        if problem := changed_meaning(Measured(expected, expected), Measured(found, found)):
+            left, right = (
+                record(program, values, self._steps(program), only_exact=True)
+                for program, values in ((rounded, params), (after, new))
+            )
+            text = f"beside the rounding of weights, {problem}"
+            raise _broken(one, replace(problem, text=text), first_divergence(left, right))
+
+    def _located(self, before: Program, after: Program, differs: Differs) -> Divergence | None:
+        """The first tensor that differs: in one step of all tokens, or else in the steps that the logits are of."""
+        chunks = [None, self._chunk()] if before.input_types().keys() == after.input_types().keys() else [None]
+        for chunk in chunks:
+            left, right = (
+                record(program, self._params.of(program), self._steps(program, chunk)) for program in (before, after)
+            )
+            if found := first_divergence(left, right, differs):
+                return found
+        return None
+
+    def _steps(self, program: Program, chunk: int | None = None) -> list[Inputs]:
+        return step_inputs(program.input_types(), self._requests, chunk=chunk, seed=_SEED)
+
+    def _chunk(self) -> int:
+        return min(_CHUNK, max(map(len, self._requests)))
+
+
+def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
+    """Up to three requests of up to 33 tokens, within the limits; tokens from all over the vocabulary."""
+    lengths = [min(length, limits.max_seq_len) for length in _LENGTHS[: limits.max_batch]]
+    # Two primes: neighbours lie far apart, and no request repeats another.
+    return [
+        [(index * 7919 + place * place * 104729 + 5) % vocab for place in range(length)]
+        for index, length in enumerate(lengths)
+    ]
+
+
+class _SharedParams:
+    """Params of the programs on both sides of a pass; a recipe that both have is executed once."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._memo: dict[Recipe, Results] = {}
+        self._used: tuple[frozenset[Recipe], ...] = ()
+
+    def of(self, program: Program) -> Params:
+        params = rank_params(program, self._read, self._memo)
+        steps = frozenset(
+            replace(spec.recipe.for_rank(rank), output="")
+            for spec in program.params.values()
+            for rank in ranks(program.mesh)
+        )
+        if steps not in self._used:
+            self._used = (*self._used, steps)[-2:]
+        wanted: frozenset[Recipe] = frozenset().union(*self._used)
+        self._memo = {step: results for step, results in self._memo.items() if step in wanted}
+        return params
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _body(program: Program) -> str:
+    """A program's text without its first line, which holds name, stage and bucket class."""
+    return print_program(program).partition("\n")[2]
+
+
+def _measured(one: PassRecord, *, changed: bool) -> PassNumerics:
+    return PassNumerics(one.name, one.entry, one.bucket, one.numerics.value, changed, 0.0, 0.0, 0.0, 0.0, None)
+
+
+def _where(one: PassRecord, tensor: Divergence | str | None) -> str:
+    place = f"program {one.entry}" + (f", bucket class {one.bucket}" if one.bucket else "")
+    if tensor is None:
+        return place
+    if isinstance(tensor, str):
+        return f"{place}; param {tensor}"
+    return f"{place}; first at {tensor}" + (f", made by {', '.join(tensor.made)}" if tensor.made else "")
+
+
+def _broken(one: PassRecord, problem: Breach, tensor: Divergence | str | None) -> NumericsError:
+    return NumericsError(
+        f"pass {one.name} broke its numerics contract, {one.numerics.value}: {problem}",
+        where=_where(one, tensor),
+        expected=f"an error of at most {problem.allowed:.3g}; it is {problem.max_error:.3g}, "
+        f"{problem.relative_error:.3g} of the largest value",
+        hint=f"--passes default,-{one.name} compiles without it" if one.name in OPTIONAL else "",
+    )

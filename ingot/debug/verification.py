@@ -1,0 +1,123 @@
+"""What repeating a golden run shows, as data and in words."""
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ingot.ir.errors import IngotError, MismatchError
+from ingot.ir.listing import listed
+
+
+class Promise(Enum):
+    """What a machine owes: the same bits, or logits within the tolerance of the model's dtype."""
+
+    BITWISE = "bitwise"
+    TOLERANCE = "tolerance"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row that breaks the promise: in step `step`, for the token of `request` at `position`.
+
+    `error` is the largest over the logits that were recorded; `token` is the one sampled now.
+    """
+
+    entry: str
+    bucket: str
+    step: int
+    request: int
+    position: int
+    error: float
+    allowed: float
+    token: int
+    recorded_token: int
+
+    def __str__(self) -> str:
+        entry = "" if self.entry == "main" else f"entry {self.entry}, "
+        return f"{entry}step {self.step} (bucket class {self.bucket}), request {self.request}, position {self.position}"
+
+
+@dataclass(frozen=True)
+class BucketResult:
+    """What the steps showed that one bucket class of an entry served.
+
+    `max_error` is the largest over the logits that were recorded, `allowed` what that position might have had.
+    """
+
+    entry: str
+    bucket: str
+    steps: int
+    positions: int
+    bitwise_equal: int
+    tokens_equal: int
+    max_error: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a replay found.
+
+    `why` is the reason of the promise. `changed` says which files and providers are not those that were recorded,
+    `failure` why the run broke off; `wrong` counts the rows that break the promise.
+    """
+
+    artifact: Path
+    build_id: str
+    promise: Promise
+    why: str
+    changed: tuple[str, ...] = ()
+    results: tuple[BucketResult, ...] = ()
+    wrong: int = 0
+    first: Difference | None = None
+    first_token: Difference | None = None
+    failure: IngotError | None = None
+
+    @property
+    def holds(self) -> bool:
+        return not (self.changed or self.wrong or self.failure)
+
+    def error(self) -> MismatchError | None:
+        """What is wrong; None when nothing is."""
+        if self.holds:
+            return None
+        positions = sum(result.positions for result in self.results)
+        said, where = ["the golden run does not repeat"], [str(self.artifact)]
+        if self.changed:
+            said.append(f"what runs is not what ran when it was compiled:\n{listed(list(self.changed))}")
+        if self.failure is not None:
+            said.append(f"it broke off: {self.failure.what}")
+            where.append(self.failure.where)
+        elif self.first is None:
+            said.append(f"the logits and tokens of all {positions} positions are as recorded")
+        else:
+            said.append(f"logits or tokens of {self.wrong} of {positions} positions differ")
+            where.append(f"the first is {self.first}: error {self.first.error:.3g}, allowed {self.first.allowed:.3g}")
+        if (one := self.first_token) is not None:
+            where.append(f"the first token that differs is {one.token}, recorded {one.recorded_token}: {one}")
+        return MismatchError(
+            "\n".join(said),
+            where="\n            ".join(line for line in where if line),
+            expected=f"{_OWED[self.promise]}, since {self.why}",
+            hint=f"`ingot bisect {self.artifact}` finds what is at fault; compiling again makes a new golden run",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.error()
+        return {
+            "artifact": str(self.artifact),
+            "build_id": self.build_id,
+            "holds": self.holds,
+            "promise": self.promise.value,
+            "why": self.why,
+            "changed": list(self.changed),
+            "results": [asdict(result) for result in self.results],
+            "wrong": self.wrong,
+            "first": asdict(self.first) if self.first else None,
+            "first_token": asdict(self.first_token) if self.first_token else None,
+            "error": str(error) if error else None,
+        }
+
+
+_OWED = {Promise.BITWISE: "the same bits", Promise.TOLERANCE: "logits within the tolerance of the model's dtype"}

@@ -1,0 +1,153 @@
+"""Statistics of a model's weights that tell which rewrites are risky for it."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.ops import op_of
+from ingot.ir.program import ParamSpec, Program
+
+Read = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a weight, the bound above which it makes rewrites risky, where the bound is from, and which ones."""
+
+    name: str
+    bound: float
+    source: str
+    risky: str
+
+
+# LLM.int8() calls a feature of the hidden states an outlier from a magnitude of 6.0 on. Normed states have a mean
+# square of one, so a gain of 6 makes one of any channel; weights are held against their own root mean square likewise.
+_OUTLIER, _OUTLIER_SOURCE = 6.0, "LLM.int8(), arXiv 2208.07339: outlier features from 6.0 on"
+
+MEASURES: Mapping[str, Measure] = {
+    one.name: one
+    for one in (
+        Measure(
+            "largest gain",
+            _OUTLIER,
+            f"{_OUTLIER_SOURCE}; Gemma's gains reach 96",
+            "folding the gain into weights, rounding before the gain, few bits for activations",
+        ),
+        Measure(
+            "zero gains",
+            0.0,
+            "a quotient of zero",
+            "whatever divides by a gain, as moving scales from activations into weights does",
+        ),
+        Measure(
+            "outlier in a row: largest / rms",
+            _OUTLIER,
+            _OUTLIER_SOURCE,
+            "quantize with one scale a row or a tensor: small weights of the row round to nothing",
+        ),
+        Measure(
+            "outlier channel: rms / rms of all",
+            _OUTLIER,
+            _OUTLIER_SOURCE,
+            "float16, sums of squares in less than float32, few bits for activations",
+        ),
+        Measure(
+            "massive values: largest / median",
+            1000.0,
+            "massive activations, arXiv 2402.17762: some thousand times the median",
+            "float16, few bits for activations or the cache",
+        ),
+        Measure(
+            "rows of zeros",
+            0.0,
+            "a group of zeros has no scale",
+            "quantize by a scheme that divides by the range; norms of such a row",
+        ),
+        Measure("values that are not finite", 0.0, "no sum with one is finite", "every: what is computed is lost"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class WeightStatistic:
+    """A measure over all params of a kind: the worst value and the param and layer where it is, and how many exceed.
+
+    A kind is a param's name without its layer.
+    """
+
+    measure: Measure
+    kind: str
+    value: float
+    param: str
+    layer: int | None
+    exceed: int
+    params: int
+
+    @property
+    def is_risk(self) -> bool:
+        return self.exceed > 0
+
+
+def weight_statistics(programs: Iterable[Program], read: Read) -> tuple[WeightStatistic, ...]:
+    """All measures of the params of traced programs, by kind; params are read one after the other."""
+    found: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for name, spec, role in _params(programs):
+        for measure, value in _values(spec.recipe.execute(read), role):
+            found.setdefault((_LAYER.sub("*", name), measure), []).append((value, name))
+    return tuple(_worst(kind, MEASURES[measure], values) for (kind, measure), values in sorted(found.items()))
+
+
+def _worst(kind: str, measure: Measure, values: list[tuple[float, str]]) -> WeightStatistic:
+    value, param = max(values, key=lambda item: item[0])  # the first of equals
+    exceed = sum(one > measure.bound for one, _ in values)
+    layer = _LAYER.search(param)
+    return WeightStatistic(measure, kind, value, param, int(layer[0]) if layer else None, exceed, len(values))
+
+
+# In layers.0.mlp.up.weight.
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+# What the argument `weight` is to an op of a traced program.
+_ROLES: Mapping[str, str] = {"rms_norm": "gain", "layer_norm": "gain", "linear": "matrix", "embedding": "embedding"}
+
+
+def _params(programs: Iterable[Program]) -> Iterator[tuple[str, ParamSpec, str]]:
+    """Each param that is a weight of a norm, a linear or the embedding, once; a tied one is an embedding."""
+    found: dict[str, tuple[ParamSpec, str]] = {}
+    for program in programs:
+        for node in program.calls():
+            op = op_of(node.target)
+            if op is None or op.name not in _ROLES:
+                continue
+            weight = op.bind(node.args, node.kwargs)["weight"]
+            name, role = str(weight.target), _ROLES[op.name]
+            if name in program.params and (name not in found or role == "embedding"):
+                found[name] = program.params[name], role
+    for name, (spec, role) in found.items():
+        yield name, spec, role
+
+
+def _values(tensor: torch.Tensor, role: str) -> Iterator[tuple[str, float]]:
+    yield "values that are not finite", float((~tensor.isfinite()).sum())
+    values = tensor.float().nan_to_num(0.0, 0.0, 0.0)
+    if role == "gain":
+        yield "largest gain", float(values.abs().max())
+        yield "zero gains", float((values == 0).sum())
+        return
+    yield "rows of zeros", float((values == 0).all(-1).sum())
+    if role == "matrix":
+        yield "outlier in a row: largest / rms", _ratio(values.abs().amax(-1), _rms(values, -1))
+    yield "outlier channel: rms / rms of all", _ratio(_rms(values, 0), _rms(values.flatten(), 0))
+    if role == "embedding":
+        yield "massive values: largest / median", _ratio(values.abs().max(), values.abs().flatten().median())
+
+
+def _rms(values: torch.Tensor, dim: int) -> torch.Tensor:
+    return values.square().mean(dim).sqrt()
+
+
+def _ratio(above: torch.Tensor, below: torch.Tensor) -> float:
+    """The largest quotient, where there is one: rows of zeros have a count of their own."""
+    return float(torch.where(below > 0, above / below, 0.0).max())

@@ -1,0 +1,44 @@
+"""What the calls of a program cost: floating-point operations and bytes, for given sizes of its symbols."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.infer import sized_meta_tensor
+from ingot.ir.ops import op_of
+from ingot.ir.ops.registry import Cost, bytes_of
+from ingot.ir.program import VIEWS, Program, RegionCall
+from ingot.ir.types import StateType, TensorType, TupleType, ValueType
+
+
+def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
+    """The least that a call does. A view costs nothing; a region computes what its calls do, and moves only what it
+    reads from outside and what it yields."""
+    if node.target in VIEWS or node.target is operator.getitem:
+        return Cost()
+
+    def tensor(value: Any) -> Any:
+        return _meta(value.meta["type"], program, sizes) if isinstance(value, fx.Node) else value
+
+    value_type = node.meta["type"]
+    items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
+    results = [_meta(item, program, sizes) for item in items]
+    if isinstance(node.target, RegionCall):
+        body = program.regions[node.target.name].body
+        inside = sum((call_cost(call, body, sizes) for call in body.calls()), Cost())
+        return Cost(inside.flops, bytes_of(*map(tensor, node.args), *results))
+    args = [tensor(value) for value in node.args]
+    if op := op_of(node.target):
+        return op.count(args, dict(node.kwargs), results)
+    # Of aten there are elementwise calls alone.
+    return Cost(sum(result.numel() for result in results), bytes_of(*args, *results))
+
+
+def _meta(value_type: ValueType, program: Program, sizes: Mapping[str, int]) -> torch.Tensor:
+    if isinstance(value_type, StateType):
+        value_type = program.states[value_type.name].type
+    assert isinstance(value_type, TensorType)
+    return sized_meta_tensor(value_type, sizes)

@@ -1,0 +1,337 @@
+"""Where two programs that should mean the same come apart, and where one leaves the range of its dtype."""
+
+import heapq
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.contracts import Breach, Measured, RankParams, breach, changed_meaning
+from ingot.ir.harness import MeshRun
+from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.record import Numerics
+from ingot.ir.recording import Inputs, Recording, Value, layer_of
+from ingot.ir.types import DTYPE_NAMES
+
+# Of all tensors of one shape, those whose sums come nearest: views share theirs.
+_TRIED = 8
+
+# How a tensor `after` differs from `before` more than it may; None when it does not.
+Differs = Callable[[Measured, Measured], Breach | None]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A tensor in few numbers: of its finite elements the extremes and the root of the mean square."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    least: float
+    most: float
+    rms: float
+    nonfinite: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "Statistics":
+        finite = tensor[tensor.isfinite()].double()
+        some = finite if finite.numel() else torch.zeros(1, dtype=torch.float64)
+        return Statistics(
+            dtype=DTYPE_NAMES[tensor.dtype],
+            shape=tuple(tensor.shape),
+            least=float(some.min()),
+            most=float(some.max()),
+            rms=float(some.square().mean().sqrt()),
+            nonfinite=tensor.numel() - finite.numel(),
+        )
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first tensor that differs.
+
+    `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
+    counts the steps from 0. `made` are nodes and params that only `after` has and from which the tensor is computed,
+    with nothing that agrees in between: one of them is wrong, or else `node` is, or what it was given. `fed` are nodes
+    that only `after` has and that feed these: they agree with something in `before`, though it may be the wrong thing.
+    """
+
+    node: str
+    namesake: str
+    op: str
+    origin: str
+    layer: int | None
+    step: int
+    before: Statistics
+    after: Statistics
+    breach: Breach
+    made: tuple[str, ...] = ()
+    fed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        return f"%{self.node} ({layer}{self.op}): {self.breach}"
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The first tensor with infinities or NaN in its own dtype where float64 stays finite; `node` as in a Divergence.
+
+    `largest` is the largest magnitude in float64, `limit` the largest finite number of the dtype, `count` how many
+    elements are lost.
+    """
+
+    node: str
+    op: str
+    origin: str
+    layer: int | None
+    dtype: str
+    largest: float
+    limit: float
+    count: int
+
+    def __str__(self) -> str:
+        where = "outside layers" if self.layer is None else f"in layer {self.layer}"
+        return (
+            f"%{self.node} ({self.op}) {where} overflows {self.dtype}: values reach {self.largest:.3g}, "
+            f"{self.dtype} ends at {self.limit:.3g}"
+        )
+
+
+def by_contract(numerics: Numerics, dtype: torch.dtype) -> Differs:
+    """Differs by the rule of a contract; `dtype` is the model's."""
+    return partial(breach, numerics, dtype=dtype)
+
+
+def first_divergence(before: Recording, after: Recording, differs: Differs = changed_meaning) -> Divergence | None:
+    """The first tensor, in the order of `after`, that differs from what it is in `before`; None when none does.
+
+    Outputs are compared by their names, other values by node: passes keep the names of what they leave alone. What a
+    region computes stands in `before` under another name, and is looked for by value. Steps are compared one with one,
+    so programs that take other inputs are given one step (`ingot.ir.harness.step_inputs`).
+    """
+    for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
+        pairs = _Pairs(before, after, number, differs)
+        for value in pairs.new.values():
+            other = pairs.of(value)
+            if other is not None and (problem := differs(other.measured, value.measured)) is not None:
+                made, fed = pairs.behind(value, other)
+                return Divergence(
+                    node=value.name,
+                    namesake=other.name,
+                    op=value.op,
+                    origin=value.origin,
+                    layer=value.layer,
+                    step=number,
+                    before=Statistics.of(other.measured.found),
+                    after=Statistics.of(value.measured.found),
+                    breach=problem,
+                    made=made,
+                    fed=fed,
+                )
+    return None
+
+
+class _Pairs:
+    """Which value of `before` one of `after` should be."""
+
+    def __init__(self, before: Recording, after: Recording, step: int, differs: Differs) -> None:
+        self.before, self.after, self.differs = before.program, after.program, differs
+        self.old, self.new = before.steps[step], after.steps[step]
+        self.sums = {name: _sum(value) for name, value in self.old.items()}
+        olds = {name: node.name for name, node in self.before.output_nodes().items()}
+        self.outputs = {node.name: olds[name] for name, node in self.after.output_nodes().items() if name in olds}
+        self.found: set[str] = set()  # by name, so that they are the right ones
+
+    def of(self, value: Value) -> Value | None:
+        if other := self._named(value):
+            self.found.add(value.name)
+            return other
+        inner = self._in_body(value)
+        return self._of_region(value, *inner) if inner else None
+
+    def _in_body(self, value: Value) -> tuple[fx.Node, fx.Node] | None:
+        """The node of a region's body that computes the value, and the call of the region."""
+        if value.call is not None:
+            return value.node, value.call
+        call, index = value.node.args if value.node.target is operator.getitem else (value.node, 0)
+        if not isinstance(call, fx.Node) or not isinstance(call.target, RegionCall):
+            return None
+        assert isinstance(index, int)
+        return list(self.after.regions[call.target.name].body.output_nodes().values())[index], call
+
+    def _named(self, value: Value) -> Value | None:
+        if value.name in self.outputs:
+            return self.old.get(self.outputs[value.name])
+        other = self.old.get(value.name)
+        return other if other is not None and _is_same(other, value, value.node, value.origin) else None
+
+    def _of_region(self, value: Value, inner: fx.Node, call: fx.Node) -> Value | None:
+        """What agrees with the value; where nothing does, what `inner`, the node of the body, was before there was a
+        region. A body names its nodes after those of its first call; those of another are the same ops layers on."""
+        first, layer = self.old.get(inner.name), layer_of(inner, call)
+        if (
+            first is not None
+            and first.layer == layer
+            and _is_same(first, value, inner, str(inner.meta.get("origin", "")))
+        ):
+            return first
+        if agreeing := self._agreeing(value):
+            return agreeing
+        if first is None or not _alike(first.node, inner):
+            return None  # made since, so that there is nothing to compare with
+        here = [other for other in self._same_shape(value) if other.layer == layer and _alike(other.node, inner)]
+        return min(here, key=lambda other: _apart(other, value), default=None)
+
+    def _agreeing(self, value: Value) -> Value | None:
+        total = _sum(value)
+        # Equal tensors have equal sums, but for the order of adding and for rounding: a few are worth comparing.
+        near = heapq.nsmallest(_TRIED, self._same_shape(value), key=lambda other: abs(self.sums[other.name] - total))
+        return next((other for other in near if self.differs(other.measured, value.measured) is None), None)
+
+    def _same_shape(self, value: Value) -> list[Value]:
+        return [other for other in self.old.values() if _shape(other) == _shape(value)]
+
+    def behind(self, value: Value, other: Value) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`Divergence.made` and `fed` of a value and its namesake, nearest first."""
+        made: dict[str, None] = {}
+        fed: dict[str, None] = {}
+        inputs = _inputs(value.node, value.call)
+        owed = [self.old.get(_name(*source)) for source in _inputs(other.node, other.call)]
+        known = _alike(other.node, value.node) and len(owed) == len(inputs)
+        waiting = list(zip(inputs, owed if known else [None] * len(inputs), strict=True))
+        while waiting:
+            (node, call), expected = waiting.pop(0)
+            name = _name(node, call)
+            if node.op == "placeholder":
+                if name in self.after.params and self.after.params[name] != self.before.params.get(name):
+                    made[name] = None
+            elif name not in self.found and name not in made and name not in fed:
+                if self._is_right(name, expected):
+                    fed |= {name: None} if expected is None else {}
+                else:
+                    made[name] = None
+                    waiting += [(source, None) for source in _inputs(node, call)]
+        return tuple(made), tuple(fed)
+
+    def _is_right(self, name: str, expected: Value | None) -> bool:
+        """Whether a value is what is read in its place in `before`; where that is not known, whether it is anything."""
+        value = self.new.get(name)
+        if value is None:
+            return False
+        if expected is None:
+            return self._agreeing(value) is not None
+        return _shape(expected) == _shape(value) and self.differs(expected.measured, value.measured) is None
+
+
+def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node | None]]:
+    """What a node reads; in a body, which stands for the region's `call`, its inputs are the arguments of that."""
+    if call is None:
+        return [(source, None) for source in node.all_input_nodes]
+    given = dict(zip((one for one in node.graph.nodes if one.op == "placeholder"), call.args, strict=False))
+    found: list[tuple[fx.Node, fx.Node | None]] = []
+    for source in node.all_input_nodes:
+        argument = given.get(source)
+        found.append((argument, None) if isinstance(argument, fx.Node) else (source, call))
+    return found
+
+
+def _name(node: fx.Node, call: fx.Node | None) -> str:
+    """As in a recording; a placeholder's own."""
+    return str(node.target) if node.op == "placeholder" else f"{call.name}/{node.name}" if call else node.name
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return tuple(value.measured.found.shape)
+
+
+def _is_same(other: Value, value: Value, node: fx.Node, origin: str) -> bool:
+    """Whether `other`, which has the name of `node`, is the same call: a name that a pass freed may be given again by a
+    later one, and then it came from elsewhere."""
+    return other.origin == origin and _shape(other) == _shape(value) and _alike(other.node, node)
+
+
+def _alike(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two calls may compute the same: of one op, with as many arguments. One that lost an argument computes
+    less, as where a mesh adds the bias behind the sum over ranks."""
+    return _kind(node) == _kind(other)
+
+
+def _kind(node: fx.Node) -> tuple[object, ...]:
+    source = node.args[0] if node.target is operator.getitem else None
+    of = (source.target, node.args[1]) if isinstance(source, fx.Node) else ()
+    return (node.target, *of, sum(argument is not None for argument in node.args))
+
+
+def _sum(value: Value) -> float:
+    return float(value.measured.exact.double().nan_to_num().sum())
+
+
+def _apart(value: Value, other: Value) -> float:
+    left, right = value.measured.exact.double(), other.measured.exact.double()
+    return float((left - right).abs().nan_to_num(nan=0.0).sum())
+
+
+def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Inputs]) -> Overflow | None:
+    """The first tensor that overflows in its own dtype, over consecutive steps from fresh states.
+
+    What was not finite before it was computed, such as a page that nothing was written to, is no overflow: only where
+    the float64 interpretation is finite.
+    """
+    lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by call, counted: a region's body runs several times
+
+    def keep(count: int, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            lost[count, node] = value
+
+    _watch_all(program, params, inputs, keep, exact=False)
+    if not lost:
+        return None
+    first: list[tuple[fx.Node, torch.Tensor, torch.Tensor]] = []
+    calls: list[fx.Node] = []  # those after it; what a body computes is seen in front of the call that runs it
+
+    def judge(count: int, node: fx.Node, value: Any) -> None:
+        if not first and (count, node) in lost and bool((~lost[count, node].isfinite() & value.isfinite()).any()):
+            first.append((node, lost[count, node], value))
+        if first and not calls and node.graph is program.graph:
+            calls.append(node)
+
+    _watch_all(program, params, inputs, judge, exact=True)
+    return _overflow(*first[0], calls[0]) if first else None
+
+
+def _watch_all(
+    program: Program,
+    params: RankParams,
+    inputs: Sequence[Inputs],
+    see: Callable[[int, fx.Node, Any], None],
+    *,
+    exact: bool,
+) -> None:
+    count = 0
+
+    def watch(node: fx.Node, value: Any) -> None:
+        nonlocal count
+        count += 1
+        see(count, node, value)
+
+    run = MeshRun(program, params, exact=exact, watch=watch)
+    for given in inputs:
+        run(given)
+
+
+def _overflow(node: fx.Node, found: torch.Tensor, exact: torch.Tensor, call: fx.Node) -> Overflow:
+    inside = node is not call
+    return Overflow(
+        node=f"{call.name}/{node.name}" if inside else node.name,
+        op=target_name(node.target),
+        origin=str(call.meta.get("origin", "")),
+        layer=layer_of(node, call if inside else None),
+        dtype=DTYPE_NAMES[found.dtype],
+        largest=float(exact[exact.isfinite()].abs().max()),
+        limit=torch.finfo(found.dtype).max,
+        count=int((~found.isfinite() & exact.isfinite()).sum()),
+    )

@@ -1,0 +1,90 @@
+"""The golden run: what an artifact computed on the machine that compiled it, to be repeated wherever it is served.
+
+It is the schema of golden/run.json. The bits are those of one machine's arithmetic, so the file stands outside every
+identity; `files` ties it to what ran.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ingot.ir.artifact import Digest, FileEntry
+
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+Index = Annotated[int, Field(ge=0, lt=1 << 31)]
+# JSON has no word for a number that is not finite.
+Logit = Annotated[float, Field(allow_inf_nan=False)] | Literal["nan", "inf", "-inf"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Machine(_Record):
+    """What the bits depend on beside the artifact and its target: the processor, and the threads of torch's ops."""
+
+    processor: str
+    threads: Annotated[int, Field(ge=1, le=4096)]
+
+
+class Row(_Record):
+    """One row of logits: the SHA-256 of its bytes, the largest logits with their token ids, the token sampled."""
+
+    digest: Digest
+    top: Annotated[tuple[tuple[Index, Logit], ...], Field(min_length=1)]
+    token: Annotated[int, Field(ge=-1, lt=1 << 31)]
+
+
+class StepResult(_Record):
+    """What a step gave: the bucket class that served it, and a row for each token fed, in the order of feeding."""
+
+    bucket: str
+    rows: tuple[Row, ...]
+
+
+class EntryRun(_Record):
+    """The run of one entry: the provider of each instruction by bucket class, and what each step gave."""
+
+    providers: dict[str, tuple[str, ...]]
+    steps: tuple[StepResult, ...]
+
+
+class GoldenRun(_Record):
+    """Requests, how they were fed, and what came out.
+
+    `files` are those that a run reads (the plan, weights, executables), as they were. `requests` are token ids; step i
+    feeds, for each pair in `schedule[i]`, that many more tokens of the request with that number. Requests are
+    teacher-forced: what is sampled is recorded and not fed. Pages come from a pool permuted by `seed`.
+    """
+
+    machine: Machine
+    files: tuple[FileEntry, ...]
+    seed: int
+    requests: Annotated[tuple[tuple[Index, ...], ...], Field(min_length=1)]
+    schedule: Annotated[tuple[tuple[tuple[Index, Count], ...], ...], Field(min_length=1)]
+    entries: Annotated[dict[str, EntryRun], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        done = [0] * len(self.requests)
+        for number, fed in enumerate(self.schedule):
+            indices = [index for index, _ in fed]
+            if not fed or len(set(indices)) != len(indices) or max(indices) >= len(done):
+                raise ValueError(f"step {number} feeds the requests {indices} of {len(done)}")
+            for index, count in fed:
+                done[index] += count
+        if done != [len(request) for request in self.requests]:
+            raise ValueError(f"the steps feed {done} tokens of requests of {[len(one) for one in self.requests]}")
+        fed_tokens = [sum(count for _, count in fed) for fed in self.schedule]
+        for name, entry in self.entries.items():
+            if (rows := [len(step.rows) for step in entry.steps]) != fed_tokens:
+                raise ValueError(f"entry {name} has {rows} rows for steps of {fed_tokens} tokens")
+        return self
+
+    def places(self, step: int) -> list[tuple[int, int]]:
+        """Request and position of each row of a step."""
+        done = [0] * len(self.requests)
+        for fed in self.schedule[:step]:
+            for index, count in fed:
+                done[index] += count
+        return [(index, done[index] + i) for index, count in self.schedule[step] for i in range(count)]

@@ -1,0 +1,147 @@
+"""What a pass owes that quantizes: each weight within half a step, and nothing lost but that."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.contracts import Breach, RankParams
+from ingot.ir.program import Program, is_call
+from ingot.ir.recipe import Recipe
+from ingot.ir.schemes import Scheme, dequantize, find_scheme, quantize
+from ingot.ir.tolerances import TOLERANCES
+
+
+@dataclass(frozen=True)
+class WeightBreach:
+    """A quantized weight, by the param that holds its elements, and what is wrong with it."""
+
+    param: str
+    breach: Breach
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """A `quant_linear` over params, by name, and the param of the program before that they stand for."""
+
+    parts: Mapping[str, str]
+    scheme: Scheme
+    original: str | None
+
+    def dequantized(self, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        weight, scales, zeros = self.tensors(params)
+        return dequantize(weight, scales, zeros, self.scheme, torch.float64)
+
+    def tensors(self, params: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        zeros = params[self.parts["zeros"]] if "zeros" in self.parts else None
+        return params[self.parts["weight"]], params[self.parts["scales"]], zeros
+
+
+def weight_breaches(
+    before: Program, after: Program, before_params: RankParams, after_params: RankParams
+) -> list[WeightBreach]:
+    """The weights that `after` quantizes and that are not what the scheme makes of those in `before`.
+
+    A value lies within half a step (its scale) of the original, and no step is larger than the range needs.
+    """
+    found = []
+    for one in _quantized(before, after):
+        name = one.parts["weight"]
+        if one.original is None:
+            text = "it is quantized from no param of the program before"
+            found.append(WeightBreach(name, Breach(float("inf"), float("inf"), 0.0, text)))
+            continue
+        for old, new in zip(before_params, after_params, strict=True):
+            if problem := weight_breach(old[one.original], *one.tensors(new), one.scheme):
+                found.append(WeightBreach(name, problem))
+                break
+    return found
+
+
+def weight_breach(
+    original: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    scheme: Scheme,
+) -> Breach | None:
+    """How the parts of a quantized matrix lie farther from `original` [N, K] than rounding by `scheme` does."""
+    exact = original.double()
+    error = (dequantize(weight, scales, zeros, scheme, torch.float64) - exact).abs()
+    step = _spread(scales.double(), original.shape)
+    # Quantizing divides and rounds in float32, so what lies between two elements may go to either. Rounding a zero
+    # point moves all elements by at most half of one, so that the ends of the range are no farther off than the rest.
+    allowed = step / 2 + TOLERANCES[torch.float32].rtol * exact.abs()
+    if not bool((error <= allowed).all()):
+        index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
+        most, steps = float(error.flatten()[index]), float((error / step).flatten()[index])
+        text = f"a value is off by {steps:.3g} steps of {float(step.flatten()[index]):.3g}"
+        return Breach(most, most / float(exact.abs().max()), float(allowed.flatten()[index]), text)
+    needed = quantize(original, scheme)["scales"].double()
+    wide = scales.double() > needed * (1 + TOLERANCES[torch.float32].rtol)
+    if bool(wide.any()):
+        index = int((scales.double() / needed).argmax())
+        most, least = float(scales.flatten()[index]), float(needed.flatten()[index])
+        text = f"a step is {most:.3g}, and the weights' range needs {least:.3g}"
+        return Breach(most - least, (most - least) / least, least, text)
+    return None
+
+
+def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return scales.repeat_interleave(shape[1] // scales.shape[1], 1).expand(*shape)
+
+
+def with_rounded_weights(
+    before: Program, after: Program, before_params: RankParams, after_params: RankParams
+) -> tuple[Program, list[dict[str, torch.Tensor]]]:
+    """`before` with each linear that `after` quantizes over the dequantized weight; its params, those in float64.
+
+    In float64 it means what `after` does, if quantizing lost nothing else.
+    """
+    program, params = before.copy(), [dict(values) for values in before_params]
+    kept = {node.name for node in after.calls(ops.linear.overload)}
+    for one in _quantized(before, after):
+        if one.original is None:
+            continue
+        name, old = f"{one.original}.rounded", program.find(one.original)
+        new = program.add_param(name, before.params[one.original])
+        for values, quantized in zip(params, after_params, strict=True):
+            values[name] = one.dequantized(quantized)
+        for user in list(old.users):
+            if is_call(user, ops.linear.overload) and user.name not in kept:
+                _reweigh(user, old, new)
+    return program, params
+
+
+def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Mean Kullback-Leibler divergence of the next token's distribution, in nats, from logits [positions, vocab]."""
+    old, new = before.double().log_softmax(-1), after.double().log_softmax(-1)
+    return float((old.exp() * (old - new)).sum(-1).mean())
+
+
+def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
+    """The quantized weights that `after` has and `before` has not."""
+    names = {spec.recipe: name for name, spec in before.params.items()}
+    seen = set(before.params)
+    for node in after.calls(ops.quant_linear.overload):
+        bound = ops.quant_linear.bind(node.args, node.kwargs)
+        parts = {part: str(bound[part].target) for part in ("weight", "scales", "zeros") if bound[part] is not None}
+        if parts["weight"] in seen or parts["weight"] not in after.params:
+            continue
+        seen.add(parts["weight"])
+        step = _quantizing(after.params[parts["weight"]].recipe)
+        yield _Quantized(parts, find_scheme(bound["scheme"]), names.get(step.inputs[0]) if step else None)
+
+
+def _quantizing(recipe: Recipe) -> Recipe | None:
+    """The step of a recipe that quantizes."""
+    if recipe.step == "quantize":
+        return recipe
+    return next((found for inner in recipe.inputs if (found := _quantizing(inner))), None)
+
+
+def _reweigh(linear: fx.Node, old: fx.Node, new: fx.Node) -> None:
+    if ops.linear.bind(linear.args, linear.kwargs)["weight"] is old:
+        linear.replace_input_with(old, new)

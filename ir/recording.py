@@ -1,0 +1,148 @@
+"""Every tensor that a program computes of given inputs, named so that programs of one model can be compared."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir.contracts import Measured, RankParams
+from ingot.ir.harness import MeshRun, Run
+from ingot.ir.mesh import Mesh, groups, world_size
+from ingot.ir.program import Program, target_name
+from ingot.ir.types import Placement
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A call's result as one device would have it, whatever the mesh.
+
+    `name` is the node's; of a node in a region's body it is CALL/NODE, with the call that ran the body (on a mesh
+    bodies are left out). `layer` is the one that it belongs to, None outside layers.
+    """
+
+    name: str
+    node: fx.Node
+    call: fx.Node | None
+    measured: Measured
+
+    @property
+    def op(self) -> str:
+        return target_name(self.node.target)
+
+    @property
+    def origin(self) -> str:
+        return str((self.call or self.node).meta.get("origin", ""))
+
+    @property
+    def layer(self) -> int | None:
+        return layer_of(self.node, self.call)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a program computed step by step: values by name, in the order of computing."""
+
+    program: Program
+    steps: tuple[Mapping[str, Value], ...]
+
+
+def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, only_exact: bool = False) -> Recording:
+    """All tensors of consecutive steps, in the program's own dtypes and in float64. States are fresh before the first.
+
+    `params` are those of each rank. It holds every tensor twice: give it few tokens. With `only_exact` the float64
+    values stand for both, and params may be in float64.
+    """
+    runs = []
+    for exact in (True,) if only_exact else (False, True):
+        watcher = _Watcher(program)
+        run = MeshRun(program, params, exact=exact, watch=watcher, agree=False)
+        runs.append([watcher.step(run, given) for given in inputs])
+    return Recording(
+        program,
+        tuple(
+            {
+                name: Value(name, node, call, Measured(value, exact[name][2]))
+                for name, (node, call, value) in found.items()
+            }
+            for found, exact in zip(runs[0], runs[-1], strict=True)
+        ),
+    )
+
+
+class _Watcher:
+    """Collects what `interpret_ranks` shows: each call by rank, and the calls of a body in front of the region's."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._calls: dict[fx.Node, list[Any]] = {}
+        self._bodies: dict[fx.Node, dict[fx.Node, list[Any]]] = {}
+        self._body: dict[fx.Node, list[Any]] = {}
+
+    def __call__(self, node: fx.Node, value: Any) -> None:
+        if node.graph is not self.program.graph:
+            self._body.setdefault(node, []).append(value)
+            return
+        if self._body:
+            self._bodies[node], self._body = self._body, {}
+        self._calls.setdefault(node, []).append(value)
+
+    def step(self, run: Run, inputs: Inputs) -> dict[str, tuple[fx.Node, fx.Node | None, torch.Tensor]]:
+        self._calls, self._bodies, self._body = {}, {}, {}
+        run(inputs)
+        found: dict[str, tuple[fx.Node, fx.Node | None, torch.Tensor]] = {}
+        for call, values in self._calls.items():
+            for node, inner in self._bodies.get(call, {}).items():
+                # In a body there are no placements, so a rank's part cannot be put together.
+                if isinstance(inner[0], torch.Tensor) and not self.program.mesh:
+                    found[f"{call.name}/{node.name}"] = (node, call, inner[0])
+            if isinstance(values[0], torch.Tensor):
+                placements = call.meta.get("placement", ())
+                found[call.name] = (call, None, assembled(values, placements, self.program.mesh))
+        return found
+
+
+def assembled(values: Sequence[torch.Tensor], placements: Any, mesh: Mesh) -> torch.Tensor:
+    """The tensor of one device, from what each rank has of it."""
+    whole = list(values)
+    for place in placements if world_size(mesh) > 1 else ():
+        if not isinstance(place, Placement) or place.axis not in mesh:
+            continue  # several results have placements of their own, and are no tensor
+        for group in groups(mesh, place.axis):
+            joined = _joined([whole[index] for index in group], place)
+            for index in group:
+                whole[index] = joined
+    return whole[0]
+
+
+def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
+    if place.kind == "replicated":
+        return parts[0]
+    if place.kind == "partial":
+        return torch.stack(parts).sum(0, dtype=parts[0].dtype)
+    sizes = [size // len(parts) for size in place.segments] or [parts[0].shape[place.dim]]
+    split = [part.split(sizes, place.dim) for part in parts]
+    return torch.cat([torch.cat(segment, place.dim) for segment in zip(*split, strict=True)], place.dim)
+
+
+_LAYER = re.compile(r"\blayer (\d+)")
+
+
+def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
+    """The layer of a node by its origin. A body names the layers of the region that it was made of, first of all
+    calls; in another one, layers lie further behind by as much as its call does."""
+    layer = _first_layer(node)
+    if layer is None or call is None:
+        return layer
+    first = next(found for other in node.graph.nodes if (found := _first_layer(other)) is not None)
+    begin = _first_layer(call)
+    return layer if begin is None else layer + begin - first
+
+
+def _first_layer(node: fx.Node) -> int | None:
+    match = _LAYER.search(str(node.meta.get("origin", "")))
+    return int(match[1]) if match else None

@@ -1,0 +1,332 @@
+"""The trace of a compile: what every pass did, and the program before and after it. This file owns its format.
+
+trace/passes.json     a list of `Run`s in the order in which they ran; with no program texts at the level "summary"
+trace/00-traced.ir    an entry's program as the frontend handed it over, as text; 00-traced@ENTRY.ir of the others
+trace/NN-PASS.ir      the program as the pass left it, or, where that is smaller,
+trace/NN-PASS.delta   how it differs from the program before it (`ingot.ir.delta`)
+timings.json          "passes": seconds and peak memory of each run, in the same order; outside every identity
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from ingot.ir.artifact import TIMINGS
+from ingot.ir.delta import decode_delta, encode_delta
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.record import Numerics, PassRecord, Refusal, Rewrite
+
+if TYPE_CHECKING:
+    from ingot.ir.program import Program
+
+Level = Literal["none", "summary", "full"]
+LEVELS: tuple[Level, ...] = ("none", "summary", "full")
+PASSES = "trace/passes.json"
+HOW_TO_GET = "compile the model again with --trace full"
+_AGAIN = "compile the model again, or copy the artifact again"
+
+
+# Names.
+
+
+def trace_name(entry: str, bucket: str | None) -> str:
+    """How views call a program: by its bucket class, "" before there are any, and its entry where that is not main."""
+    return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
+
+
+def run_name(pass_name: str, entry: str, bucket: str | None) -> str:
+    """How views call a pass's run: `cse`, `choose-providers@decode`, `cse@draft`, `make-plan@draft@decode`."""
+    return "@".join(filter(None, (pass_name, trace_name(entry, bucket))))
+
+
+def traced_file(entry: str) -> str:
+    return f"trace/{run_name('00-traced', entry, None)}.ir"
+
+
+# Records.
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _RefusalRow(_Schema):
+    node: str
+    reason: str
+
+
+class Run(_Schema):
+    """One run of one pass in passes.json: `PassRecord.summary`, and the files of the program before and after the pass,
+    absent at the level "summary"."""
+
+    name: str
+    entry: str
+    options: dict[str, Any]
+    source_hash: str
+    bucket: str | None
+    stage: str
+    matches: int
+    rewrites: tuple[tuple[str, str, tuple[str, ...]], ...]
+    refusals: tuple[_RefusalRow, ...]
+    op_count_diff: dict[str, int]
+    numerics: Numerics
+    before: str | None = None
+    after: str | None = None
+
+    @property
+    def title(self) -> str:
+        return run_name(self.name, self.entry, self.bucket)
+
+
+_RUNS = TypeAdapter(tuple[Run, ...])
+
+
+def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
+    """The files of a trace: texts, and passes.json as a value. `traced` holds the text of each entry as it was traced,
+    `records` those of all entries, each entry's in order. Nothing at the level "none"."""
+    if level == "none":
+        return {}
+    rows = [record.summary() for record in records]
+    files: dict[str, str | list[Any]] = {PASSES: rows}
+    if level == "summary":
+        return files
+    for entry, text in traced.items():
+        files[traced_file(entry)] = text
+    # The file and text of the newest program of each entry, and of each of its bucket classes.
+    newest: dict[tuple[str, str | None], tuple[str, str]] = {
+        (entry, None): (traced_file(entry), text) for entry, text in traced.items()
+    }
+    for number, (row, record) in enumerate(zip(rows, records, strict=True), 1):
+        place = (record.entry, record.bucket)
+        base = newest.get(place) or newest[record.entry, None]
+        stem = f"trace/{number:02d}-{run_name(record.name, record.entry, record.bucket)}"
+        # Between two passes a program may be declared to be of a bucket class.
+        before = base if record.ir_before == base[1] else _added(files, f"{stem}.before", record.ir_before, base)
+        after = _added(files, stem, record.ir_after, before)
+        row.update(before=before[0], after=after[0])
+        newest[place] = after
+    return files
+
+
+def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]) -> tuple[str, str]:
+    """Put a program into `files`, in the smaller of its two forms; its file and text."""
+    delta = encode_delta(text, base[1], base[0])
+    file, written = (f"{stem}.delta", delta) if len(delta) < len(text) else (f"{stem}.ir", text)
+    files[file] = written
+    return file, text
+
+
+# Reading.
+
+
+@dataclass(frozen=True)
+class TraceEntry:
+    """One run of one pass. `seconds` and `peak_bytes`, the process's resident memory at its most, are None where the
+    artifact lost its timings or the system does not tell."""
+
+    number: int
+    run: Run = field(repr=False)
+    seconds: float | None
+    peak_bytes: int | None
+    _text: Callable[[str], str] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.number:2} {self.run.title}: {self.run.stage}, {self.matches} matches"
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def title(self) -> str:
+        """The name with the bucket class, and the entry where that is not main: `choose-providers@decode`."""
+        return self.run.title
+
+    @property
+    def entry(self) -> str:
+        return self.run.entry
+
+    @property
+    def bucket(self) -> str | None:
+        return self.run.bucket
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage that the pass led to."""
+        return self.run.stage
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.run.options
+
+    @property
+    def matches(self) -> int:
+        return self.run.matches
+
+    @property
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        return tuple(
+            Rewrite(index, anchor, origin, made) for index, (anchor, origin, made) in enumerate(self.run.rewrites)
+        )
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(Refusal(one.node, one.reason) for one in self.run.refusals)
+
+    @property
+    def op_count_diff(self) -> dict[str, int]:
+        """How many calls of each op there are more, or fewer, than before."""
+        return self.run.op_count_diff
+
+    @property
+    def numerics(self) -> Numerics:
+        return self.run.numerics
+
+    @cached_property
+    def before_text(self) -> str:
+        """The program before the pass, as text. Raises ArtifactError where the trace has no programs."""
+        return self._text(_recorded(self.run.before, self.title))
+
+    @cached_property
+    def after_text(self) -> str:
+        """The program as the pass left it, as text. Raises ArtifactError where the trace has no programs."""
+        return self._text(_recorded(self.run.after, self.title))
+
+    @cached_property
+    def before(self) -> "Program":
+        """The program before the pass. Raises ArtifactError where the trace has no programs."""
+        return _parsed(self.before_text)
+
+    @cached_property
+    def after(self) -> "Program":
+        """The program as the pass left it. Raises ArtifactError where the trace has no programs."""
+        return _parsed(self.after_text)
+
+
+def _recorded(file: str | None, title: str) -> str:
+    if file is None:
+        raise ArtifactError("the artifact's trace holds no programs", where=f"pass {title}", hint=HOW_TO_GET)
+    return file
+
+
+def _parsed(text: str) -> "Program":
+    from ingot.ir.parse import parse_program  # imports torch, which only who asks for programs needs
+
+    return parse_program(text)
+
+
+class Trace(Sequence[TraceEntry]):
+    """The runs of all passes in order: `trace[3]`, `trace["merge-linears"]`, `trace["choose-providers@decode"]`.
+
+    A name that ran on the way to several stages is the last of these runs, and `trace["cse@NORMAL"]` that of the stage.
+    """
+
+    def __init__(self, entries: Iterable[TraceEntry], text: Callable[[str], str]) -> None:
+        self._entries, self._text = tuple(entries), text
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[TraceEntry]:
+        return iter(self._entries)
+
+    @overload
+    def __getitem__(self, key: int | str) -> TraceEntry: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[TraceEntry]: ...
+    def __getitem__(self, key: int | slice | str) -> TraceEntry | Sequence[TraceEntry]:
+        """Raises OptionError for a name that no run has, or runs of several bucket classes or entries; IndexError."""
+        if not isinstance(key, str):
+            return self._entries[key]
+        found = self.runs(key)
+        if len({entry.title for entry in found}) > 1:
+            titles = ", ".join(dict.fromkeys(entry.title for entry in found))
+            raise OptionError(f"pass '{key}' ran several times", expected=f"one of {titles}")
+        return found[-1]
+
+    def runs(self, name: str) -> tuple[TraceEntry, ...]:
+        """Every run that `name` means: a pass, with `@` and its bucket class, entry or stage where they are to be told
+        apart. Raises OptionError when there is none."""
+        wanted, *parts = name.split("@")
+        found = tuple(
+            entry
+            for entry in self._entries
+            if entry.name == wanted and all(part in (entry.bucket, entry.entry, entry.stage) for part in parts)
+        )
+        if not found:
+            near = [entry.title for entry in self._entries if entry.name == wanted] or [one.name for one in self]
+            nearest = difflib.get_close_matches(name, near, n=1)
+            raise OptionError(
+                f"no pass '{name}' ran",
+                expected=", ".join(dict.fromkeys(near)),
+                hint=f"the nearest is '{nearest[0]}'" if nearest else "",
+            )
+        return found
+
+    def traced_text(self, entry: str = "main") -> str:
+        """An entry's program as the frontend handed it over. Raises ArtifactError where the trace has no programs."""
+        if all(one.run.after is None for one in self):
+            raise ArtifactError("the artifact's trace holds no programs", where=f"program {entry}", hint=HOW_TO_GET)
+        return self._text(traced_file(entry))
+
+
+def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Trace:
+    """The trace of an artifact, given the values of passes.json and timings.json (None when that was lost) and what
+    reads a file of the artifact as text. Raises ArtifactError, for damaged programs when they are asked for."""
+    try:
+        runs = _RUNS.validate_python(rows)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _malformed(PASSES, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    costs = _costs(timings, runs)
+    texts = _Texts(read)
+    return Trace(
+        [
+            TraceEntry(number, run, *cost, texts.text)
+            for number, (run, cost) in enumerate(zip(runs, costs, strict=True), 1)
+        ],
+        texts.text,
+    )
+
+
+def _costs(timings: object, runs: Sequence[Run]) -> list[tuple[float | None, int | None]]:
+    """Seconds and peak memory of each run."""
+    if timings is None:
+        return [(None, None)] * len(runs)
+    try:
+        passes: Any = timings["passes"]  # type: ignore[index]  # what it is not, the line below tells
+        if [one["name"] for one in passes] != [run.name for run in runs]:
+            raise ValueError("the passes are not those of the trace")
+        return [(float(one["seconds"]), one["peak_bytes"]) for one in passes]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(TIMINGS, str(error)) from None
+
+
+class _Texts:
+    """The programs of a trace as text, by file. The one read last is kept: it is the base of what is read next."""
+
+    def __init__(self, read: Callable[[str], str]) -> None:
+        self._read, self._known = read, ("", "")
+
+    def text(self, file: str) -> str:
+        if self._known[0] != file:
+            self._known = (file, self._resolved(file, ()))
+        return self._known[1]
+
+    def _resolved(self, file: str, above: tuple[str, ...]) -> str:
+        if file == self._known[0]:
+            return self._known[1]
+        if file in above:
+            raise ArtifactError(f"{file} is a delta of itself", where=file, hint=_AGAIN)
+        written = self._read(file)
+        if not file.endswith(".delta"):
+            return written
+        return decode_delta(written, lambda base: self._resolved(base, (*above, file)), file)
+
+
+def _malformed(file: str, what: str) -> ArtifactError:
+    return ArtifactError(f"{file} is malformed: {what}", where=file, hint=_AGAIN)

@@ -1,0 +1,151 @@
+"""What calls cost, by hand and by torch's own counter."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ingot.ir.costs import call_cost
+from ingot.ir.ops import OPS
+from ingot.ir.ops.registry import Cost
+from ingot.ir.parse import parse_program
+
+BF16 = torch.bfloat16
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def counted(name: str, *args: Any, **kwargs: Any) -> int:
+    """Flops of the products in an op's reference, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        OPS[name].reference(*args, **kwargs)
+    return int(counter.get_total_flops())
+
+
+def test_linear() -> None:
+    args = randn(3, 16, dtype=BF16), randn(8, 16, dtype=BF16)
+    assert OPS["linear"].cost(*args) == Cost(2 * 3 * 8 * 16, 2 * (3 * 16 + 8 * 16 + 3 * 8))
+    assert OPS["linear"].cost(*args).flops == counted("linear", *args)
+    biased = OPS["linear"].cost(*args, randn(8, dtype=BF16))
+    assert biased.bytes == OPS["linear"].cost(*args).bytes + 2 * 8
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 20, 40, 100])
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 1), (1, 5), (2, 32), (1, 48)])
+def test_attention_over_pages(window: int | None, batch: int, tokens: int) -> None:
+    """Full pages, each sequence at its end: the mask by hand, torch's products where nothing is masked."""
+    page, pages, heads, kv_heads, width = 16, 3, 4, 2, 8
+    length = page * pages
+    q, kv = randn(batch * tokens, heads, width), randn(batch * pages, 2, page, kv_heads, width)
+    table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
+    rest = ints(*range(0, batch * tokens, tokens)), ints(*[tokens] * batch), ints(*[length] * batch)
+    options = {"scale": 1.0, "window": window}
+    cost = OPS["paged_attention"].cost(q, kv, table, *rest, **options)
+    span = window or length
+    seen = [range(max(0, place - span + 1), place + 1) for place in range(length - tokens, length)]
+    assert cost.flops == 4 * heads * width * batch * sum(map(len, seen))
+    read = len(set().union(*seen))
+    assert cost.bytes == 4 * (2 * q.numel() + batch * read * 2 * kv_heads * width + table.numel() + 3 * batch)
+    if tokens == 1 and span >= length:
+        assert cost.flops == counted("paged_attention", q, kv, table, *rest, **options)
+
+
+def test_rows_of_a_table_alone() -> None:
+    tokens = ints(1, 2, 3)
+    assert OPS["embedding"].cost(tokens, randn(1000, 8, dtype=BF16)) == Cost(0, 3 * 4 + 2 * 3 * 8 * 2)
+    assert OPS["select_rows"].cost(randn(1000, 8), tokens) == Cost(0, 3 * 4 + 2 * 3 * 8 * 4)
+    x, table = randn(3, 5, 16, dtype=BF16), randn(4096, 12)
+    # Of 16 elements of a head 12 turn, each by two products and a sum; a row of the table for each token.
+    assert OPS["rope"].cost(x, tokens, table) == Cost(3 * 5 * 12 * 3, 2 * 2 * 240 + 3 * 4 + 3 * 12 * 4)
+
+
+def test_a_cache_takes_the_rows_that_are_written() -> None:
+    kv, k, slots = randn(64, 2, 16, 2, 8), randn(3, 2, 8), torch.zeros(3, dtype=torch.int64)
+    assert OPS["kv_append"].cost(kv, k, k, slots) == Cost(0, 4 * k.numel() * 4 + 3 * 8)
+    q, table, norm = randn(3, 4, 8), randn(100, 8), randn(8)
+    fused = OPS["qk_norm_rope_append"]
+    plain = fused.cost(kv, q, k, k, slots.int(), table, slots, eps=0.0)
+    moved = 2 * 4 * (q.numel() + 2 * k.numel()) + 3 * 4 + 3 * 8 * 4 + 3 * 8
+    assert plain == Cost(3 * 8 * 3 * (4 + 2), moved)
+    normed = fused.cost(kv, q, k, k, slots.int(), table, slots, norm, norm, eps=1e-6)
+    assert normed == plain + Cost(q.numel() + k.numel(), 2 * 8 * 4)
+
+
+def test_what_no_request_asks_for_costs_nothing_much() -> None:
+    logits, rows = randn(2, 5000), torch.zeros(2, dtype=torch.int32)
+    asked = (rows, rows.float(), rows.float(), rows.float(), torch.zeros(2, 16, dtype=torch.int32))
+    counts = torch.zeros(64, 5000, dtype=torch.int32)
+    assert OPS["penalize"].cost(logits, counts, *asked) == Cost(0, 2 * 4 * (4 + 16))
+    assert OPS["top_logprobs"].cost(logits, rows, rows, rows) == Cost(0, 2 * 4 * (3 + 21 + 21 + 1))
+    knobs = (rows.float(), rows, rows.float(), rows.float(), rows.long(), rows)
+    assert OPS["sample"].cost(logits, *knobs) == Cost(10_000, 4 * 10_000 + 2 * (4 * 5 + 8) + 2 * 4)
+
+
+def test_experts() -> None:
+    x, router = randn(2, 24), randn(2, 64)
+    gate_up, down = randn(64, 40, 24), randn(64, 24, 20)
+    cost = OPS["moe"].cost(x, router, gate_up, down, top_k=3)
+    assert cost.flops == 2 * 3 * (2 * 40 * 24 + 2 * 24 * 20)
+    assert cost.flops == counted("moe", x, router, gate_up, down, top_k=3)
+    assert cost.bytes == 4 * (2 * x.numel() + router.numel() + 6 * (40 * 24 + 24 * 20))
+    many = OPS["moe"].cost(randn(100, 24), randn(100, 64), gate_up, down, top_k=3)
+    assert many.bytes == 4 * (2 * 2400 + 6400 + 64 * (40 * 24 + 24 * 20))
+
+
+def test_elementwise_by_default() -> None:
+    x = randn(6, 40, dtype=BF16)
+    assert OPS["rms_norm"].cost(x, randn(40, dtype=BF16), eps=1e-5) == Cost(240, 2 * (240 + 40 + 240))
+    assert OPS["add_rms_norm"].cost(x, x, x[0], eps=1e-5) == Cost(480, 2 * (2 * 240 + 40 + 2 * 240))
+
+
+TEXT = """\
+program main stage=PLANNED bucket=any tokens=[1, 64] q_max=any
+dim T in [1, 64]
+dim B in [1, 8]
+dim P in [1, 10]
+dim pages in [1, 1000]
+param norm: f32[8] = source(name="norm")
+param up: f32[32, 8] = source(name="up")
+input x: f32[T, 8]
+region r0 @inductor {
+  input in0: f32[T, 8]
+  input in1: f32[8]
+  input in2: f32[32, 8]
+  %rms_norm = ingot.rms_norm(%in0, %in1, eps=1e-05) : f32[T, 8]
+  %linear = ingot.linear(%rms_norm, %in2) : f32[T, 32]
+  %slice_1 = aten.slice.Tensor(%linear, 1, 0, 16) : f32[T, 16; 32, 1]
+  %slice_2 = aten.slice.Tensor(%linear, 1, 16, 32) : f32[T, 16; 32, 1]
+  return out0=%slice_1, out1=%slice_2
+}
+%region_r0 = region.r0(%x, %norm, %up) : (f32[T, 16; 32, 1], f32[T, 16; 32, 1]) @inductor
+%item = getitem(%region_r0, 0) : f32[T, 16; 32, 1]
+%item_1 = getitem(%region_r0, 1) : f32[T, 16; 32, 1]
+%silu_mul = ingot.silu_mul(%item, %item_1) : f32[T, 16] @reference
+%add = aten.add.Tensor(%silu_mul, %silu_mul) : f32[T, 16] @reference
+%mul = aten.mul.Tensor(%add, 2.0) : f32[T, 16] @reference
+return y=%mul
+"""
+
+
+def test_calls_of_a_program() -> None:
+    program = parse_program(TEXT)
+    costs = {node.name: call_cost(node, program, {"T": 5, "B": 1, "P": 1}) for node in program.calls()}
+    # Inside the region nothing but what is computed; outside, what goes in and comes out.
+    inside = 5 * 8 + 2 * 5 * 32 * 8
+    assert costs["region_r0"] == Cost(inside, 4 * (5 * 8 + 8 + 32 * 8 + 5 * 32))
+    assert costs["item"] == costs["item_1"] == Cost(0, 0)
+    assert costs["silu_mul"] == Cost(5 * 16, 4 * 3 * 5 * 16)
+    assert costs["add"] == Cost(5 * 16, 4 * 3 * 5 * 16)
+    assert costs["mul"] == Cost(5 * 16, 4 * 2 * 5 * 16)
+    body = {
+        node.name: call_cost(node, program.regions["r0"].body, {"T": 5}) for node in program.regions["r0"].body.calls()
+    }
+    assert body["slice_1"] == Cost(0, 0) and math.prod((5, 32, 8)) * 2 == body["linear"].flops
