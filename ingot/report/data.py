@@ -3,22 +3,20 @@
 Nothing else in this package opens a file of the artifact. What a compile did not record is None or empty.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from ingot.ir.artifact import TIMINGS, trace_file, trace_name
+from ingot.ir.artifact import TIMINGS
 from ingot.ir.errors import ArtifactError
-from ingot.ir.json_text import parse_json
 from ingot.ir.plan import Plans
+from ingot.ir.trace import trace_name
 from ingot.report.lines import program_lines
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
 from ingot.runtime.artifact import Artifact
 
-_RECORD = {"name", "entry", "bucket", "stage", "options", "numerics", "matches", "refusals", "op_count_diff"}
 _CHOOSES = "choose-providers"  # the pass whose program still has every node apart, each with its provider
 
 
@@ -27,7 +25,8 @@ class Step:
     """One pass and the program that it left. `before` is the number of the step whose program it was given.
 
     The first step of an entry is the traced program, which no pass made: its `stage` is TRACED, `before` is None.
-    `refusals` are pairs of a node's name and a reason; `seconds` is None where no times were recorded.
+    `rewrites` are pairs of the value at which one happened and the values that it made, `refusals` of a node and a
+    reason. `seconds`, and `peak_bytes`, the most that the process took, are None where they were not recorded.
     """
 
     name: str
@@ -39,9 +38,11 @@ class Step:
     options: Mapping[str, Any] | None = None
     numerics: str | None = None
     matches: int = 0
+    rewrites: tuple[tuple[str, tuple[str, ...]], ...] = ()
     refusals: tuple[tuple[str, str], ...] = ()
     op_count_diff: Mapping[str, int] | None = None
     seconds: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -122,30 +123,26 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
 
 def read_steps(artifact: Artifact) -> tuple[Step, ...]:
     """The traced program of every entry, and each pass in the order in which they ran. Raises ArtifactError."""
-    records: Any = artifact.read_json("trace/passes.json")
-    if not isinstance(records, list) or not all(isinstance(one, dict) and one.keys() >= _RECORD for one in records):
-        raise ArtifactError("trace/passes.json is malformed", where=str(artifact.folder))
-    seconds = _pass_seconds(artifact, [one["name"] for one in records])
-    try:
-        runs = [
-            Step(
-                name=record["name"],
-                entry=record["entry"],
-                bucket=record["bucket"],
-                stage=record["stage"],
-                text=artifact.read_text(trace_file(number, record["name"], record["entry"], record["bucket"])),
-                options=record["options"],
-                numerics=record["numerics"],
-                matches=record["matches"],
-                refusals=tuple((str(one["node"]), str(one["reason"])) for one in record["refusals"]),
-                op_count_diff=record["op_count_diff"],
-                seconds=seconds[number - 1],
-            )
-            for number, record in enumerate(records, 1)
-        ]
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(f"trace/passes.json is malformed: {error!r}", where=str(artifact.folder)) from error
-    return linked({run.entry: _traced(artifact, run.entry) for run in runs}, runs)
+    trace = artifact.trace
+    runs = [
+        Step(
+            name=one.name,
+            entry=one.entry,
+            bucket=one.bucket,
+            stage=one.stage,
+            text=one.after_text,
+            options=one.options,
+            numerics=one.numerics.value,
+            matches=one.matches,
+            rewrites=tuple((rewrite.anchor, rewrite.made) for rewrite in one.rewrites),
+            refusals=tuple((refusal.node, refusal.reason) for refusal in one.refusals),
+            op_count_diff=one.op_count_diff,
+            seconds=one.seconds,
+            peak_bytes=one.peak_bytes,
+        )
+        for one in trace
+    ]
+    return linked({run.entry: trace.traced_text(run.entry) for run in runs}, runs)
 
 
 def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
@@ -163,25 +160,9 @@ def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(made)
 
 
-def _traced(artifact: Artifact, entry: str) -> str:
-    """The program of one entry as the frontend gave it: the file holds those of all, one behind the other."""
-    for text in re.split(r"^(?=program )", artifact.read_text(trace_file(0, "traced", "main", None)), flags=re.M):
-        if text.startswith(f"program {entry} "):
-            return text
-    raise ArtifactError(f"the trace has no program '{entry}' as traced", where=str(artifact.folder))
-
-
-def _pass_seconds(artifact: Artifact, names: list[str]) -> list[float | None]:
-    """Seconds of each pass, in order; None for all where the times are not those of these passes."""
-    timed = _timings(artifact).get("passes", [])
-    if [one["name"] for one in timed] != names:
-        return [None] * len(names)
-    return [float(one["seconds"]) for one in timed]
-
-
 def _times(artifact: Artifact) -> Times:
     """What timings.json holds beside the passes. Raises ArtifactError."""
-    timings = _timings(artifact)
+    timings: Any = artifact.read_timings() or {}
     try:
         return Times(
             phases={name: float(value) for name, value in timings.get("phases", {}).items()},
@@ -190,20 +171,6 @@ def _times(artifact: Artifact) -> Times:
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
-
-
-def _timings(artifact: Artifact) -> dict[str, Any]:
-    """timings.json, which opening the artifact has compared with its checksum; empty where it was removed."""
-    path = artifact.folder / TIMINGS
-    if not path.exists():
-        return {}
-    try:
-        value = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
-    if not isinstance(value, dict):
-        raise ArtifactError(f"{TIMINGS} is malformed: no object", where=str(artifact.folder))
-    return value
 
 
 def _plans(artifact: Artifact) -> Plans:

@@ -71,6 +71,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
             options=one.options,
             numerics=one.numerics.value,
             matches=one.matches,
+            rewrites=tuple((rewrite.anchor, rewrite.made) for rewrite in one.rewrites),
             refusals=tuple((refusal.node, refusal.reason) for refusal in one.refusals),
             op_count_diff=one.op_count_diff,
         )

@@ -152,12 +152,32 @@ def test_refusals_of_a_pass_are_listed_by_reason(show: Show, region_report: Repo
     reasons = Counter(reason for _, reason in refusals)
     summary = page.locator(".refusals summary")
     assert summary.inner_text() == f"{len(refusals)} refusals, {len(reasons)} reason{'s' * (len(reasons) > 1)}"
+    assert page.locator(".refusals li").count() == 0, "made when it is opened"
     summary.click()
+    page.locator(".refusals li").first.wait_for()
     assert page.locator(".refusals .reason").all_inner_texts() == [
         f"{count} × {reason}" for reason, count in reasons.most_common()
     ]
     page.locator(".refusals .link").first.click()
     assert page.inner_text(".inspector h2") == page.locator(".refusals .link").first.inner_text().removeprefix("%")
+
+
+def test_rewrites_lead_from_what_they_replaced_to_what_they_made(show: Show, plain_report: Report) -> None:
+    number = number_of(plain_report, "fuse-add-rms-norm")
+    step = plain_report.steps[number]
+    page = show(plain_report, hash=f"#pass={number}").page
+    summary = page.locator(".rewrites summary")
+    assert summary.inner_text() == f"{step.matches} rewrites"
+    summary.click()
+    rows = page.locator(".rewrites li")
+    rows.first.wait_for()
+    assert [[link.removeprefix("%") for link in row.locator(".link").all_inner_texts()] for row in rows.all()] == [
+        [anchor, *made] for anchor, made in step.rewrites
+    ]
+    rows.first.locator(".link").last.click()
+    assert page.inner_text(".inspector h2") == step.rewrites[0][1][-1]
+    assert "added" in page.inner_text(".inspector header")
+    assert rows.count() == step.matches, "it stays open"
 
 
 # The program.

@@ -2,7 +2,9 @@
 
 import { countTags } from "./code.js";
 import { h } from "./dom.js";
-import { plural, seconds } from "./format.js";
+import { bytes, plural, seconds } from "./format.js";
+
+const NODES_SHOWN = 12; // of those with one reason
 
 export function createPassView(app) {
   const element = h("section", { class: "pass-view", "aria-live": "polite" });
@@ -16,7 +18,13 @@ function content(app, number) {
   const traced = step.before === null;
   const facts = traced
     ? ["what the model's definition says, before any pass"]
-    : [`leads to ${step.stage}`, step.numerics, plural(step.matches, "match", "matches"), seconds(step.seconds)];
+    : [
+        `leads to ${step.stage}`,
+        step.numerics,
+        plural(step.matches, "match", "matches"),
+        seconds(step.seconds),
+        step.peak_bytes && `process at most ${bytes(step.peak_bytes)}`,
+      ].filter(Boolean);
   const options = Object.entries(step.options ?? {}).map(([name, value]) => `${name}=${JSON.stringify(value)}`);
   return [
     h(
@@ -35,6 +43,7 @@ function content(app, number) {
       options.map((one) => h("code", {}, one)),
     ),
     !traced && h("p", { class: "ops" }, changesText(step, counts)),
+    step.rewrites.length > 0 && rewrites(app, step),
     step.refusals.length > 0 && refusals(app, step),
   ];
 }
@@ -51,28 +60,59 @@ function changesText(step, counts) {
   ];
 }
 
+/** A list that is made when it is opened: that of a deep model is long. */
+function disclosed(kind, summary, make) {
+  const details = h("details", { class: `disclosed ${kind}` }, h("summary", {}, summary));
+  const fill = () => details.open && details.childElementCount === 1 && details.append(h("ul", {}, make()));
+  details.addEventListener("toggle", fill);
+  return details;
+}
+
+function nodeLinks(app, names) {
+  return names.map((name) =>
+    h("button", { type: "button", class: "link", onclick: () => app.select(name) }, `%${name}`),
+  );
+}
+
+/** Each rewrite with the value at which it happened and what it made that the pass left there. */
+function rewrites(app, step) {
+  return disclosed("rewrites", plural(step.rewrites.length, "rewrite"), () =>
+    step.rewrites.map(([anchor, made], number) =>
+      h(
+        "li",
+        {},
+        h(
+          "span",
+          { class: "nodes" },
+          h("span", { class: "index" }, number),
+          nodeLinks(app, [anchor]),
+          made.length > 0 && "made",
+          nodeLinks(app, made),
+        ),
+      ),
+    ),
+  );
+}
+
 /** Reasons with the nodes that they are about, the most frequent first. */
 function refusals(app, step) {
-  const reasons = [...Map.groupBy(step.refusals, ([, reason]) => reason)].sort(
-    ([, one], [, other]) => other.length - one.length,
-  );
-  const listed = (nodes) =>
-    nodes
-      .slice(0, 12)
-      .map(([node]) => h("button", { type: "button", class: "link", onclick: () => app.select(node) }, `%${node}`));
-  return h(
-    "details",
-    { class: "refusals" },
-    h("summary", {}, plural(step.refusals.length, "refusal"), `, ${plural(reasons.length, "reason")}`),
-    h(
-      "ul",
-      {},
-      reasons.map(([reason, nodes]) =>
+  const byReason = Map.groupBy(step.refusals, ([, reason]) => reason);
+  const reasons = [...byReason].sort(([, one], [, other]) => other.length - one.length);
+  const title = `${plural(step.refusals.length, "refusal")}, ${plural(reasons.length, "reason")}`;
+  return disclosed("refusals", title, () =>
+    reasons.map(([reason, nodes]) =>
+      h(
+        "li",
+        {},
+        h("span", { class: "reason" }, h("b", {}, `${nodes.length} × `), reason),
         h(
-          "li",
-          {},
-          h("span", { class: "reason" }, h("b", {}, `${nodes.length} × `), reason),
-          h("span", { class: "nodes" }, listed(nodes), nodes.length > 12 && ` and ${nodes.length - 12} more`),
+          "span",
+          { class: "nodes" },
+          nodeLinks(
+            app,
+            nodes.slice(0, NODES_SHOWN).map(([node]) => node),
+          ),
+          nodes.length > NODES_SHOWN && ` and ${nodes.length - NODES_SHOWN} more`,
         ),
       ),
     ),
