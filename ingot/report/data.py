@@ -9,15 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ingot.debug.explain import explain
+from ingot.debug.explained import BucketCosts, Explained
 from ingot.ir.artifact import TIMINGS
 from ingot.ir.errors import ArtifactError
 from ingot.ir.plan import Plans
-from ingot.ir.trace import trace_name
-from ingot.report.lines import program_lines
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
 from ingot.runtime.artifact import Artifact
-
-_CHOOSES = "choose-providers"  # the pass whose program still has every node apart, each with its provider
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
         times=_times(artifact),
         resident=resident(plans),
         memories=step_memories(plans),
-        nodes=node_tables(artifact.read_json("choices.json"), steps),
+        nodes=node_tables(explain(artifact.folder), steps),
         start_up=start_up or {},
     )
 
@@ -184,33 +182,35 @@ def _plans(artifact: Artifact) -> Plans:
         ) from error
 
 
-def node_tables(choices: Any, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
-    """Who computes each node of each bucket class, and who declined it; `choices` is the value of choices.json. Raises
-    ArtifactError.
+def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
+    """Each call of each bucket class's last program, those of a region behind it: its cost, who would have taken it."""
+    return tuple(_node_table(one, steps) for one in explained.buckets)
 
-    The one place to add costs and candidates: no file of the artifact holds them yet.
-    """
-    found: list[NodeTable] = []
-    for number, step in enumerate(steps):
-        if step.name != _CHOOSES:
-            continue
-        refusals: dict[str, list[str]] = {}
-        try:
-            for one in choices[trace_name(step.entry, step.bucket)]["refusals"]:
-                refusals.setdefault(one["node"], []).append(str(one["reason"]))
-        except (KeyError, TypeError) as error:
-            raise ArtifactError(f"choices.json is malformed: {error!r}") from error
-        rows = [
+
+def _node_table(costs: BucketCosts, steps: Sequence[Step]) -> NodeTable:
+    last = max(at for at, step in enumerate(steps) if (step.entry, step.bucket) == (costs.entry, costs.bucket))
+    bodies = {call.name: call.op.removeprefix("region.") for call in costs.calls}
+    step = costs.step
+    sequences = "one sequence" if step.sequences == 1 else f"{step.sequences} sequences"
+    return NodeTable(
+        last,
+        f"a step of {step.tokens} tokens, {sequences} of {step.context} positions",
+        tuple(
             NodeRow(
-                key=line.name,
-                name=line.name,
-                op=line.op,
-                layer=line.layer,
-                provider=line.provider,
-                refusals=tuple(refusals.get(line.name, ())),
+                key=f"{bodies[call.region]}/{call.name}" if call.region else call.name,
+                name=call.name,
+                op=call.op,
+                layer=call.layer,
+                provider=call.provider,
+                region=call.region,
+                flops=call.flops,
+                bytes=call.bytes,
+                seconds=call.seconds,
+                candidates=tuple(
+                    f"{name}: {cost:.4g}" for name, cost in call.claims.items() if not isinstance(cost, str)
+                ),
+                refusals=tuple(f"{name}: {reason}" for name, reason in call.claims.items() if isinstance(reason, str)),
             )
-            for line in program_lines(step.text)
-            if line.provider
-        ]
-        found.append(NodeTable(number, "", tuple(rows)))
-    return tuple(found)
+            for call in costs.calls
+        ),
+    )

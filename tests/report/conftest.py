@@ -11,7 +11,10 @@ import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+    from torch import fx
 
+    from ingot.debug.explained import BucketCosts
+    from ingot.ir.program import Program
     from ingot.report.data import Report
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
@@ -51,6 +54,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
 
     from staged import pass_context, traced
 
+    from ingot.debug.explained import Explained
     from ingot.ir.plan import BucketClass
     from ingot.ir.text import print_program
     from ingot.merged_plans import merged_plans
@@ -78,20 +82,40 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
         for one in lowered.records
     ]
     steps = linked({name: print_program(program) for name, program in model.entries.items()}, runs)
-    refusals = {
-        one.bucket: {"refusals": [vars(refusal) for refusal in one.refusals]}
-        for one in lowered.records
-        if one.name == "choose-providers"
-    }
+    costs = tuple(_costs(program) for program in lowered.programs.values())
+    explained = Explained(Path(), plain_report.build_id, costs, ())
     plans = merged_plans({"main": lowered})
     return replace(
         plain_report,
         steps=steps,
-        nodes=node_tables(refusals, steps),
+        nodes=node_tables(explained, steps),
         memories=step_memories(plans),
         resident=resident(plans),
         start_up={"Python": 0.1, "imports": 2.5},
     )
+
+
+def _costs(program: Program) -> BucketCosts:
+    """Every call of a lowered program, those of a region behind it, with costs that tell them apart."""
+    from ingot.debug.explained import BucketCosts, Call, Step
+    from ingot.ir.program import RegionCall, target_name
+    from ingot.report.lines import layer_of
+
+    calls: list[Call] = []
+
+    def add(node: fx.Node, provider: str, region: str = "") -> None:
+        origin, number = node.meta.get("origin", ""), len(calls)
+        claims = {"cpu": "no kernel", provider: 0.5 + number} if number % 2 else {provider: 0.25}
+        facts = (layer_of(origin), origin, number * 7919 % 1009, number * 104729 % 997, provider, claims)
+        calls.append(Call(node.name, target_name(node.target), *facts, seconds=number / 1e6, region=region))
+
+    for node in program.calls():
+        add(node, node.meta.get("provider", ""))
+        if isinstance(node.target, RegionCall):
+            for inner in program.regions[node.target.name].body.calls():
+                add(inner, node.meta["provider"], node.name)
+    assert program.bucket is not None
+    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128), tuple(calls))
 
 
 @pytest.fixture(scope="session")
