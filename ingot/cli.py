@@ -17,6 +17,7 @@ from ingot.commands.compile import compile_checkpoint
 from ingot.commands.diff import diff_artifacts
 from ingot.commands.explain import explain_artifact
 from ingot.commands.inspect import inspect_artifact
+from ingot.commands.report import report_artifact
 from ingot.commands.run import run_model
 from ingot.commands.target import show_target
 from ingot.commands.verify import verify_artifact
@@ -44,9 +45,10 @@ INGOT = App(
 )
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
+INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")
-INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
+INGOT.command(report_artifact, name="report", usage="Usage: ingot report ARTIFACT -o NAME.html")
 INGOT.command(show_target, name="target", usage="Usage: ingot target [OPTIONS]")
 INGOT.command(verify_artifact, name="verify", usage="Usage: ingot verify ARTIFACT [OPTIONS]")
 INGOT.command(why_artifacts_differ, name="why-miss", usage="Usage: ingot why-miss A B [COMPILE OPTIONS]")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import chromium_path
 
 # Two workers with two OpenMP threads each on two cores wait for each other in spin loops: one thread a worker, set
 # before torch is imported and inherited by subprocesses.
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu and not _has_cuda():  # torch is imported only when a test asks for a device
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+    browser = [item for item in items if item.get_closest_marker("browser")]
+    if browser and not chromium_path() and "INGOT_REQUIRE_BROWSER" not in os.environ:
+        for item in browser:
+            item.add_marker(pytest.mark.skip(reason="no Chromium: apt-get install chromium"))
 
 
 def _has_cuda() -> bool:

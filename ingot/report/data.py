@@ -1,0 +1,216 @@
+"""All that the report takes from an artifact: passes with their programs, times, memory, and who computes each node.
+
+Nothing else in this package opens a file of the artifact. What a compile did not record is None or empty.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.debug.explain import explain
+from ingot.debug.explained import BucketCosts, Explained
+from ingot.ir.artifact import TIMINGS
+from ingot.ir.errors import ArtifactError
+from ingot.ir.plan import Plans
+from ingot.report.memory import Resident, StepMemory, resident, step_memories
+from ingot.runtime.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass and the program that it left. `before` is the number of the step whose program it was given.
+
+    The first step of an entry is the traced program, which no pass made: its `stage` is TRACED, `before` is None.
+    `rewrites` are pairs of the value at which one happened and the values that it made, `refusals` of a node and a
+    reason. `seconds`, and `peak_bytes`, the most that the process took, are None where they were not recorded.
+    """
+
+    name: str
+    entry: str
+    bucket: str | None
+    stage: str
+    text: str
+    before: int | None = None
+    options: Mapping[str, Any] | None = None
+    numerics: str | None = None
+    matches: int = 0
+    rewrites: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    refusals: tuple[tuple[str, str], ...] = ()
+    op_count_diff: Mapping[str, int] | None = None
+    seconds: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the compile's phases and of each executable by id, those from the cache being `cached`; empty where
+    none were recorded."""
+
+    phases: Mapping[str, float]
+    executables: Mapping[str, float]
+    cached: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """What is known of one call. `flops`, `bytes` and `seconds` are of one step, None where not known.
+
+    `key` names it as the page does: a call in a region with the region in front, as in `r1/linear_3`. `region` is the
+    call of the region that it stands in, by node. `candidates` say who would have taken it and at which cost,
+    `refusals` who declined it and why.
+    """
+
+    key: str
+    name: str
+    op: str
+    layer: int | None
+    provider: str
+    region: str = ""
+    flops: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+    candidates: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """The calls of one bucket class, as they stand after the step with the number `step`; `basis` says which step of
+    the model costs are of, in words, "" where none are known."""
+
+    step: int
+    basis: str
+    rows: tuple[NodeRow, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page shows. `start_up` holds seconds by part, empty where nobody measured them."""
+
+    title: str
+    build_id: str
+    target: str
+    model: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    times: Times
+    resident: Resident
+    memories: tuple[StepMemory, ...]
+    nodes: tuple[NodeTable, ...]
+    start_up: Mapping[str, float]
+
+
+def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
+    """All of an open artifact that the page shows. Raises ArtifactError."""
+    manifest, plans = artifact.manifest, _plans(artifact)
+    steps = read_steps(artifact)
+    return Report(
+        title=manifest.name,
+        build_id=artifact.build_id,
+        target=str(manifest.target.get("name")),
+        model=manifest.model,
+        steps=steps,
+        times=_times(artifact),
+        resident=resident(plans),
+        memories=step_memories(plans),
+        nodes=node_tables(explain(artifact.folder), steps),
+        start_up=start_up or {},
+    )
+
+
+def read_steps(artifact: Artifact) -> tuple[Step, ...]:
+    """The traced program of every entry, and each pass in the order in which they ran. Raises ArtifactError."""
+    trace = artifact.trace
+    runs = [
+        Step(
+            name=one.name,
+            entry=one.entry,
+            bucket=one.bucket,
+            stage=one.stage,
+            text=one.after_text,
+            options=one.options,
+            numerics=one.numerics.value,
+            matches=one.matches,
+            rewrites=tuple((rewrite.anchor, rewrite.made) for rewrite in one.rewrites),
+            refusals=tuple((refusal.node, refusal.reason) for refusal in one.refusals),
+            op_count_diff=one.op_count_diff,
+            seconds=one.seconds,
+            peak_bytes=one.peak_bytes,
+        )
+        for one in trace
+    ]
+    return linked({run.entry: trace.traced_text(run.entry) for run in runs}, runs)
+
+
+def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
+    """The runs of passes with the traced programs of their entries, each knowing the step whose program it was given:
+    the last one on its bucket class, or on all."""
+    made: list[Step] = []
+    latest: dict[tuple[str, str | None], int] = {}
+    for run in runs:
+        if (run.entry, None) not in latest:
+            latest[run.entry, None] = len(made)
+            made.append(Step("traced", run.entry, None, "TRACED", traced[run.entry]))
+        before = latest.get((run.entry, run.bucket), latest[run.entry, None])
+        latest[run.entry, run.bucket] = len(made)
+        made.append(replace(run, before=before))
+    return tuple(made)
+
+
+def _times(artifact: Artifact) -> Times:
+    """What timings.json holds beside the passes. Raises ArtifactError."""
+    timings: Any = artifact.read_timings() or {}
+    try:
+        return Times(
+            phases={name: float(value) for name, value in timings.get("phases", {}).items()},
+            executables={name: float(value) for name, value in timings.get("executables", {}).items()},
+            cached=tuple(timings.get("cached", ())),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
+
+
+def _plans(artifact: Artifact) -> Plans:
+    """plan.json. Raises ArtifactError."""
+    try:
+        return Plans.model_validate_json(artifact.read_text("plan.json"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ArtifactError(
+            f"plan.json, field {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(artifact.folder)
+        ) from error
+
+
+def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
+    """Each call of each bucket class's last program, those of a region behind it: its cost, who would have taken it."""
+    return tuple(_node_table(one, steps) for one in explained.buckets)
+
+
+def _node_table(costs: BucketCosts, steps: Sequence[Step]) -> NodeTable:
+    last = max(at for at, step in enumerate(steps) if (step.entry, step.bucket) == (costs.entry, costs.bucket))
+    bodies = {call.name: call.op.removeprefix("region.") for call in costs.calls}
+    step = costs.step
+    sequences = "one sequence" if step.sequences == 1 else f"{step.sequences} sequences"
+    return NodeTable(
+        last,
+        f"a step of {step.tokens} tokens, {sequences} of {step.context} positions",
+        tuple(
+            NodeRow(
+                key=f"{bodies[call.region]}/{call.name}" if call.region else call.name,
+                name=call.name,
+                op=call.op,
+                layer=call.layer,
+                provider=call.provider,
+                region=call.region,
+                flops=call.flops,
+                bytes=call.bytes,
+                seconds=call.seconds,
+                candidates=tuple(
+                    f"{name}: {cost:.4g}" for name, cost in call.claims.items() if not isinstance(cost, str)
+                ),
+                refusals=tuple(f"{name}: {reason}" for name, reason in call.claims.items() if isinstance(reason, str)),
+            )
+            for call in costs.calls
+        ),
+    )

@@ -1,0 +1,127 @@
+"""The memory of serving, from a plan: what stays, and what each instruction of a bucket class's largest step holds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Argument, BucketPlan, Instruction, Plan, Plans, Ref
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The memory of a value and its views in bytes: made by the instruction `first`, given back after `last`."""
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of one bucket class's largest step, in bytes.
+
+    Per instruction: what it calls, and what it takes itself beside its results while it runs. That is known of regions,
+    of the instruction `peak`, where the planned `activations` are reached, and of calls that equal it but for names. Of
+    other ops the plan keeps no figure, and 0 stands there.
+    """
+
+    entry: str
+    bucket: str
+    sizes: Mapping[str, int]
+    calls: tuple[str, ...]
+    scratch: tuple[int, ...]
+    storages: tuple[Storage, ...]
+    activations: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What stays between steps, in bytes; `sequence` is the KV cache of one sequence at full length."""
+
+    weights: int
+    states: int
+    inputs: int
+    outputs: int
+    page: int
+    sequence: int
+
+
+def step_memories(found: Plans) -> tuple[StepMemory, ...]:
+    """The memory of the largest step of each bucket class of each entry."""
+    return tuple(_step_memory(plan, bucket) for plan in found.plans.values() for bucket in plan.buckets)
+
+
+def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
+    sizes = bucket.memory.sizes
+    first: dict[str, int] = {}  # of each storage, the instruction that makes it
+    last: dict[str, int] = {}
+    alive: dict[str, int] = {}  # of each storage, the values that lie in it
+    held: dict[str, int] = {}
+    scratch: list[int] = []
+    for number, instruction in enumerate(bucket.instructions):
+        taken = 0
+        for name in filter(None, instruction.results):
+            value = bucket.values[name]
+            holder = value.of or name
+            alive[holder] = alive.get(holder, 0) + 1
+            if value.of is None:
+                first[name] = number
+                held[name] = _bytes(value.storage or value.type, sizes)
+                taken += held[name]
+        for name in instruction.frees:
+            holder = bucket.values[name].of or name
+            alive[holder] -= 1
+            if not alive[holder]:
+                last[holder] = number
+        executable = plan.executables.get(instruction.target.removeprefix("exe."))
+        scratch.append(max(0, executable.workspace - taken) if executable else 0)
+    end = len(bucket.instructions) - 1
+    storages = tuple(Storage(name, held[name], begin, last.get(name, end)) for name, begin in first.items())
+    peak = bucket.memory.peak
+    at_peak = bucket.memory.activations - sum(one.size for one in storages if one.first <= peak <= one.last)
+    types = {**plan.inputs, **plan.params, **{name: state.type for name, state in plan.states.items()}}
+    types |= {name: value.type for name, value in bucket.values.items()}
+    calls = [_unnamed(instruction, types) for instruction in bucket.instructions]
+    return StepMemory(
+        entry=plan.entry,
+        bucket=bucket.bucket.name,
+        sizes=sizes,
+        calls=tuple(
+            f"region {one.target[4:16]}" if one.target.startswith("exe.") else one.target for one in bucket.instructions
+        ),
+        scratch=tuple(at_peak if call == calls[peak] else own for call, own in zip(calls, scratch, strict=True)),
+        storages=storages,
+        activations=bucket.memory.activations,
+        peak=peak,
+    )
+
+
+def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object, ...]:
+    """All of a call that its memory depends on: names replaced by types."""
+
+    def typed(argument: Argument) -> object:
+        return types[argument.ref] if isinstance(argument, Ref) else argument
+
+    kwargs = {name: typed(value) for name, value in instruction.kwargs.items()}
+    return (instruction.target, instruction.provider, *map(typed, instruction.args), str(kwargs))
+
+
+def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:
+    value_type = parse_type(type_text)
+    return math.prod(value_type.bind(sizes)) * value_type.dtype.itemsize
+
+
+def resident(found: Plans) -> Resident:
+    """Entries share weights and states, and one step of one of them runs at a time: the most of each."""
+    memories = [plan.memory for plan in found.plans.values()]
+    return Resident(
+        weights=max(memory.weights for memory in memories),
+        states=max(memory.states for memory in memories),
+        inputs=max(memory.inputs for memory in memories),
+        outputs=max(memory.outputs for memory in memories),
+        page=max(memory.page for memory in memories),
+        sequence=max(memory.page * memory.pages_per_sequence for memory in memories),
+    )

@@ -1,0 +1,120 @@
+"""The page itself: its template with style, modules and data put in. It asks the network for nothing."""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+
+from ingot.console import size_text
+from ingot.report.data import Report
+from ingot.report.lines import program_lines
+from ingot.report.payload import compressed, report_value
+
+STYLES = (
+    "colours.css",
+    "base.css",
+    "passes.css",
+    "program.css",
+    "inspector.css",
+    "panels.css",
+    "narrow.css",
+)
+# One module each, every one behind those that it imports.
+MODULES = (
+    "dom.js",
+    "format.js",
+    "payload.js",
+    "program.js",
+    "layers.js",
+    "store.js",
+    "search.js",
+    "code.js",
+    "bars.js",
+    "timeline.js",
+    "pass_view.js",
+    "program_view.js",
+    "inspector.js",
+    "time_view.js",
+    "memory_view.js",
+    "nodes_view.js",
+    "tabs.js",
+    "theme.js",
+    "keyboard.js",
+    "main.js",
+)
+_IMPORT = re.compile(r"^import \{[^}]*\} from \"[^\"]*\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+_EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
+
+
+def report_page(report: Report) -> str:
+    """The report as HTML: one self-contained page, the same for the same report."""
+    style, script = "".join(map(_read, STYLES)), joined_modules()
+    return _filled(
+        _read("page.html"),
+        {
+            "policy": _policy(style, script),
+            "title": html.escape(report.title),
+            "about": "".join(
+                f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd></div>" for name, text in _about(report)
+            ),
+            "build": html.escape(report.build_id),
+            "style": style,
+            "script": script,
+            "payload": compressed(report_value(report)),
+        },
+    )
+
+
+def joined_modules() -> str:
+    """All modules as one, each in a scope of its own: what it exports is seen by those behind it, the rest by none."""
+    return "\n".join(_scoped(_read(name)) for name in MODULES)
+
+
+def _scoped(module: str) -> str:
+    body = _EXPORT.sub("", _IMPORT.sub("", module))
+    exported = ", ".join(_EXPORTED.findall(module))
+    if not exported:
+        return f"{{\n{body}}}"
+    return f"const {{ {exported} }} = (() => {{\n{body}return {{ {exported} }};\n}})();"
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing is loaded and nothing runs but the one style and the one script of the page, by their digests."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    rules = (
+        "default-src 'none'",
+        f"script-src {digest(script)}",
+        f"style-src {digest(style)}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return "; ".join(rules)
+
+
+def _about(report: Report) -> list[tuple[str, str]]:
+    """The few facts at the top."""
+    layers = {line.layer for line in program_lines(report.steps[0].text)} - {None} if report.steps else ()
+    compile_s = sum(report.times.phases.values())
+    return [
+        ("dtype", str(report.model.get("dtype"))),
+        ("layers", str(len(layers))),
+        ("weights", size_text(report.resident.weights)),
+        ("target", report.target),
+        ("context", f"{report.model.get('max_seq_len')} tokens"),
+        *([("compiled in", f"{compile_s:.1f} s")] if compile_s else []),
+    ]
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """The template with each {{name}} replaced; what a value holds is not looked at again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def _read(name: str) -> str:
+    return files("ingot.report").joinpath("page", name).read_text(encoding="utf-8")

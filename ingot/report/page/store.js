@@ -1,0 +1,34 @@
+// What the reader looks at: one frozen state, replaced as a whole, and those who want to know.
+
+export class Store {
+  #listeners = [];
+
+  constructor(state) {
+    this.state = Object.freeze(state);
+  }
+
+  /** Replace some fields; listeners get the new and the old state when anything differs. */
+  set(fields) {
+    const old = this.state;
+    if (Object.entries(fields).every(([name, value]) => Object.is(old[name], value))) return;
+    this.state = Object.freeze({ ...old, ...fields });
+    for (const listener of this.#listeners) listener(this.state, old);
+  }
+
+  subscribe(listener) {
+    this.#listeners.push(listener);
+  }
+}
+
+/** The part of the state that the address keeps, so that a place in a report can be linked to. */
+export function fromHash(hash) {
+  const given = new URLSearchParams(hash.slice(1));
+  const step = Number(given.get("pass") ?? NaN);
+  return { tab: given.get("tab"), step: Number.isInteger(step) ? step : null, node: given.get("node") };
+}
+
+export function toHash({ tab, step, node }) {
+  const kept = new URLSearchParams({ tab, pass: step });
+  if (node) kept.set("node", node);
+  return `#${kept}`;
+}

@@ -1,0 +1,55 @@
+"""What the page is given: one JSON value, compressed, in which each line of all the programs stands once."""
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from difflib import SequenceMatcher
+from typing import Any
+
+from ingot.report.data import Report
+from ingot.report.lines import ProgramLine, program_lines
+
+
+def report_value(report: Report) -> dict[str, Any]:
+    """All that the page shows, as one JSON value. Sizes in bytes, times in seconds, null where nothing was recorded.
+
+    lines      every distinct line of the programs, as the fields of ProgramLine in order
+    steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
+    start_up   pairs of a part and its seconds
+    memory     one for each bucket class
+    nodes      the table of each bucket class, its rows as the fields of NodeRow in order
+    """
+    table: dict[ProgramLine, int] = {}
+    programs = [[table.setdefault(line, len(table)) for line in program_lines(step.text)] for step in report.steps]
+    return {
+        "model": {**report.model, "name": report.title},
+        "lines": [astuple(line) for line in table],
+        "steps": [
+            {
+                **{key: value for key, value in vars(step).items() if key != "text"},
+                "delta": delta([] if step.before is None else programs[step.before], programs[number]),
+            }
+            for number, step in enumerate(report.steps)
+        ],
+        "times": asdict(report.times),
+        "start_up": list(report.start_up.items()),
+        "resident": asdict(report.resident),
+        "memory": [
+            {**asdict(one), "storages": [astuple(storage) for storage in one.storages]} for one in report.memories
+        ],
+        "nodes": [{**vars(table), "rows": [astuple(row) for row in table.rows]} for table in report.nodes],
+    }
+
+
+def delta(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+    """What turns one list into another: for each place from `begin` up to `end` of the first, what stands there now."""
+    changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return [(begin, end, list(after[at:to])) for kind, begin, end, at, to in changes if kind != "equal"]
+
+
+def compressed(value: Any) -> str:
+    """The value as JSON, gzip and base64: no character of it means anything in HTML. Equal values give equal text."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,0 +1,174 @@
+"""Reports of a tiny model, one of them with regions and two bucket classes; and a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+    from torch import fx
+
+    from ingot.debug.explained import BucketCosts
+    from ingot.ir.program import Program
+    from ingot.report.data import Report
+
+DESKTOP, PHONE = (1280, 900), (390, 844)
+LAYERS = 5
+
+
+@pytest.fixture(scope="session")
+def deep_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five layers: the first and the last differ from those between them once norms are fused."""
+    from tiny import TINY
+
+    return TINY["qwen3-scaled"].write(tmp_path_factory.mktemp("report") / "checkpoint", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="session")
+def compiled(deep_checkpoint: Path) -> Path:
+    from ingot import compile_model
+
+    output = deep_checkpoint.with_name("model.ingot")
+    compile_model(deep_checkpoint, output, backend="reference", max_batch=8, max_tokens=256, max_seq_len=160)
+    return output
+
+
+@pytest.fixture(scope="session")
+def plain_report(compiled: Path) -> Report:
+    """An artifact's, with one bucket class."""
+    from ingot.report.data import read_report
+    from ingot.runtime.artifact import open_artifact
+
+    return read_report(open_artifact(compiled))
+
+
+@pytest.fixture(scope="session")
+def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
+    """The same model lowered for two bucket classes, one of which has regions; nothing is compiled."""
+    import json
+
+    from staged import pass_context, traced
+
+    from ingot.debug.explained import Explained
+    from ingot.ir.plan import BucketClass
+    from ingot.ir.text import print_program
+    from ingot.merged_plans import merged_plans
+    from ingot.passes.manager import run_pipeline
+    from ingot.report.data import Step, linked, node_tables
+    from ingot.report.memory import resident, step_memories
+
+    model = traced(json.loads((deep_checkpoint / "config.json").read_text()))
+    buckets = BucketClass(name="decode", tokens=(1, 16)), BucketClass(name="extend", tokens=(17, 256))
+    lowered = run_pipeline(model, pass_context(bucket=None), buckets)
+    runs = [
+        Step(
+            name=one.name,
+            entry=one.entry,
+            bucket=one.bucket,
+            stage=one.stage,
+            text=one.ir_after,
+            options=one.options,
+            numerics=one.numerics.value,
+            matches=one.matches,
+            rewrites=tuple((rewrite.anchor, rewrite.made) for rewrite in one.rewrites),
+            refusals=tuple((refusal.node, refusal.reason) for refusal in one.refusals),
+            op_count_diff=one.op_count_diff,
+        )
+        for one in lowered.records
+    ]
+    steps = linked({name: print_program(program) for name, program in model.entries.items()}, runs)
+    costs = tuple(_costs(program) for program in lowered.programs.values())
+    explained = Explained(Path(), plain_report.build_id, costs, ())
+    plans = merged_plans({"main": lowered})
+    return replace(
+        plain_report,
+        steps=steps,
+        nodes=node_tables(explained, steps),
+        memories=step_memories(plans),
+        resident=resident(plans),
+        start_up={"Python": 0.1, "imports": 2.5},
+    )
+
+
+def _costs(program: Program) -> BucketCosts:
+    """Every call of a lowered program, those of a region behind it, with costs that tell them apart."""
+    from ingot.debug.explained import BucketCosts, Call, Step
+    from ingot.ir.program import RegionCall, target_name
+    from ingot.report.lines import layer_of
+
+    calls: list[Call] = []
+
+    def add(node: fx.Node, provider: str, region: str = "") -> None:
+        origin, number = node.meta.get("origin", ""), len(calls)
+        claims = {"cpu": "no kernel", provider: 0.5 + number} if number % 2 else {provider: 0.25}
+        facts = (layer_of(origin), origin, number * 7919 % 1009, number * 104729 % 997, provider, claims)
+        calls.append(Call(node.name, target_name(node.target), *facts, seconds=number / 1e6, region=region))
+
+    for node in program.calls():
+        add(node, node.meta.get("provider", ""))
+        if isinstance(node.target, RegionCall):
+            for inner in program.regions[node.target.name].body.calls():
+                add(inner, node.meta["provider"], node.name)
+    assert program.bucket is not None
+    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128), tuple(calls))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from chromium import FLAGS, chromium_path
+    from playwright.sync_api import sync_playwright
+
+    found = chromium_path()
+    assert found, "INGOT_REQUIRE_BROWSER is set, and there is no Chromium"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
+@dataclass
+class Opened:
+    """A page that is open, what it complained about, and what it asked for beside its own file."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Opens a report from a file, `show(report, size=DESKTOP, hash="", dark=False)`; at the end it must have been
+    silent."""
+    from ingot.report.page import report_page
+
+    shown: list[Opened] = []
+
+    def open_report(
+        report: Report, size: tuple[int, int] = DESKTOP, hash: str = "", dark: bool = False, **options: Any
+    ) -> Opened:
+        file = tmp_path / f"{len(shown)}.html"
+        file.write_text(report_page(report))
+        context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", **options
+        )
+        opened = Opened(context.new_page())
+        opened.page.set_default_timeout(5000)
+        opened.page.on("console", lambda message: opened.complaints.append(message.text))
+        opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.goto(f"{file.as_uri()}{hash}")
+        opened.page.wait_for_selector("[role=tab]")
+        shown.append(opened)
+        return opened
+
+    yield open_report
+    for opened in shown:
+        own = opened.page.url.partition("#")[0]
+        opened.page.context.close()
+        assert opened.complaints == []
+        assert {url.partition("#")[0] for url in opened.requests} == {own}
