@@ -29,7 +29,7 @@ def bisect_artifact(
     checkpoint: str | None = None,
     output: Annotated[str | None, Parameter(name=("--output", "-o"))] = None,
     json: Flag = False,
-) -> None:
+) -> int:
     """Find what makes an artifact compute something else than its checkpoint means. Ends with 0 when nothing does, and
     with 3 when the culprit was found.
 
@@ -54,8 +54,7 @@ def bisect_artifact(
         print_json(verdict.to_json())
     else:
         print_verdict(verdict)
-    if verdict:
-        raise SystemExit(CULPRIT)
+    return CULPRIT if verdict else 0
 
 
 def print_verdict(verdict: Verdict) -> None:

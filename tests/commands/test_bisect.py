@@ -48,14 +48,11 @@ def test_a_script_is_an_oracle(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zeros.py").write_text(_ORACLE.format(vocab=389))
-    with pytest.raises(SystemExit) as ended:
-        run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py", "--json"])
-    assert ended.value.code == CULPRIT
+    assert run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py", "--json"]) == CULPRIT
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["kind"], verdict["tensor"]) == ("definition", "logits")
     assert "request 0" in verdict["found"] and "all passes mean the same" in verdict["found"]
-    with pytest.raises(SystemExit):
-        run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py"])
+    assert run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py"]) == CULPRIT
     assert "definition" in capsys.readouterr().out
 
 
