@@ -139,19 +139,22 @@ def _sampled(request: Request, logits: torch.Tensor) -> int:
 
 def _counted(step: Step, counts: torch.Tensor) -> torch.Tensor:
     given = step.inputs
-    return ops.count_tokens.reference(
+    result: torch.Tensor = ops.count_tokens.reference(
         counts, given["tokens"], given["positions"], given["token_seqs"], given["rows"], given["prompt_ends"]
     )
+    return result
 
 
 def _penalized(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     asked = (step.inputs[name] for name in ("count_rows", "repetition", "frequency", "presence", "banned"))
-    return ops.penalize.reference(logits, counts, *asked)
+    result: torch.Tensor = ops.penalize.reference(logits, counts, *asked)
+    return result
 
 
 def _drawn(step: Step, penalized: torch.Tensor) -> torch.Tensor:
     asked = (step.inputs[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"))
-    return ops.sample.reference(penalized, *asked)
+    result: torch.Tensor = ops.sample.reference(penalized, *asked)
+    return result
 
 
 def _outputs(

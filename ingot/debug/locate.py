@@ -302,7 +302,7 @@ class _Search:
         wanted = self.old.value(old) if old is not None else None
         if whole is None or wanted is None or wanted.exact.dim() != whole.exact.dim():
             return None
-        dim = int(node.args[1])  # type: ignore[call-overload]
+        dim = int(str(node.args[1]))
         width = wanted.exact.shape[dim]
         for begin in range(whole.exact.shape[dim] - width + 1):
             part = Measured(whole.found.narrow(dim, begin, width), whole.exact.narrow(dim, begin, width))
@@ -316,9 +316,9 @@ class _Search:
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
-            if int(one.args[2]) != begin:
+            if int(str(one.args[2])) != begin:
                 return node
-            begin = int(one.args[3])
+            begin = int(str(one.args[3]))
         params = [one for one in source.all_input_nodes if one in self.made and one.op == "placeholder"]
         swapped = [one for one in slices if one in self.problems and self._inside(one, source)]
         return params[0] if params and len(swapped) > 1 else node
@@ -344,9 +344,11 @@ class _Search:
         callers = [node for node in self.after.calls() if node.target == call.target]
         if self.after.mesh or callers[0] is not call:
             return None  # the body has the names of what its first call stands for
+        assert isinstance(call.target, RegionCall)
         body = self.after.regions[call.target.name].body
-        sources = [self.new.value(node) for node in call.all_input_nodes]
-        if any(source is None for source in sources):
+        values = [self.new.value(node) for node in call.all_input_nodes]
+        sources = [value for value in values if value is not None]
+        if len(sources) < len(values):
             return None
         inner: dict[str, torch.Tensor] = {}
 

@@ -121,8 +121,8 @@ def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], bef
         numerics, dtype = Numerics(about["numerics"]), DTYPES[about["dtype"]]
         for name in [name for name in pairs if name in found and name in other]:
             measured = Measured(found[name], old[name]), Measured(other[name], new[name])
-            if problem := breach(numerics, *measured, dtype):
-                return Replay(_shown(found[name], name), _shown(other[name], name), f"{name}: {problem.text}")
+            if broken := breach(numerics, *measured, dtype):
+                return Replay(_shown(found[name], name), _shown(other[name], name), f"{name}: {broken.text}")
     for name, (one, two) in pairs.items():
         if text := differs(two, one):
             return Replay(_shown(one, name), _shown(two, name), f"{name}: {text}")
@@ -145,7 +145,7 @@ def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
 def _steps(tensors: Mapping[str, torch.Tensor], kind: str) -> list[Step]:
     """The steps of a kind. Values that the rest of the model makes are stored once, and taken apart by places."""
     values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
-    found = []
+    found: list[Step] = []
     while f"{kind}{len(found)}.places" in tensors:
         prefix = f"{kind}{len(found)}."
         inputs = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
