@@ -184,9 +184,11 @@ def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
         if link.one is not None and (problem := judge.quantization(link, link.program)):
             return Culprit(chain, base, "quantization", problem)
         expected = judge.expectation(chain, base)
-        if judge.meaning(expected, chain.links[last]) is None:
+        # What the plan was made of comes from elsewhere in the artifact than the programs before it.
+        ends = [end for end in (last - 1, last) if end > base and judge.meaning(expected, chain.links[end])]
+        if not ends:
             continue
-        good, bad = base, last
+        good, bad = base, ends[0]
         while bad - good > 1:
             middle = (good + bad) // 2
             if judge.meaning(expected, chain.links[middle]) is None:
