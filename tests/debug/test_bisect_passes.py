@@ -3,7 +3,7 @@
 import dataclasses
 import runpy
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import TINY
 from torch import fx
 
 from ingot import compile_model
@@ -155,7 +156,11 @@ def _check(verdict: Verdict, fault: Fault) -> None:
     assert verdict.tensor and verdict.found and verdict
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def _quick_first(faults: Sequence[Fault], quick: Collection[Harm]) -> list[Any]:
+    return [pytest.param(one, id=str(one), marks=() if one.harm in quick else pytest.mark.slow) for one in faults]
+
+
+@pytest.mark.parametrize("fault", _quick_first(FAULTS, {_wrong_epsilon, _rounded, _swapped_recipe, _stale_position}))
 def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: None) -> None:
     path = artifact("llama-plain", **OPTIONS)
     with planted(fault.whose, fault.index, fault.harm):
@@ -182,7 +187,7 @@ def _ends_with(script: Path) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.parametrize("fault", [FAULTS[0], FAULTS[5], FAULTS[7]], ids=str)
+@pytest.mark.parametrize("fault", _quick_first([FAULTS[0], FAULTS[5], FAULTS[7]], {_wrong_epsilon}))
 def test_the_reproducer_shows_the_fault_by_itself(
     fault: Fault, artifact: Callable[..., Path], again: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,11 +205,12 @@ def test_the_reproducer_shows_the_fault_by_itself(
         bisect(path, output=tmp_path / "shown")
 
 
-@pytest.mark.parametrize("name", ["llama-plain", "gemma2-capped", "qwen3-scaled"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "qwen3-scaled" else pytest.mark.slow) for name in TINY]
+)
 def test_a_healthy_compile_has_no_culprit(name: str, artifact: Callable[..., Path]) -> None:
-    case = Case.open(artifact(name, **OPTIONS, dtype="bfloat16"))
-    assert blame_pass(case, Judge(case)) is None
-    verdict = bisect(artifact(name, **OPTIONS, dtype="bfloat16"))
+    options = {**OPTIONS, "max_seq_len": TINY[name].max_seq_len, "dtype": "bfloat16"}
+    verdict = bisect(artifact(name, **options))
     assert verdict.kind is Kind.HEALTHY and not verdict
 
 
