@@ -1,0 +1,125 @@
+"""Faults of the model's definition: a line of it says something else. Compiled as it stands, all is right but the model;
+only somebody who knows what the model should be can tell."""
+
+import ast
+import contextlib
+import inspect
+import random
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from ingot.compiler import Request
+from ingot.ir.errors import IngotError
+from ingot.ir.program import Program
+from ingot.models import dense
+from planted.changes import with_users
+from planted.fault import Fault, NoFault, Setup, Truth, replaced
+
+
+@dataclass(frozen=True)
+class Misprint:
+    """In the method `owner.method` of models/dense.py `right` reads `wrong`, in one layer where `layer` tells it."""
+
+    name: str
+    owner: str
+    method: str
+    right: str
+    wrong: str
+    layer: str = ""
+
+
+_OF_ATTENTION, _OF_LAYER = "self.index", "self.attention.index"
+_SCALED = "self._scaled(attended)"
+MISPRINTS = (
+    Misprint("missing residual", "Layer", "forward", f"h + {_SCALED}", _SCALED, _OF_LAYER),
+    Misprint("missing norm", "Layer", "forward", 'self._normed("attention_norm", h)', "h", _OF_LAYER),
+    Misprint("missing norm", "Layer", "forward", 'self._normed("mlp_norm", h)', "h", _OF_LAYER),
+    Misprint("wrong scale", "Layer", "_scaled", "x * self.spec.residual_scale", "x", _OF_LAYER),
+    Misprint("wrong epsilon", "Norm", "forward", "eps=self.eps", "eps=self.eps * 4"),
+    Misprint("swapped gate and up", "MLP", "forward", "ops.silu_mul(gate, up)", "ops.silu_mul(up, gate)"),
+    Misprint("swapped gate and up", "MLP", "forward", "gelu_mul(gate, up,", "gelu_mul(up, gate,"),
+    Misprint("wrong activation", "MLP", "forward", '"tanh" if', '"none" if'),
+    Misprint("wrong attention scale", "Attention", "forward", "spec.head_dim**-0.5", "spec.head_dim**-0.4", _OF_ATTENTION),
+    Misprint("wrong attention scale", "Attention", "forward", "else spec.attention_scale", "else 0.5", _OF_ATTENTION),
+    Misprint("missing soft cap", "Attention", "forward", '"soft_cap": spec.attention_soft_cap', '"soft_cap": None', _OF_ATTENTION),
+    Misprint("missing window", "Attention", "forward", '"window": self.layer.window', '"window": None', _OF_ATTENTION),
+    Misprint("wrong mask edge", "Attention", "forward", '"window": self.layer.window', '"window": self.layer.window and self.layer.window - 1', _OF_ATTENTION),
+    Misprint("missing rotation", "Attention", "forward", "k = ops.rope(k, positions, ropes[self.layer.rope], **order)", "k = k"),
+    Misprint("wrong rope table", "Attention", "forward", "q = ops.rope(q, positions, ropes[self.layer.rope]", "q = ops.rope(q, positions, ropes[self.layer.rope - 1]"),
+    Misprint("wrong rope section", "Attention", "forward", '{"interleaved": True} if spec.rope_interleaved', '{"interleaved": True} if not spec.rope_interleaved'),
+    Misprint("swapped norms", "Attention", "forward", "q, k = self.q_norm(q), self.k_norm(k)", "q, k = self.k_norm(q), self.q_norm(k)"),
+    Misprint("missing scale", "DenseDecoder", "forward", "h * self.embed_scale", "h"),
+    Misprint("missing scale", "DenseDecoder", "forward", "logits * self.spec.logit_scale", "logits"),
+    Misprint("missing soft cap", "DenseDecoder", "forward", "if self.spec.logit_soft_cap is None", "if True"),
+    Misprint("missing norm", "DenseDecoder", "forward", "self.norm(ops.select_rows(h, logit_rows))", "ops.select_rows(h, logit_rows)"),
+)  # fmt: skip
+
+
+def draw(setup: Setup, checkpoint: Path, layers: int, draw: random.Random) -> Fault:
+    misprint = draw.choice(MISPRINTS)
+    layer = draw.randrange(layers) if misprint.layer else None
+    function, lines = _misprinted(misprint, layer)
+
+    def plant() -> contextlib.AbstractContextManager[None]:
+        return replaced(getattr(dense, misprint.owner), misprint.method, function)
+
+    healthy = _traced(setup, checkpoint)
+    try:
+        with plant():
+            faulty = _traced(setup, checkpoint)
+    except IngotError as error:
+        raise NoFault(f"{misprint.name}: refused: {error}") from error
+    nodes = tuple(dict.fromkeys([*_at(faulty, lines, layer), *_at(healthy, lines, layer)]))
+    if not nodes:
+        raise NoFault(f"{setup} does not reach {misprint.owner}.{misprint.method}")
+    where = f"{misprint.owner}.{misprint.method}" + (f" of layer {layer}" if layer is not None else "")
+    truth = Truth("definition", "", f"{misprint.wrong} for {misprint.right} in {where}", nodes)
+    return Fault(misprint.name, setup, truth, plant, oracle="transformers")
+
+
+def _misprinted(misprint: Misprint, layer: int | None) -> tuple[FunctionType, range]:
+    """The method with other words in it and its own line numbers; and the lines where they stand."""
+    method = inspect.unwrap(getattr(getattr(dense, misprint.owner), misprint.method))
+    source, first = inspect.getsourcelines(method)
+    text = textwrap.dedent("".join(source))
+    if misprint.right not in text:
+        raise NoFault(f"models/dense.py has no '{misprint.right}'")
+    wrong = misprint.wrong
+    begin = first + text[: text.index(misprint.right)].count("\n")
+    if layer is not None:
+        wrong = _in_one_layer(misprint, layer)
+    tree = ast.parse(text.replace(misprint.right, wrong, 1))
+    ast.increment_lineno(tree, first - 1)
+    space: dict[str, Any] = {}
+    exec(compile(tree, method.__code__.co_filename, "exec"), vars(dense), space)  # noqa: S102 - it is the project's own
+    return space[misprint.method], range(begin - 1, begin + 2)
+
+
+def _in_one_layer(misprint: Misprint, layer: int) -> str:
+    own = misprint.layer if misprint.method != "_scaled" else "self.attention.index"
+    if match := re.match(r'("\w+": )(.*)', misprint.right):
+        key, right = match.groups()
+        return f"{key}({misprint.wrong.removeprefix(key)} if {own} == {layer} else {right})"
+    if misprint.right.startswith("else "):
+        return f"else ({misprint.wrong.removeprefix('else ')} if {own} == {layer} else {misprint.right[5:]})"
+    return f"({misprint.wrong} if {own} == {layer} else {misprint.right})"
+
+
+def _traced(setup: Setup, checkpoint: Path) -> Program:
+    options = {name: value for name, value in setup.options.items() if name != "jobs"}
+    return Request.read(checkpoint, **{"max_seq_len": 160, **options}).trace().entries["main"]
+
+
+def _at(program: Program, lines: range, layer: int | None) -> Iterator[str]:
+    """What is computed at these lines of the definition, and who reads it."""
+    for node in program.calls():
+        origin = node.meta.get("origin", "")
+        found = re.search(r"models/dense\.py:(\d+)", origin)
+        own = layer is None or f"layer {layer}," in origin
+        if found and own and int(found.group(1)) in lines:
+            yield from with_users(node)
