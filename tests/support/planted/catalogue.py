@@ -107,7 +107,9 @@ SOURCES: Mapping[str, Source] = {
     "weights": Source(lambda h, d: in_weights.draw(h.setup, h.artifact, d), 14),
     "plan": Source(lambda h, d: in_plans.draw(h.setup, h.final, d), 18, options=(_REFERENCE, _KERNELS)),
     "definition": Source(
-        lambda h, d: in_definitions.draw(h.setup, h.checkpoint, LAYERS, d), 20, dtypes=("float32",)
+        lambda h, d: in_definitions.draw(h.setup, h.checkpoint, h.applications[0].before, LAYERS, d),
+        20,
+        dtypes=("float32",),
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -128,6 +129,6 @@ def replaced(holder: Any, name: str, value: Any) -> Any:
 
 def work_folder() -> Path:
     """Where checkpoints and artifacts of a campaign lie."""
-    folder = Path(os.environ.get("INGOT_FAULTS", "/tmp/ingot-faults"))
+    folder = Path(os.environ.get("INGOT_FAULTS", Path(tempfile.gettempdir()) / "ingot-faults"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder

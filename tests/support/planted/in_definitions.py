@@ -36,9 +36,10 @@ class Misprint:
 _OF_ATTENTION, _OF_LAYER = "self.index", "self.attention.index"
 _SCALED = "self._scaled(attended)"
 MISPRINTS = (
-    Misprint("missing residual", "Layer", "forward", f"h + {_SCALED}", _SCALED, _OF_LAYER),
-    Misprint("missing norm", "Layer", "forward", 'self._normed("attention_norm", h)', "h", _OF_LAYER),
-    Misprint("missing norm", "Layer", "forward", 'self._normed("mlp_norm", h)', "h", _OF_LAYER),
+    Misprint("missing residual", "Layer", "forward", f"return h + {_SCALED}", f"return {_SCALED}", _OF_LAYER),
+    Misprint("missing residual", "Layer", "forward", f"= h + {_SCALED}", f"= {_SCALED}", _OF_LAYER),
+    Misprint("norm twice", "Layer", "forward", '"mlp_norm", h', '"mlp_norm", self._normed("mlp_norm", h)', _OF_LAYER),
+    Misprint("norm twice", "Layer", "forward", '"attention_norm", h', '"attention_norm", self._normed("attention_norm", h)', _OF_LAYER),
     Misprint("wrong scale", "Layer", "_scaled", "x * self.spec.residual_scale", "x", _OF_LAYER),
     Misprint("wrong epsilon", "Norm", "forward", "eps=self.eps", "eps=self.eps * 4"),
     Misprint("swapped gate and up", "MLP", "forward", "ops.silu_mul(gate, up)", "ops.silu_mul(up, gate)"),
@@ -56,27 +57,28 @@ MISPRINTS = (
     Misprint("missing scale", "DenseDecoder", "forward", "h * self.embed_scale", "h"),
     Misprint("missing scale", "DenseDecoder", "forward", "logits * self.spec.logit_scale", "logits"),
     Misprint("missing soft cap", "DenseDecoder", "forward", "if self.spec.logit_soft_cap is None", "if True"),
-    Misprint("missing norm", "DenseDecoder", "forward", "self.norm(ops.select_rows(h, logit_rows))", "ops.select_rows(h, logit_rows)"),
 )  # fmt: skip
 
 
-def draw(setup: Setup, checkpoint: Path, layers: int, draw: random.Random) -> Fault:
-    misprint = draw.choice(MISPRINTS)
-    layer = draw.randrange(layers) if misprint.layer else None
-    function, lines = _misprinted(misprint, layer)
+def draw(setup: Setup, checkpoint: Path, healthy: Program, layers: int, draw: random.Random) -> Fault:
+    """`healthy` is the traced program of the definition as it is."""
+    for misprint in draw.sample(MISPRINTS, len(MISPRINTS)):
+        layer = draw.randrange(layers) if misprint.layer else None
+        function, lines = _misprinted(misprint, layer)
+        if set(_at(healthy, lines, layer)):
+            break
+    else:
+        raise NoFault(f"{setup} has no line to misprint")
 
     def plant() -> contextlib.AbstractContextManager[None]:
         return replaced(getattr(dense, misprint.owner), misprint.method, function)
 
-    healthy = _traced(setup, checkpoint)
     try:
         with plant():
             faulty = _traced(setup, checkpoint)
     except IngotError as error:
         raise NoFault(f"{misprint.name}: refused: {error}") from error
     nodes = tuple(dict.fromkeys([*_at(faulty, lines, layer), *_at(healthy, lines, layer)]))
-    if not nodes:
-        raise NoFault(f"{setup} does not reach {misprint.owner}.{misprint.method}")
     where = f"{misprint.owner}.{misprint.method}" + (f" of layer {layer}" if layer is not None else "")
     truth = Truth("definition", "", f"{misprint.wrong} for {misprint.right} in {where}", nodes)
     return Fault(misprint.name, setup, truth, plant, oracle="transformers")
@@ -90,24 +92,26 @@ def _misprinted(misprint: Misprint, layer: int | None) -> tuple[FunctionType, ra
     if misprint.right not in text:
         raise NoFault(f"models/dense.py has no '{misprint.right}'")
     wrong = misprint.wrong
-    begin = first + text[: text.index(misprint.right)].count("\n")
+    line = 1 + text[: text.index(misprint.right)].count("\n")
+    spans = [
+        (one.lineno, one.end_lineno or one.lineno) for one in ast.walk(ast.parse(text)) if isinstance(one, ast.stmt)
+    ]
+    begin, end = max(span for span in spans if span[0] <= line <= span[1])
     if layer is not None:
         wrong = _in_one_layer(misprint, layer)
     tree = ast.parse(text.replace(misprint.right, wrong, 1))
     ast.increment_lineno(tree, first - 1)
     space: dict[str, Any] = {}
     exec(compile(tree, method.__code__.co_filename, "exec"), vars(dense), space)  # noqa: S102 - it is the project's own
-    return space[misprint.method], range(begin - 1, begin + 2)
+    # A constant stands in front of the call that it is for.
+    return space[misprint.method], range(first + begin - 1, first + end + 1)
 
 
 def _in_one_layer(misprint: Misprint, layer: int) -> str:
     own = misprint.layer if misprint.method != "_scaled" else "self.attention.index"
-    if match := re.match(r'("\w+": )(.*)', misprint.right):
-        key, right = match.groups()
-        return f"{key}({misprint.wrong.removeprefix(key)} if {own} == {layer} else {right})"
-    if misprint.right.startswith("else "):
-        return f"else ({misprint.wrong.removeprefix('else ')} if {own} == {layer} else {misprint.right[5:]})"
-    return f"({misprint.wrong} if {own} == {layer} else {misprint.right})"
+    match = re.match(r'("\w+": |"\w+", |else |= |return )(.*)', misprint.right)
+    prefix, right = match.groups() if match else ("", misprint.right)
+    return f"{prefix}({misprint.wrong.removeprefix(prefix)} if {own} == {layer} else {right})"
 
 
 def _traced(setup: Setup, checkpoint: Path) -> Program:

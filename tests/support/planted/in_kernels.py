@@ -154,9 +154,15 @@ KERNELS: Mapping[str, Mapping[str, Wrong]] = {
         "one row wrong": _spoiled(_row),
         "dropped cast": _with(q=_narrow),
     },
-    "embedding": {"wrong index": _with(tokens=lambda tokens: (tokens - 1).clamp(min=0)), "one row wrong": _spoiled(_row)},
+    "embedding": {
+        "wrong index": _with(tokens=lambda tokens: (tokens - 1).clamp(min=0)),
+        "one row wrong": _spoiled(_row),
+    },
     "penalize": {"swapped arguments": _swapped("frequency", "presence")},
-    "sample": {"wrong index": _with(logits=lambda logits: logits.roll(1, 1)), "swapped arguments": _swapped("top_p", "min_p")},
+    "sample": {
+        "wrong index": _with(logits=lambda logits: logits.roll(1, 1)),
+        "swapped arguments": _swapped("top_p", "min_p"),
+    },
     "advance": {"stale state": _stands_still},
     "count_tokens": {},
     "select_rows": {"wrong index": _with(rows=lambda rows: rows.flip(0))},
@@ -196,7 +202,9 @@ def draw(provider: str, setup: Setup, programs: list[Program], artifact: Path, d
             weight = load_weights(open_artifact(artifact))[str(reads.target)].clone()
             nodes = [one for one in nodes if reads in one.args]
     outputs = {node: name for name, node in program.output_nodes().items()}
-    names = [name for node in nodes for name in (value_name(node), *(user.name for user in node.users), outputs.get(node))]
+    names = [
+        name for node in nodes for name in (value_name(node), *(user.name for user in node.users), outputs.get(node))
+    ]
     bound = _only_where(OPS[op].reference, KERNELS[op][label], _WEIGHTS.get(op), weight)
     where = f" at %{nodes[0].name}" if weight is not None else ""
     truth = Truth(

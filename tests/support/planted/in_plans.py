@@ -43,9 +43,7 @@ def draw(setup: Setup, programs: list[Program], draw: random.Random) -> Fault:
                     edit(one["instructions"])
 
         truth = Truth("plan", "", f"{what}, in plan.json", names, bucket=name)
-        return Fault(
-            label, setup, truth, damage=lambda artifact: edit_json(artifact, "plan.json", damage_json)
-        )
+        return Fault(label, setup, truth, damage=lambda artifact: edit_json(artifact, "plan.json", damage_json))
     truth = Truth("plan", "", what, names, bucket=name, as_pass="make-plan")
     return Fault(label, setup, truth, lambda: _planted(name, edit))
 

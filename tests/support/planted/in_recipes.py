@@ -41,9 +41,11 @@ def _next_row(table: torch.Tensor) -> torch.Tensor:
 STEPS: Mapping[str, Mapping[str, Wrong]] = {
     "concat": {
         "swapped weights": lambda step, args, attrs: step(args[::-1], attrs),
-        "repeated weight": lambda step, args, attrs: step([args[0], *args[:-1]], attrs)
-        if len({arg.shape for arg in args}) == 1
-        else step([args[0], args[1], args[1]], attrs),
+        "repeated weight": lambda step, args, attrs: (
+            step([args[0], *args[:-1]], attrs)
+            if len({arg.shape for arg in args}) == 1
+            else step([args[0], args[1], args[1]], attrs)
+        ),
     },
     "slice": {"slice off by one": _off_by_one},
     "affine": {
@@ -77,7 +79,9 @@ def steps_of(recipe: Recipe) -> Iterator[Recipe]:
         yield from steps_of(inner)
 
 
-def draw(setup: Setup, params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], draw: random.Random) -> Fault:
+def draw(
+    setup: Setup, params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], draw: random.Random
+) -> Fault:
     """A fault of one step of one weight's recipe."""
     by_step: dict[str, list[tuple[str, Recipe]]] = {}
     for name, spec in params.items():
@@ -123,7 +127,8 @@ def _only_for(chosen: Recipe, given: list[torch.Tensor] | None, wrong: Wrong) ->
         if same and given is not None:
             pairs = list(zip(args, given, strict=False))
             same = len(args) == len(given) and all(
-                one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs
+                one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+                for one, other in pairs
             )
         return wrong(step, args, attrs) if same and (given is not None) else step(args, attrs)
 

@@ -1,5 +1,7 @@
 """Checkpoints of four layers: deep enough that a fault has a layer, small enough that 200 of them are compiled."""
 
+import contextlib
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +52,9 @@ DEEP: Mapping[str, Tiny] = {
 def checkpoint(model: str, folder: Path) -> Path:
     """The folder of the checkpoint `model`, written on the first call."""
     place = folder / "checkpoints" / model
-    if not (place / "model.safetensors").exists():
-        DEEP[model].write(place)
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = DEEP[model].write(Path(tempfile.mkdtemp(dir=place.parent)))
+        with contextlib.suppress(OSError):  # another process was first, with the same bytes
+            made.rename(place)
     return place

@@ -40,9 +40,7 @@ class Place:
         return same_program and not self.weights and not self.plan
 
 
-def where(
-    healthy: Path, of_healthy: Sequence[Application], faulty: Path, of_faulty: Sequence[Application]
-) -> Place:
+def where(healthy: Path, of_healthy: Sequence[Application], faulty: Path, of_faulty: Sequence[Application]) -> Place:
     traced = print_program(of_healthy[0].before) != print_program(of_faulty[0].before)
     for one, other in zip(of_healthy, of_faulty, strict=True):
         if print_program(one.after) != print_program(other.after):
