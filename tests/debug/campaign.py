@@ -186,7 +186,8 @@ def _line(result: Mapping[str, Any]) -> str:
     truth = result.get("truth", {"kind": "healthy" if result.get("healthy") else "?", "blamed": "", "what": ""})
     mark = "ok  " if result.get("score", {}).get("exact") else "MISS"
     said = f"{verdict.get('kind')} {verdict.get('blamed', '')} {verdict.get('node', '')}"
-    return f"{mark} {result['seed']}: {truth['kind']} {truth['blamed']}: {truth['what'][:70]} -> {said}, {result.get('seconds', 0)} s"
+    what = f"{truth['kind']} {truth['blamed']}: {truth['what'][:70]}"
+    return f"{mark} {result['seed']}: {what} -> {said}, {result.get('seconds', 0)} s"
 
 
 if __name__ == "__main__":

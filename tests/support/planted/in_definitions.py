@@ -1,5 +1,7 @@
-"""Faults of the model's definition: a line of it says something else. Compiled as it stands, all is right but the model;
-only somebody who knows what the model should be can tell."""
+"""Faults of the model's definition: a line of it says something else.
+
+All that is compiled from it is as the line says: only somebody who knows what the model should be can tell.
+"""
 
 import ast
 import contextlib
@@ -39,25 +41,72 @@ MISPRINTS = (
     Misprint("missing residual", "Layer", "forward", f"return h + {_SCALED}", f"return {_SCALED}", _OF_LAYER),
     Misprint("missing residual", "Layer", "forward", f"= h + {_SCALED}", f"= {_SCALED}", _OF_LAYER),
     Misprint("norm twice", "Layer", "forward", '"mlp_norm", h', '"mlp_norm", self._normed("mlp_norm", h)', _OF_LAYER),
-    Misprint("norm twice", "Layer", "forward", '"attention_norm", h', '"attention_norm", self._normed("attention_norm", h)', _OF_LAYER),
+    Misprint(
+        "norm twice",
+        "Layer",
+        "forward",
+        '"attention_norm", h',
+        '"attention_norm", self._normed("attention_norm", h)',
+        _OF_LAYER,
+    ),
     Misprint("wrong scale", "Layer", "_scaled", "x * self.spec.residual_scale", "x", _OF_LAYER),
     Misprint("wrong epsilon", "Norm", "forward", "eps=self.eps", "eps=self.eps * 4"),
     Misprint("swapped gate and up", "MLP", "forward", "ops.silu_mul(gate, up)", "ops.silu_mul(up, gate)"),
     Misprint("swapped gate and up", "MLP", "forward", "gelu_mul(gate, up,", "gelu_mul(up, gate,"),
     Misprint("wrong activation", "MLP", "forward", '"tanh" if', '"none" if'),
-    Misprint("wrong attention scale", "Attention", "forward", "spec.head_dim**-0.5", "spec.head_dim**-0.4", _OF_ATTENTION),
+    Misprint(
+        "wrong attention scale", "Attention", "forward", "spec.head_dim**-0.5", "spec.head_dim**-0.4", _OF_ATTENTION
+    ),
     Misprint("wrong attention scale", "Attention", "forward", "else spec.attention_scale", "else 0.5", _OF_ATTENTION),
-    Misprint("missing soft cap", "Attention", "forward", '"soft_cap": spec.attention_soft_cap', '"soft_cap": None', _OF_ATTENTION),
+    Misprint(
+        "missing soft cap",
+        "Attention",
+        "forward",
+        '"soft_cap": spec.attention_soft_cap',
+        '"soft_cap": None',
+        _OF_ATTENTION,
+    ),
     Misprint("missing window", "Attention", "forward", '"window": self.layer.window', '"window": None', _OF_ATTENTION),
-    Misprint("wrong mask edge", "Attention", "forward", '"window": self.layer.window', '"window": self.layer.window and self.layer.window - 1', _OF_ATTENTION),
-    Misprint("missing rotation", "Attention", "forward", "k = ops.rope(k, positions, ropes[self.layer.rope], **order)", "k = k"),
-    Misprint("wrong rope table", "Attention", "forward", "q = ops.rope(q, positions, ropes[self.layer.rope]", "q = ops.rope(q, positions, ropes[self.layer.rope - 1]"),
-    Misprint("wrong rope section", "Attention", "forward", '{"interleaved": True} if spec.rope_interleaved', '{"interleaved": True} if not spec.rope_interleaved'),
-    Misprint("swapped norms", "Attention", "forward", "q, k = self.q_norm(q), self.k_norm(k)", "q, k = self.k_norm(q), self.q_norm(k)"),
+    Misprint(
+        "wrong mask edge",
+        "Attention",
+        "forward",
+        '"window": self.layer.window',
+        '"window": self.layer.window and self.layer.window - 1',
+        _OF_ATTENTION,
+    ),
+    Misprint(
+        "missing rotation",
+        "Attention",
+        "forward",
+        "k = ops.rope(k, positions, ropes[self.layer.rope], **order)",
+        "k = k",
+    ),
+    Misprint(
+        "wrong rope table",
+        "Attention",
+        "forward",
+        "q = ops.rope(q, positions, ropes[self.layer.rope]",
+        "q = ops.rope(q, positions, ropes[self.layer.rope - 1]",
+    ),
+    Misprint(
+        "wrong rope section",
+        "Attention",
+        "forward",
+        '{"interleaved": True} if spec.rope_interleaved',
+        '{"interleaved": True} if not spec.rope_interleaved',
+    ),
+    Misprint(
+        "swapped norms",
+        "Attention",
+        "forward",
+        "q, k = self.q_norm(q), self.k_norm(k)",
+        "q, k = self.k_norm(q), self.q_norm(k)",
+    ),
     Misprint("missing scale", "DenseDecoder", "forward", "h * self.embed_scale", "h"),
     Misprint("missing scale", "DenseDecoder", "forward", "logits * self.spec.logit_scale", "logits"),
     Misprint("missing soft cap", "DenseDecoder", "forward", "if self.spec.logit_soft_cap is None", "if True"),
-)  # fmt: skip
+)
 
 
 def draw(setup: Setup, checkpoint: Path, healthy: Program, layers: int, draw: random.Random) -> Fault:
@@ -102,7 +151,7 @@ def _misprinted(misprint: Misprint, layer: int | None) -> tuple[FunctionType, ra
     tree = ast.parse(text.replace(misprint.right, wrong, 1))
     ast.increment_lineno(tree, first - 1)
     space: dict[str, Any] = {}
-    exec(compile(tree, method.__code__.co_filename, "exec"), vars(dense), space)  # noqa: S102 - it is the project's own
+    exec(compile(tree, method.__code__.co_filename, "exec"), vars(dense), space)
     # A constant stands in front of the call that it is for.
     return space[misprint.method], range(first + begin - 1, first + end + 1)
 

@@ -84,7 +84,7 @@ def _wrong_attributes(node: fx.Node) -> Iterator[Change]:
         source = node.args[0]
         assert isinstance(source, fx.Node) and isinstance(begin, int) and isinstance(end, int)
         for shift in (1, -1):
-            if 0 <= begin + shift and end + shift <= int(source.meta["type"].shape[dim]):
+            if begin + shift >= 0 and end + shift <= int(source.meta["type"].shape[dim]):
                 yield _shifted(node, shift)
 
 
