@@ -11,7 +11,7 @@ from pathlib import Path
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.errors import IngotError
 from ingot.ir.program import ParamSpec, Program
-from planted import in_definitions, in_kernels, in_passes, in_plans, in_recipes, in_weights
+from planted import in_definitions, in_kernels, in_passes, in_plans, in_recipes, in_regions, in_weights
 from planted.fault import Fault, NoFault, Setup
 from planted.models import DEEP, LAYERS, checkpoint
 from planted.observe import Seen, serve, visible
@@ -37,7 +37,14 @@ class Healthy:
 
     @property
     def params(self) -> Mapping[str, ParamSpec]:
+        """Those that are resident."""
         return {name: spec for program in self.final for name, spec in program.params.items()}
+
+    @property
+    def all_params(self) -> Mapping[str, ParamSpec]:
+        """Those that were there at any time: a step of a merged weight's recipe was a step of its parts' too."""
+        programs = [self.applications[0].before, *(one.after for one in self.applications)]
+        return {name: spec for program in programs for name, spec in program.params.items()}
 
 
 def compile_healthy(setup: Setup, folder: Path) -> Healthy:
@@ -57,7 +64,7 @@ def _in_kernel(provider: str) -> Callable[[Healthy, random.Random], Fault]:
 
 def _in_recipe(healthy: Healthy, draw: random.Random) -> Fault:
     opened = Checkpoint.open(healthy.checkpoint)
-    return in_recipes.draw(healthy.setup, healthy.params, opened.read, draw)
+    return in_recipes.draw(healthy.setup, healthy.params, healthy.all_params, opened.read, draw)
 
 
 _ANY = tuple(DEEP)
@@ -66,7 +73,7 @@ _REFERENCE = {"backend": "reference"}
 _KERNELS = {"backend": "auto", "max_batch": 8, "max_tokens": 16}
 _REGIONS = {"backend": "auto"}
 _MESH = {"backend": "reference", "mesh": {"tp": 2}}
-_MESHED = ("llama", "llama-biased", "qwen3-grouped", "gemma2", "granite")
+_MESHED = ("llama", "llama-single", "llama-biased", "qwen3-grouped", "gemma2", "granite")
 _INT8 = {"backend": "reference", "passes": "default,quantize{scheme=int8}"}
 _GROUPS = {"backend": "reference", "passes": "default,quantize{scheme=int4_g32}"}
 _FUSED = {"backend": "reference", "passes": "default,fuse-qk-norm-rope{force=true}"}
@@ -97,6 +104,9 @@ SOURCES: Mapping[str, Source] = {
     "choose-layouts": Source(_in_pass("choose-layouts"), 8),
     "choose-providers": Source(_in_pass("choose-providers"), 8, options=(_REFERENCE, _KERNELS)),
     "form-regions": Source(_in_pass("form-regions"), 8, ("llama", "qwen3"), (_REGIONS,), ("float32",), slow=True),
+    "regions": Source(
+        lambda h, d: in_regions.draw(h.setup, h.final, d), 4, ("llama", "qwen3"), (_REGIONS,), ("float32",), slow=True
+    ),
     "shard": Source(_in_pass("shard"), 6, _MESHED, (_MESH,), ("float32",)),
     "insert-collectives": Source(_in_pass("insert-collectives"), 6, _MESHED, (_MESH,), ("float32",)),
     "quantize": Source(_in_pass("quantize"), 8, _SCHEMED, (_INT8, _GROUPS), ("float32",)),
@@ -104,6 +114,7 @@ SOURCES: Mapping[str, Source] = {
     "reference": Source(_in_kernel("reference"), 20, options=(_REFERENCE, _REFERENCE, _INT8), models=_SCHEMED),
     "recipe": Source(_in_recipe, 24, options=(_REFERENCE, _REFERENCE, _KERNELS)),
     "recipe-quantized": Source(_in_recipe, 4, _SCHEMED, (_INT8, _GROUPS), ("float32",)),
+    "recipe-mesh": Source(_in_recipe, 4, _MESHED, (_MESH,), ("float32",)),
     "weights": Source(lambda h, d: in_weights.draw(h.setup, h.artifact, d), 14),
     "plan": Source(lambda h, d: in_plans.draw(h.setup, h.final, d), 18, options=(_REFERENCE, _KERNELS)),
     "definition": Source(

@@ -80,9 +80,13 @@ def steps_of(recipe: Recipe) -> Iterator[Recipe]:
 
 
 def draw(
-    setup: Setup, params: Mapping[str, ParamSpec], read: Callable[[str], torch.Tensor], draw: random.Random
+    setup: Setup,
+    params: Mapping[str, ParamSpec],
+    all_params: Mapping[str, ParamSpec],
+    read: Callable[[str], torch.Tensor],
+    draw: random.Random,
 ) -> Fault:
-    """A fault of one step of one weight's recipe."""
+    """A fault of one step of the recipe of one of `params`; `all_params` are those of earlier programs too."""
     by_step: dict[str, list[tuple[str, Recipe]]] = {}
     for name, spec in params.items():
         for step in steps_of(spec.recipe):
@@ -95,7 +99,7 @@ def draw(
     label = draw.choice(sorted(STEPS[kind]))
     if label == "wrong zero" and "zeros" not in dict.fromkeys(str(one.output) for _, one in by_step[kind]):
         raise NoFault("the scheme has no zeros")
-    own = [other for other, step in by_step[kind] if _alike(step, chosen)]
+    own = [other for other, spec in all_params.items() if any(_alike(step, chosen) for step in steps_of(spec.recipe))]
     # A shard is executed once for each rank; what it reads is the same for all.
     given = [inner.execute(read) for inner in chosen.inputs] if not _sharded(chosen) else None
     wrong = _only_for(chosen, given, STEPS[kind][label])

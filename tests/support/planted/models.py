@@ -22,6 +22,8 @@ _SQUARE = {
     "vocab_size": 256,
 }
 _GROUPED = {**_SQUARE, "num_key_value_heads": 2, "intermediate_size": 64}
+# One head of k and v, which two ranks share.
+_SINGLE = {**_SQUARE, "num_key_value_heads": 1}
 
 
 def _deep(name: str, *, seed: int, **changes: Any) -> Tiny:
@@ -36,6 +38,7 @@ def _deep(name: str, *, seed: int, **changes: Any) -> Tiny:
 DEEP: Mapping[str, Tiny] = {
     "llama": _deep("llama-plain", seed=41, **_SQUARE),
     "llama-biased": _deep("llama-biased", seed=42, **_GROUPED),
+    "llama-single": _deep("llama-scaled", seed=53, **_SINGLE),
     "qwen2": _deep("qwen2-window", seed=43, **_GROUPED),
     "qwen3": _deep("qwen3-plain", seed=44, **_SQUARE),
     "qwen3-grouped": _deep("qwen3-scaled", seed=45, **_GROUPED),
