@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -65,22 +66,32 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _verdict(artifact: Path, checkpoint: Path, oracle: str | None) -> dict[str, Any]:
+def _cpu_seconds() -> float:
+    """Of this process and of those that it waited for: what a busy machine does not stretch."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _verdict(artifact: Path, checkpoint: Path, oracle: str | None, limit: int) -> dict[str, Any]:
     """What bisect says, as JSON, and the seconds that it took; "error" in place of a verdict where it fails."""
     from ingot.debug.bisect import bisect
 
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), _cpu_seconds()
     try:
-        with _limited(LIMIT):
+        with _limited(limit):
             said = bisect(artifact, oracle=oracle, checkpoint=checkpoint).to_json()
     except TimeoutError as error:
         said = {"kind": "timeout", "error": str(error)}
     except Exception as error:  # whatever it is, it is no verdict
         said = {"kind": "crash", "error": f"{type(error).__name__}: {error}"[:2000]}
-    return {"verdict": said, "seconds": round(time.perf_counter() - begin, 2)}
+    return {
+        "verdict": said,
+        "seconds": round(time.perf_counter() - begin, 2),
+        "cpu_seconds": round(_cpu_seconds() - used, 2),
+    }
 
 
-def try_fault(seed: str, sources: Sequence[str] = tuple(SOURCES)) -> dict[str, Any]:
+def try_fault(seed: str, sources: Sequence[str] = tuple(SOURCES), limit: int = LIMIT) -> dict[str, Any]:
     """Plant the fault of a seed, ask bisect, and judge its verdict."""
     with _folder() as folder:
         try:
@@ -89,7 +100,7 @@ def try_fault(seed: str, sources: Sequence[str] = tuple(SOURCES)) -> dict[str, A
             return {"seed": seed, "no_fault": str(reason)}
         fault = planted.fault
         with fault.plant():
-            found = _verdict(planted.artifact, planted.checkpoint, fault.oracle)
+            found = _verdict(planted.artifact, planted.checkpoint, fault.oracle, limit)
         score = fault.truth.judge(found["verdict"])
         unseen = sum("nothing shows" in reason for reason in planted.redrawn)
         return {
@@ -103,20 +114,20 @@ def try_fault(seed: str, sources: Sequence[str] = tuple(SOURCES)) -> dict[str, A
         }
 
 
-def try_healthy(seed: str, *, slow: bool = True) -> dict[str, Any]:
+def try_healthy(seed: str, *, slow: bool = True, limit: int = LIMIT) -> dict[str, Any]:
     """Compile something healthy and ask bisect, who should blame nobody."""
     with _folder() as folder:
         setup: Setup = draw_setup(seed, slow=slow)
         healthy = compile_healthy(setup, folder)
-        found = _verdict(healthy.artifact, healthy.checkpoint, None)
+        found = _verdict(healthy.artifact, healthy.checkpoint, None, limit)
         fine = found["verdict"].get("kind") == "healthy"
         return {"seed": seed, "healthy": True, "setup": str(setup), **found, "score": {"exact": fine}}
 
 
-def in_new_process(what: str, seed: str, sources: Sequence[str]) -> dict[str, Any]:
-    command = [sys.executable, __file__, f"--one-{what}", seed, "--sources", ",".join(sources)]
+def in_new_process(what: str, seed: str, sources: Sequence[str], limit: int = LIMIT) -> dict[str, Any]:
+    command = [sys.executable, __file__, f"--one-{what}", seed, "--sources", ",".join(sources), "--limit", str(limit)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + DRAWING, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + DRAWING, check=False)
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         tail = done.stderr[-1500:] if isinstance(error, ValueError | IndexError) else "no end"
@@ -126,16 +137,17 @@ def in_new_process(what: str, seed: str, sources: Sequence[str]) -> dict[str, An
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """A table: by what is to blame, how many were tried, named to pass or provider, rewrite and node."""
     faults = [one for one in results if "truth" in one]
-    lines = [f"{'blamed':<30}{'tried':>6}{'blamed':>8}{'rewrite':>9}{'node':>6}{'exact':>7}{'seconds':>9}"]
+    lines = [f"{'blamed':<30}{'tried':>6}{'blamed':>8}{'rewrite':>9}{'node':>6}{'exact':>7}{'seconds':>9}{'cpu':>7}"]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for one in faults:
         truth = one["truth"]
         groups.setdefault(" ".join([truth["kind"], truth["blamed"]]).strip(), []).append(one)
     for name, group in [*sorted(groups.items()), ("all", faults)]:
         counts = [sum(one["score"][key] for one in group) for key in ("blamed", "rewrite", "node", "exact")]
-        longest = max((one["seconds"] for one in group), default=0.0)
+        longest = [max((one[key] for one in group), default=0.0) for key in ("seconds", "cpu_seconds")]
         lines.append(
-            f"{name:<30}{len(group):>6}{counts[0]:>8}{counts[1]:>9}{counts[2]:>6}{counts[3]:>7}{longest:>9.1f}"
+            f"{name:<30}{len(group):>6}{counts[0]:>8}{counts[1]:>9}{counts[2]:>6}{counts[3]:>7}"
+            f"{longest[0]:>9.1f}{longest[1]:>7.1f}"
         )
     healthy = [one for one in results if one.get("healthy")]
     if healthy:
@@ -156,15 +168,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sources", default=",".join(SOURCES), help="what faults are drawn from")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="seconds for a verdict")
     parser.add_argument("--one-fault", help=argparse.SUPPRESS)
     parser.add_argument("--one-healthy", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     sources = tuple(asked.sources.split(","))
     if asked.one_fault:
-        print(json.dumps(try_fault(asked.one_fault, sources)))
+        print(json.dumps(try_fault(asked.one_fault, sources, asked.limit)))
         return
     if asked.one_healthy:
-        print(json.dumps(try_healthy(asked.one_healthy)))
+        print(json.dumps(try_healthy(asked.one_healthy, limit=asked.limit)))
         return
     tries = [("fault", f"{asked.seed}-{number}") for number in range(asked.faults)]
     tries += [("healthy", f"{asked.seed}-{number}") for number in range(asked.healthy)]
@@ -172,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(asked.jobs) as pool, contextlib.ExitStack() as stack:
         out = stack.enter_context(asked.out.open("a")) if asked.out else None
-        for result in pool.map(lambda item: in_new_process(*item, sources), tries):
+        for result in pool.map(lambda item: in_new_process(*item, sources, asked.limit), tries):
             results.append(result)
             if out is not None:
                 out.write(json.dumps(result) + "\n")

@@ -19,7 +19,7 @@ from ingot.passes.manager import run_pass
 
 pytestmark = pytest.mark.xdist_group("planted faults")
 
-_QUICK = ("merge-linears", "insert-paged-kv", "cse", "cpu", "recipe", "weights", "plan", "definition")
+_QUICK = ("cpu", "recipe", "plan")
 _PASSES = ("insert-paged-kv", "merge-linears", "fuse-add-rms-norm", "normalize", "choose-layouts", "cse")
 
 
@@ -41,7 +41,7 @@ def test_faults_of_every_source(source: str, tmp_path: Path) -> None:
         assert _drawn(source, number + 1, tmp_path).shows
 
 
-@pytest.mark.parametrize("source", _PASSES[:3])
+@pytest.mark.parametrize("source", [_PASSES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in _PASSES[1:])])
 def test_a_pass_spoils_nothing_with_the_fuel_that_ends_before_its_rewrite(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +67,7 @@ def test_a_pass_spoils_nothing_with_the_fuel_that_ends_before_its_rewrite(
         assert (print_program(healthy) != print_program(faulty)) == differs, again(fault)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_fault_again(tmp_path: Path) -> None:
     first, second = (_drawn("merge-linears", 1, tmp_path) for _ in range(2))
     assert first.fault.to_json() == second.fault.to_json()
