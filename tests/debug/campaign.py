@@ -8,130 +8,18 @@ Each line of the output is one try: what was planted, the truth, the verdict, an
 import argparse
 import contextlib
 import json
-import os
 import random
-import resource
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from planted.catalogue import SOURCES, compile_healthy, draw_fault
-from planted.fault import NoFault, Setup, work_folder
-from planted.healthy import draw_setup
-
-# Seconds: a bisection may take two minutes. Drawing compiles a few models first, some with cold caches.
-LIMIT, DRAWING = 120, 600
-QUICK = tuple(name for name, source in SOURCES.items() if not source.slow)
-
-
-@contextlib.contextmanager
-def _limited(seconds: int) -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"no verdict within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir=work_folder()))
-    # Checkpoints are written once, for all tries.
-    shared = work_folder() / "checkpoints"
-    shared.mkdir(exist_ok=True)
-    (folder / "checkpoints").symlink_to(shared)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield folder
-    finally:
-        os.chdir(before)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of those that it waited for: what a busy machine does not stretch."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-def _verdict(artifact: Path, checkpoint: Path, oracle: str | None, limit: int) -> dict[str, Any]:
-    """What bisect says, as JSON, and the seconds that it took; "error" in place of a verdict where it fails."""
-    from ingot.debug.bisect import bisect
-
-    begin, used = time.perf_counter(), _cpu_seconds()
-    try:
-        with _limited(limit):
-            said = bisect(artifact, oracle=oracle, checkpoint=checkpoint).to_json()
-    except TimeoutError as error:
-        said = {"kind": "timeout", "error": str(error)}
-    except Exception as error:  # whatever it is, it is no verdict
-        said = {"kind": "crash", "error": f"{type(error).__name__}: {error}"[:2000]}
-    return {
-        "verdict": said,
-        "seconds": round(time.perf_counter() - begin, 2),
-        "cpu_seconds": round(_cpu_seconds() - used, 2),
-    }
-
-
-def try_fault(seed: str, sources: Sequence[str] = tuple(SOURCES), limit: int = LIMIT) -> dict[str, Any]:
-    """Plant the fault of a seed, ask bisect, and judge its verdict."""
-    with _folder() as folder:
-        try:
-            planted = draw_fault(seed, folder, {name: SOURCES[name] for name in sources})
-        except NoFault as reason:
-            return {"seed": seed, "no_fault": str(reason)}
-        fault = planted.fault
-        with fault.plant():
-            found = _verdict(planted.artifact, planted.checkpoint, fault.oracle, limit)
-        score = fault.truth.judge(found["verdict"])
-        unseen = sum("nothing shows" in reason for reason in planted.redrawn)
-        return {
-            "seed": seed,
-            **fault.to_json(),
-            "shows": planted.shows,
-            "redrawn": len(planted.redrawn),
-            "equivalent": unseen,
-            **found,
-            "score": {**asdict(score), "exact": score.exact},
-        }
-
-
-def try_healthy(seed: str, *, slow: bool = True, limit: int = LIMIT) -> dict[str, Any]:
-    """Compile something healthy and ask bisect, who should blame nobody."""
-    with _folder() as folder:
-        setup: Setup = draw_setup(seed, slow=slow)
-        healthy = compile_healthy(setup, folder)
-        found = _verdict(healthy.artifact, healthy.checkpoint, None, limit)
-        fine = found["verdict"].get("kind") == "healthy"
-        return {"seed": seed, "healthy": True, "setup": str(setup), **found, "score": {"exact": fine}}
-
-
-def in_new_process(what: str, seed: str, sources: Sequence[str], limit: int = LIMIT) -> dict[str, Any]:
-    command = [sys.executable, __file__, f"--one-{what}", seed, "--sources", ",".join(sources), "--limit", str(limit)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + DRAWING, check=False)
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        tail = done.stderr[-1500:] if isinstance(error, ValueError | IndexError) else "no end"
-        return {"seed": seed, "verdict": {"kind": "crash", "error": tail}, "score": {"exact": False}}
+from planted.catalogue import SOURCES
+from planted.trial import LIMIT, in_new_process
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
@@ -169,16 +57,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sources", default=",".join(SOURCES), help="what faults are drawn from")
     parser.add_argument("--limit", type=int, default=LIMIT, help="seconds for a verdict")
-    parser.add_argument("--one-fault", help=argparse.SUPPRESS)
-    parser.add_argument("--one-healthy", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     sources = tuple(asked.sources.split(","))
-    if asked.one_fault:
-        print(json.dumps(try_fault(asked.one_fault, sources, asked.limit)))
-        return
-    if asked.one_healthy:
-        print(json.dumps(try_healthy(asked.one_healthy, limit=asked.limit)))
-        return
     tries = [("fault", f"{asked.seed}-{number}") for number in range(asked.faults)]
     tries += [("healthy", f"{asked.seed}-{number}") for number in range(asked.healthy)]
     random.Random(0).shuffle(tries)  # so that a part of the output stands for the whole

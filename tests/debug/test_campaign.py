@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from campaign import QUICK, in_new_process, try_fault, try_healthy
 from planted.catalogue import SOURCES
+from planted.trial import QUICK, in_new_process, try_fault, try_healthy
 from run_seed import again, run_seed
 
 pytestmark = pytest.mark.xdist_group("planted faults")
