@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str]) -> None:
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(asked.jobs) as pool, contextlib.ExitStack() as stack:
         out = stack.enter_context(asked.out.open("a")) if asked.out else None
-        for result in pool.map(lambda item: in_new_process(*item, sources, asked.limit), tries):
+        waiting = [pool.submit(in_new_process, what, seed, sources, asked.limit) for what, seed in tries]
+        for done in as_completed(waiting):
+            result = done.result()
             results.append(result)
             if out is not None:
                 out.write(json.dumps(result) + "\n")

@@ -11,7 +11,7 @@ from torch import fx
 from ingot.ir import build, ops
 from ingot.ir.build import set_placement
 from ingot.ir.infer import infer
-from ingot.ir.program import Program, RegionCall
+from ingot.ir.program import VIEWS, Program, RegionCall
 from ingot.ir.recipe import Recipe
 
 
@@ -60,6 +60,9 @@ def with_users(node: fx.Node) -> tuple[str, ...]:
 
 def set_argument(node: fx.Node, place: int, value: Any, name: str, what: str) -> Change:
     """Argument `place` of a call becomes `value`, a constant or a node."""
+    wrong = with_users(node) if node.target in VIEWS else with_names(node)
+    if node.target in VIEWS:  # a view computes nothing, so who is wrong is as well who reads it, or what it is of
+        wrong = (*wrong, *(value_name(of) for of in node.all_input_nodes[:1]))
     target, source = value_name(node), value_name(value) if isinstance(value, fx.Node) else None
 
     def apply(program: Program) -> None:
@@ -68,7 +71,7 @@ def set_argument(node: fx.Node, place: int, value: Any, name: str, what: str) ->
         call.update_arg(place, value if source is None else nodes[source])
         _retyped(program, call)
 
-    return Change(name, what, with_names(node), apply)
+    return Change(name, what, wrong, apply)
 
 
 def set_attribute(node: fx.Node, attribute: str, value: Any, name: str, what: str) -> Change:
@@ -152,7 +155,9 @@ def rounded_through(node: fx.Node, dtype: torch.dtype, name: str, what: str) -> 
         with program.graph.inserting_after(narrow):
             back = build.call(program, ops.cast.overload, (narrow,), {"dtype": own})
         for made in (narrow, back):
-            made.meta.update({key: call.meta[key] for key in ("origin", "provider") if key in call.meta})
+            made.meta["origin"] = call.meta.get("origin", "")
+            if "provider" in call.meta:
+                made.meta["provider"] = "reference"
         call.replace_all_uses_with(back, delete_user_cb=lambda user: user is not narrow)
 
     return Change(name, what, (*with_users(node), "cast", *(f"cast_{number}" for number in range(1, 9))), apply)

@@ -90,16 +90,14 @@ def _wrong_attributes(node: fx.Node) -> Iterator[Change]:
 
 def _shifted(node: fx.Node, shift: int) -> Change:
     begin, end = int(str(node.args[2])), int(str(node.args[3]))
-    first = set_argument(node, 2, begin + shift, "slice off by one", f"%{node.name} begins at {begin + shift}")
-    second = set_argument(node, 3, end + shift, "", "")
+    change = set_argument(node, 2, begin + shift, "slice off by one", f"%{node.name} begins at {begin + shift}")
     target = value_name(node)
 
     def apply(program: Program) -> None:
         call = nodes_of(program)[target]
         call.args = (*call.args[:2], begin + shift, end + shift)
 
-    del second
-    return replace(first, apply=apply)
+    return replace(change, apply=apply)
 
 
 def _wrong_values(name: str, value: Any) -> list[Any]:
