@@ -30,10 +30,14 @@ LIMIT, DRAWING = 120, 600
 QUICK = tuple(name for name, source in SOURCES.items() if not source.slow)
 
 
+class _TimeIsUp(BaseException):
+    """No Exception: nobody on the way up may take it for an error of its own."""
+
+
 @contextlib.contextmanager
 def _limited(seconds: int) -> Iterator[None]:
     def stop(*_: object) -> None:
-        raise TimeoutError(f"no verdict within {seconds} s")
+        raise _TimeIsUp(f"no verdict within {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
@@ -74,7 +78,7 @@ def _verdict(artifact: Path, checkpoint: Path, oracle: str | None, limit: int) -
     try:
         with _limited(limit):
             said = bisect(artifact, oracle=oracle, checkpoint=checkpoint).to_json()
-    except TimeoutError as error:
+    except _TimeIsUp as error:
         said = {"kind": "timeout", "error": str(error)}
     except Exception as error:  # whatever it is, it is no verdict
         said = {"kind": "crash", "error": f"{type(error).__name__}: {error}"[:2000]}
