@@ -1,5 +1,6 @@
 """Planted faults are where their truth says, show, obey fuel, come again by their seed, and leave nothing behind."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from planted.catalogue import SOURCES, compile_healthy, draw_fault
 from planted.fault import Fault, Setup, Truth
 from planted.in_kernels import KERNELS
 from planted.observe import Seen, serve, visible
+from planted.where import Place
 from run_seed import again, run_seed
 
 from ingot.ir.ops import OPS
@@ -79,6 +81,21 @@ def test_nothing_of_a_plant_is_left(tmp_path: Path) -> None:
     healthy, faulty = compile_healthy(setup, tmp_path), serve(planted.artifact)
     assert visible(healthy.seen, faulty, str(setup.options["dtype"]))
     assert visible(healthy.seen, serve(healthy.artifact), str(setup.options["dtype"])) is None
+
+
+def test_a_truth_fits_where_the_fault_shows_first_and_nowhere_else() -> None:
+    same = Place(traced=False, pass_name=None, bucket=None, weights=frozenset(), plan=False)
+    places = {
+        "definition": replace(same, traced=True),
+        "pass": replace(same, pass_name="cse"),
+        "recipe": replace(same, weights=frozenset({"w"})),
+        "plan": replace(same, plan=True),
+        "provider": same,
+    }
+    for kind in places:
+        truth = Truth(kind, "cse" if kind == "pass" else "", "", ("w",))
+        assert [name for name, place in places.items() if place.fits(truth)] == [kind]
+    assert not places["recipe"].fits(Truth("recipe", "concat", "", ("v",)))
 
 
 def test_rounding_is_no_fault() -> None:
