@@ -9,15 +9,17 @@ import inspect
 import random
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
+
+from torch import fx
 
 from ingot.compiler import Request
 from ingot.ir.errors import IngotError
-from ingot.ir.program import Program
+from ingot.ir.program import Program, target_name
 from ingot.models import dense
 from planted.changes import with_users
 from planted.fault import Fault, NoFault, Setup, Truth, replaced
@@ -25,7 +27,8 @@ from planted.fault import Fault, NoFault, Setup, Truth, replaced
 
 @dataclass(frozen=True)
 class Misprint:
-    """In the method `owner.method` of models/dense.py `right` reads `wrong`, in one layer where `layer` tells it."""
+    """In `method` of the class `owner` of models/dense.py, or in the function where there is no owner, `right` reads
+    `wrong`, in one layer where `layer` tells it."""
 
     name: str
     owner: str
@@ -38,6 +41,15 @@ class Misprint:
 _OF_ATTENTION, _OF_LAYER = "self.index", "self.attention.index"
 _SCALED = "self._scaled(attended)"
 MISPRINTS = (
+    Misprint("wrong rope theta", "", "weight_map", "theta=rope.theta", "theta=rope.theta * 2"),
+    Misprint("dropped offset", "", "_norm_recipe", "1.0, spec.norm_offset", "1.0, 0.0"),
+    Misprint(
+        "swapped gate and up",
+        "",
+        "_fused_recipes",
+        '"mlp.gate": spec.ffn, "mlp.up": spec.ffn',
+        '"mlp.up": spec.ffn, "mlp.gate": spec.ffn',
+    ),
     Misprint("missing residual", "Layer", "forward", f"return h + {_SCALED}", f"return {_SCALED}", _OF_LAYER),
     Misprint("missing residual", "Layer", "forward", f"= h + {_SCALED}", f"= {_SCALED}", _OF_LAYER),
     Misprint("norm twice", "Layer", "forward", '"mlp_norm", h', '"mlp_norm", self._normed("mlp_norm", h)', _OF_LAYER),
@@ -111,49 +123,73 @@ MISPRINTS = (
 
 def draw(setup: Setup, checkpoint: Path, healthy: Program, layers: int, draw: random.Random) -> Fault:
     """`healthy` is the traced program of the definition as it is."""
-    for misprint in draw.sample(MISPRINTS, len(MISPRINTS)):
-        layer = draw.randrange(layers) if misprint.layer else None
-        function, lines = _misprinted(misprint, layer)
-        if set(_at(healthy, lines, layer)):
-            break
-    else:
-        raise NoFault(f"{setup} has no line to misprint")
+    misprint = draw.choice(MISPRINTS)
+    layer = draw.randrange(layers) if misprint.layer else None
+    code = _misprinted(misprint, layer)
 
     def plant() -> contextlib.AbstractContextManager[None]:
-        return replaced(getattr(dense, misprint.owner), misprint.method, function)
+        # By its code: whoever imported the function has the misprint too.
+        return replaced(_method(misprint), "__code__", code)
 
     try:
         with plant():
             faulty = _traced(setup, checkpoint)
-    except IngotError as error:
+    except (IngotError, TypeError, AttributeError) as error:
         raise NoFault(f"{misprint.name}: refused: {error}") from error
-    nodes = tuple(dict.fromkeys([*_at(faulty, lines, layer), *_at(healthy, lines, layer)]))
-    where = f"{misprint.owner}.{misprint.method}" + (f" of layer {layer}" if layer is not None else "")
+    nodes = tuple(dict.fromkeys([*_parted(faulty, healthy), *_parted(healthy, faulty)]))
+    where = ".".join(filter(None, (misprint.owner, misprint.method)))
+    where += f" of layer {layer}" if layer is not None else ""
+    if not nodes:
+        raise NoFault(f"{setup} does not reach {where}")
     truth = Truth("definition", "", f"{misprint.wrong} for {misprint.right} in {where}", nodes)
     return Fault(misprint.name, setup, truth, plant, oracle="transformers")
 
 
-def _misprinted(misprint: Misprint, layer: int | None) -> tuple[FunctionType, range]:
-    """The method with other words in it and its own line numbers; and the lines where they stand."""
-    method = inspect.unwrap(getattr(getattr(dense, misprint.owner), misprint.method))
+def _method(misprint: Misprint) -> FunctionType:
+    found = getattr(getattr(dense, misprint.owner) if misprint.owner else dense, misprint.method)
+    assert isinstance(found, FunctionType)
+    return found
+
+
+def _parted(program: Program, other: Program) -> Iterator[str]:
+    """The values that the other program lacks, although it has all that they are made of; and who reads them."""
+    there = set(_meanings(other).values())
+    own = _meanings(program)
+    for node, meaning in own.items():
+        if meaning not in there and all(own[source] in there for source in node.all_input_nodes):
+            yield from with_users(node)
+
+
+def _meanings(program: Program) -> dict[fx.Node, Hashable]:
+    """Each value by how it is made, down to inputs and recipes, whatever it is called."""
+    found: dict[fx.Node, Hashable] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            spec = program.params.get(str(node.target))
+            found[node] = hash((str(node.target), str(spec.recipe) if spec else ""))
+        elif node.op == "call_function":
+            made = fx.node.map_arg((node.args, node.kwargs), lambda source: found[source])
+            found[node] = hash((target_name(node.target), repr(made)))
+    return found
+
+
+def _misprinted(misprint: Misprint, layer: int | None) -> CodeType:
+    """The code of the method with other words in it, at its own line numbers."""
+    method = _method(misprint)
     source, first = inspect.getsourcelines(method)
     text = textwrap.dedent("".join(source))
     if misprint.right not in text:
         raise NoFault(f"models/dense.py has no '{misprint.right}'")
     wrong = misprint.wrong
-    line = 1 + text[: text.index(misprint.right)].count("\n")
-    spans = [
-        (one.lineno, one.end_lineno or one.lineno) for one in ast.walk(ast.parse(text)) if isinstance(one, ast.stmt)
-    ]
-    begin, end = max(span for span in spans if span[0] <= line <= span[1])
     if layer is not None:
         wrong = _in_one_layer(misprint, layer)
     tree = ast.parse(text.replace(misprint.right, wrong, 1))
     ast.increment_lineno(tree, first - 1)
     space: dict[str, Any] = {}
     exec(compile(tree, method.__code__.co_filename, "exec"), vars(dense), space)
-    # A constant stands in front of the call that it is for.
-    return space[misprint.method], range(first + begin - 1, first + end + 1)
+    made = space[misprint.method]
+    assert isinstance(made, FunctionType)
+    return made.__code__
 
 
 def _in_one_layer(misprint: Misprint, layer: int) -> str:
@@ -166,13 +202,3 @@ def _in_one_layer(misprint: Misprint, layer: int) -> str:
 def _traced(setup: Setup, checkpoint: Path) -> Program:
     options = {name: value for name, value in setup.options.items() if name != "jobs"}
     return Request.read(checkpoint, **{"max_seq_len": 160, **options}).trace().entries["main"]
-
-
-def _at(program: Program, lines: range, layer: int | None) -> Iterator[str]:
-    """What is computed at these lines of the definition, and who reads it."""
-    for node in program.calls():
-        origin = node.meta.get("origin", "")
-        found = re.search(r"models/dense\.py:(\d+)", origin)
-        own = layer is None or f"layer {layer}," in origin
-        if found and own and int(found.group(1)) in lines:
-            yield from with_users(node)

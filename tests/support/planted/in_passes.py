@@ -60,7 +60,8 @@ def draw(name: str, setup: Setup, applications: list[Application], draw: random.
     runs = [one for one in applications if one.record.name == name]
     if not runs:
         raise NoFault(f"{name} does not run for {setup}")
-    chosen = draw.choice(runs)
+    # A bucket class may have no work for the pass.
+    chosen = draw.choice([one for one in runs if one.record.rewrites] or runs)
     if name == "cse":
         return _unequal_joined(setup, chosen, draw)
     if name in BOGUS:
