@@ -46,6 +46,8 @@ def draw(setup: Setup, programs: Sequence[Program], draw: random.Random) -> Faul
 
     def damage(artifact: Path) -> None:
         place = f"exe/{target.name}/{key}/{LIBRARY}"
+        if not (artifact / place).is_file():
+            raise NoFault(f"{place} is not in the artifact: the machine or its compiler changed in between")
         shutil.copyfile(build(), artifact / place)
         sign(artifact, place)
 
