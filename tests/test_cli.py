@@ -152,7 +152,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 # Help, and what a command line may be.
 
-COMMANDS = ("compile", "run", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
+COMMANDS = ("compile", "run", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
 
 HELP = f"""
 import contextlib, io, sys
