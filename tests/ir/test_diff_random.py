@@ -51,7 +51,7 @@ SOURCES = (
     ("qwen3-scaled", "default", ""),
 )
 QUICK_SOURCES = 3
-DRAWS, QUICK_DRAWS = 200, 31
+DRAWS, QUICK_DRAWS = 200, len(EDITS)
 Programs = Mapping[str, Program]
 
 
