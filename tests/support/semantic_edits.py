@@ -331,7 +331,8 @@ def another_result(program: Program, draw: random.Random) -> Program | None:
     body = region.body.copy()
     outputs = body.output_nodes()
     name = draw.choice(list(outputs))
-    others = [node for node in body.calls() if node not in outputs.values()]
+    tensors = [node for node in body.calls() if isinstance(node.meta["type"], TensorType)]
+    others = [node for node in tensors if node not in outputs.values()]
     if not others:
         return None
     body.set_outputs({**outputs, name: draw.choice(others)})
@@ -418,7 +419,8 @@ def another_output(program: Program, draw: random.Random) -> Program | None:
         case "name":
             outputs["renamed"] = value
         case "value":
-            outputs[name] = draw.choice([node for node in changed.calls() if node is not value])
+            tensors = [node for node in changed.calls() if isinstance(node.meta["type"], TensorType)]
+            outputs[name] = draw.choice([node for node in tensors if node is not value])
     if not outputs:
         return None
     changed.set_outputs(outputs)
