@@ -66,7 +66,8 @@ def _facts(program: Program) -> dict[str, str]:
     """What a program says of itself as a whole. Its name is that of its entry, and says nothing of what it computes."""
     found = {"stage": program.stage.name}
     if program.bucket is not None:
-        found["bucket"] = bucket_text(program.bucket)
+        features = tuple(sorted(program.bucket.features))
+        found["bucket"] = bucket_text(program.bucket.model_copy(update={"features": features}))
     if program.mesh:
         found["mesh"] = mesh_text(program.mesh)
     return found | {f"dim {dim.name}": f"[{dim.lo}, {dim.hi}]" for dim in program.dims.values()}

@@ -81,6 +81,7 @@ _SURE: tuple[Key, ...] = (
             lambda item: (item.value, item.usage, _looks(item)),
             lambda item: (item.value, item.usage),
             lambda item: (item.value, _looks(item)),
+            lambda item: (_by_usage(item), _looks(item)) if _by_usage(item) else None,
             lambda item: item.value,
             _by_usage,
         ),
@@ -92,13 +93,13 @@ def _by_neighbours(pairs: Pairs) -> Key:
     """What an item reads and who reads it, when all of that is paired, whatever its op."""
 
     def key(item: Item) -> Hashable | None:
-        if not item.args or not item.users:
+        if not item.args or not (item.users or item.outputs):
             return None
         read = [(_known(pairs, source), index) for source, index in item.args.values()]
         uses = [(_known(pairs, user), slot, index) for user, slot, index in item.users]
         if any(neighbour[0] is None for neighbour in (*read, *uses)):
             return None
-        return tuple(read), frozenset(uses)
+        return tuple(read), frozenset(uses), frozenset(item.outputs)
 
     return key
 

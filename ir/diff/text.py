@@ -30,8 +30,8 @@ class _Line:
         return f"{self.sign} {self.thing}" + (f" layer {layer}{self.change}" if self.change else f"  # layer {layer}")
 
 
-# Values, the checkpoint's tensors, and the names of placeholders at the front of their line; and attention's own layer.
-_NAMES = re.compile(r'%[\w.]+|"[\w.]+"|^(?:param|state|input|output) [\w.]+|\blayer=\d+|\(was [\w.]+\)')
+# Values, states, the checkpoint's tensors, names at the front of their line, and attention's own layer.
+_NAMES = re.compile(r'%[\w.]+|state<[\w.]+>|"[\w.]+"|^(?:param|state|input|output) [\w.]+|\blayer=\d+|\(was [\w.]+\)')
 _NUMBERS = re.compile(r"_\d+\b|(?<=[.=])\d+\b")
 
 

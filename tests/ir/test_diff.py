@@ -448,5 +448,11 @@ def test_a_deep_program_is_compared_in_no_time() -> None:
     assert {one.layers for one in added.added} == {(79,)} and not added.changed and not added.removed
 
 
+def test_the_features_of_a_bucket_class_have_no_order() -> None:
+    text = TEXT.replace("stage=NORMAL", "stage=NORMAL bucket=b tokens=[1, 4] q_max=any +one +two")
+    assert not changed(("+one +two", "+two +one"), text=text)
+    assert only(changed((" +two", ""), text=text)).field == "bucket"
+
+
 def test_runs_of_numbers() -> None:
     assert numbers_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"

@@ -1,5 +1,6 @@
 """Diffs of random rewordings are empty, and of random edits never: families, stages, quantized and on a mesh."""
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -50,7 +51,7 @@ SOURCES = (
     ("qwen3-scaled", "default", ""),
 )
 QUICK_SOURCES = 3
-DRAWS, QUICK_DRAWS = 200, 31
+DRAWS, QUICK_DRAWS = 200, len(EDITS)
 Programs = Mapping[str, Program]
 
 
@@ -75,6 +76,18 @@ def _programs(sources: Sequence[tuple[str, str, str]]) -> Programs:
     assert stages == {"TRACED", "NORMAL", "QUANTIZED", "SHARDED", "CACHED", "FUSED", "LOWERED"}
     assert any(program.regions for program in found.values()) and any(program.mesh for program in found.values())
     return found
+
+
+@pytest.mark.parametrize("name", ["llama-biased", pytest.param("gemma3_text-old", marks=pytest.mark.slow)])
+def test_what_a_stage_does_takes_as_many_lines_at_any_depth(name: str) -> None:
+    lines = []
+    for layers in (4, 5):
+        config = {**TINY[name].config, "num_hidden_layers": layers}
+        config.pop("layer_types", None)
+        steps, _ = staged(traced(config))
+        texts = [str(before.program.diff(after.program)) for before, after in itertools.pairwise(steps)]
+        lines.append([len(text.splitlines()) for text in texts])
+    assert lines[0] == lines[1] and sum(lines[0]) > 50
 
 
 DRAWN = [

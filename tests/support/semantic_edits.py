@@ -124,16 +124,25 @@ def swapped_arguments(program: Program, draw: random.Random) -> Program | None:
 
 
 def another_value(program: Program, draw: random.Random) -> Program | None:
-    """An argument is another value of the same type, from above."""
+    """An argument of an op is another value of the same type, from above."""
+    return _another_value(program, torch._ops.OpOverload, draw)
+
+
+def another_region_argument(program: Program, draw: random.Random) -> Program | None:
+    """A region is called with another value of the same type, which any number of its calls may read."""
+    return _another_value(program, RegionCall, draw)
+
+
+def _another_value(program: Program, kind: type, draw: random.Random) -> Program | None:
     changed = program.copy()
     above: list[fx.Node] = []
     places = []
     for node in changed.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload | RegionCall):
+        if node.op == "call_function" and isinstance(node.target, kind):
             for place, argument in enumerate(node.args):
                 if isinstance(argument, fx.Node):
-                    kind = argument.meta["type"]
-                    places += [(node, place, one) for one in above if one is not argument and one.meta["type"] == kind]
+                    found = argument.meta["type"]
+                    places += [(node, place, one) for one in above if one is not argument and one.meta["type"] == found]
         above.append(node)
     if not places:
         return None
@@ -322,7 +331,8 @@ def another_result(program: Program, draw: random.Random) -> Program | None:
     body = region.body.copy()
     outputs = body.output_nodes()
     name = draw.choice(list(outputs))
-    others = [node for node in body.calls() if node not in outputs.values()]
+    tensors = [node for node in body.calls() if isinstance(node.meta["type"], TensorType)]
+    others = [node for node in tensors if node not in outputs.values()]
     if not others:
         return None
     body.set_outputs({**outputs, name: draw.choice(others)})
@@ -409,7 +419,8 @@ def another_output(program: Program, draw: random.Random) -> Program | None:
         case "name":
             outputs["renamed"] = value
         case "value":
-            outputs[name] = draw.choice([node for node in changed.calls() if node is not value])
+            tensors = [node for node in changed.calls() if isinstance(node.meta["type"], TensorType)]
+            outputs[name] = draw.choice([node for node in tensors if node is not value])
     if not outputs:
         return None
     changed.set_outputs(outputs)
@@ -462,6 +473,7 @@ EDITS: tuple[Edit, ...] = (
     another_cast,
     swapped_arguments,
     another_value,
+    another_region_argument,
     dropped_bias,
     left_out,
     put_in,
