@@ -12,9 +12,12 @@ import pytest
 
 from ingot.report.data import Report, Step, Times
 from ingot.report.lines import program_lines
+from ingot.report.page import report_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Locator, Page
 
 Show = Callable[..., Any]
 
@@ -668,6 +671,16 @@ def test_hostile_names_stay_names(show: Show, plain_report: Report) -> None:
         page.locator(f"#tab-{tab}").click()
         assert page.locator("img").count() == 0 and page.locator("main script").count() == 0
     assert page.evaluate("window.hacked") is None
+
+
+def test_a_browser_that_is_too_old_is_told(browser: Browser, plain_report: Report, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(report_page(plain_report))
+    page = browser.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto((tmp_path / "report.html").as_uri())
+    page.get_by_text("needs a browser of 2024").wait_for()
+    assert "DecompressionStream is not defined" in page.inner_text("main")
+    page.close()
 
 
 def test_the_page_asks_for_nothing_and_could_not(show: Show, plain_report: Report) -> None:
