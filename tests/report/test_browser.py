@@ -223,6 +223,16 @@ def test_layers_that_are_equal_but_for_names_are_one_card(show: Show, plain_repo
     assert equal.locator(".picker option").all_inner_texts() == ["1", "2", "3"]
 
 
+def test_layers_that_a_pass_changed_otherwise_are_not_folded(show: Show, plain_report: Report) -> None:
+    traced, cse = plain_report.steps[0], plain_report.steps[1]
+    other = re.sub(r"(%silu_mul_2 = ingot)\.silu_mul", r"\1.other_mul", traced.text)
+    assert other != traced.text
+    report = replace(plain_report, steps=(replace(traced, text=other), replace(cse, text=traced.text)), nodes=())
+    page = show(report, hash="#pass=1").page
+    assert [title for title in titles(page) if title.startswith("Layer")] == ["Layers 0–1, 3–4", "Layer 2"]
+    assert shown_rows(page) and page.locator(".row.changed .node-name").all_inner_texts() == ["silu_mul_2"]
+
+
 def test_a_folded_card_shows_any_of_its_layers(show: Show, plain_report: Report) -> None:
     number = number_of(plain_report, "fuse-add-rms-norm")
     page = show(plain_report, hash=f"#pass={number}").page
@@ -613,6 +623,9 @@ def test_no_view_is_wider_than_the_window(show: Show, region_report: Report, siz
     page = show(region_report, size=SIZES[size], hash=f"#pass={number}&node=region_r1").page
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
     page.get_by_label("Close").click()
+    box = page.locator(".program").bounding_box()
+    assert box and box["width"] > 0.7 * SIZES[size][0]
+    assert page.locator(".timeline").is_visible() == (size == "desktop")
     for tab in TABS:
         page.locator(f"#tab-{tab}").click()
         for selector in (".refusals summary", ".card-title[aria-expanded=false]"):
