@@ -97,8 +97,8 @@ def find_scheme(name: str) -> Scheme:
 def quantize(tensor: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
     """The parts of a weight [N, K], by name; types as `Scheme.types` says. Raises ValueError for what has none.
 
-    A value is off by at most half a step (its scale), and, at the ends of a range with a zero point, by at most a whole
-    one: rounding the zero point moves the range by up to half a step.
+    A value is off by at most half a step, its scale; at the ends of a range with a zero point too, since rounding that
+    moves the range by up to half a step.
     """
     if problem := scheme.obstacle(tuple(tensor.shape)):
         raise ValueError(problem)

@@ -21,6 +21,7 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.record import Numerics, PassRecord, Refusal, Rewrite
 
 if TYPE_CHECKING:
+    from ingot.ir.diff import ProgramDiff
     from ingot.ir.program import Program
 
 Level = Literal["none", "summary", "full"]
@@ -205,6 +206,10 @@ class TraceEntry:
     def after(self) -> "Program":
         """The program as the pass left it. Raises ArtifactError where the trace has no programs."""
         return _parsed(self.after_text)
+
+    def diff(self) -> "ProgramDiff":
+        """What the pass changed in meaning. Raises ArtifactError where the trace has no programs."""
+        return self.before.diff(self.after)
 
 
 def _recorded(file: str | None, title: str) -> str:

@@ -44,7 +44,9 @@ class MergeLinears(Pass):
             groups.setdefault((bound["x"], bound["bias"] is None), []).append(node)
         for linears in groups.values():
             if len(linears) > 1:
-                if reason := _obstacle(rewriter, linears):
+                if reason := _why_not_merge(linears):
+                    rewriter.refuse(linears[0], reason, by_request=True)
+                elif reason := _obstacle(rewriter, linears):
                     rewriter.refuse(linears[0], reason)
                 elif rewriter.take(linears[0]):
                     _merge(rewriter, linears)
@@ -76,8 +78,6 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
     """Why these linears cannot be merged; None when they can."""
     program = rewriter.program
-    if reason := _why_not_merge(linears):
-        return reason
     bound = [_bound(node) for node in linears]
     for part, parts in _PARTS[linears[0].target].items():
         params = [item[part] for item in bound if item[part] is not None]

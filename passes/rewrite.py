@@ -88,6 +88,7 @@ class Rewriter:
     program: Program
     fuel: int | None = None
     refusals: list[Refusal] = field(default_factory=list)
+    excused: int = 0
     _anchors: list[tuple[str, str]] = field(default_factory=list)
     _made: list[list[fx.Node]] = field(default_factory=list)
 
@@ -156,6 +157,8 @@ class Rewriter:
                 node.meta["type"] = value_type
                 queue.extend(node.users)
 
-    def refuse(self, node: fx.Node, reason: str) -> None:
-        """Note that the pass nearly applied at `node`, and why it did not."""
+    def refuse(self, node: fx.Node, reason: str, *, by_request: bool = False) -> None:
+        """Note that the pass nearly applied at `node`, and why it did not. Where the reason is what the user asked for,
+        `by_request`, the model is owed a match less."""
         self.refusals.append(Refusal(node.name, reason))
+        self.excused += by_request

@@ -29,6 +29,29 @@ class _Step:
     what: str
 
 
+@dataclass(frozen=True)
+class Call:
+    """An instruction that is about to run: the `number`th of its bucket class, on these arguments."""
+
+    bucket: BucketPlan
+    number: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    _run: Callable[..., Any]
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.bucket.instructions[self.number]
+
+    def __call__(self) -> Any:
+        """Run it. An op gives its result, or a tuple of several; a region a list; what only updates states, None."""
+        return self._run(*self.args, **self.kwargs)
+
+
+# Sees every instruction in place of its running, and gives what the instruction yields: `call()`, or something else.
+Watch = Callable[[Call], Any]
+
+
 @dataclass
 class StepHandle:
     """A launched step, served by the bucket class `bucket`. On a CPU it has finished by then; `tokens` would wait for
@@ -88,12 +111,11 @@ class Executor:
                 raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
             if problem := parse_type(text).mismatch(params[name], self.sizes):
                 raise ArtifactError(f"weight '{name}' has {problem}", where="weights.json against plan.json")
-        self._params = {name: params[name] for name in plan.params}
+        self.params = {name: params[name] for name in plan.params}
         self._buckets = [_Bucket(bucket, self, executables) for bucket in plan.buckets]
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Callable[[], None] | None = None) -> StepHandle:
-        """Run one step. `inputs` are the plan's, by name; states move on. `watch` is called before the first
-        instruction and after each one."""
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> StepHandle:
+        """Run one step. `inputs` are the plan's, by name; states move on. `watch` runs the instructions, one by one."""
         sizes = dict(self.sizes)
         for name, value_type in self.inputs.items():
             if name not in inputs:
@@ -139,10 +161,10 @@ class _Bucket:
         self, plan: BucketPlan, executor: Executor, executables: Mapping[str, Callable[..., Sequence[torch.Tensor]]]
     ) -> None:
         self.plan = plan
-        names = [*executor._params, *executor.states, *executor.inputs, *plan.values]
+        names = [*executor.params, *executor.states, *executor.inputs, *plan.values]
         slot = {name: index for index, name in enumerate(names)}
         self._table: list[Any] = [None] * len(names)
-        for name, tensor in [*executor._params.items(), *executor.states.items()]:
+        for name, tensor in [*executor.params.items(), *executor.states.items()]:
             self._table[slot[name]] = tensor
         self._inputs = [(name, slot[name]) for name in executor.inputs]
         self._outputs = [(name, slot[name]) for name in executor.plan.outputs]
@@ -180,7 +202,7 @@ class _Bucket:
         )
 
     def run(
-        self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Callable[[], None] | None = None
+        self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None
     ) -> dict[str, torch.Tensor]:
         table = self._table
         for name, index in self._inputs:
@@ -192,16 +214,17 @@ class _Bucket:
             for index in self._types:
                 table[index] = None
 
-    def _run_steps(self, sizes: Mapping[str, int], watch: Callable[[], None] | None) -> None:
+    def _run_steps(self, sizes: Mapping[str, int], watch: Watch | None) -> None:
         table = self._table
-        if watch is not None:
-            watch()
-        for step in self._steps:
+        for number, step in enumerate(self._steps):
             args = list(step.args)
             for place, index in step.slots:
                 args[place] = table[index]
             try:
-                result = step.run(*args, **step.kwargs)
+                if watch is None:
+                    result = step.run(*args, **step.kwargs)
+                else:
+                    result = watch(Call(self.plan, number, tuple(args), step.kwargs, step.run))
             except Exception as error:  # whatever a library raises, one error says which instruction it was
                 raise BackendError(
                     f"{step.what} failed: {type(error).__name__}: {error}",
@@ -214,8 +237,6 @@ class _Bucket:
                     if index >= 0:
                         table[index] = result[place]
             result = None  # the table alone holds values, so that memory goes when the plan says so
-            if watch is not None:
-                watch()
             if not self._checked:
                 self._check(step, sizes)
             for index in step.frees:

@@ -142,6 +142,7 @@ def _print_misses(passes: "list[PassMisses]") -> None:
     for one in passes:
         where = "@".join(part for part in ("" if one.entry == "main" else one.entry, one.bucket or "") if part)
         name = f"{one.name}@{where}" if where else one.name
-        misses = [(miss.count, miss.reason, f"%{miss.node}") for miss in one.misses] or [("–", "nowhere", "–")]
+        misses: list[tuple[object, ...]] = [(miss.count, miss.reason, f"%{miss.node}") for miss in one.misses]
+        misses = misses or [("–", "nowhere", "–")]
         rows += [(name if i == 0 else "", one.matches if i == 0 else "", *miss) for i, miss in enumerate(misses)]
     print_table(out, table(("pass", "applied>", "not>", "because", "first at"), rows))

@@ -86,11 +86,10 @@ def inspect_artifact(
             summary = views.summary(opened)
             print_json(summary) if json else views.print_summary(summary)
         case _:
-            texts = (
-                views.texts_of_stage(opened, stage)
-                if stage is not None
-                else views.texts_of_pass(opened, after_pass)
-                if after_pass is not None
-                else views.final_texts(opened)
-            )
+            if stage is not None:
+                texts = views.texts_of_stage(opened, stage)
+            elif after_pass is not None:
+                texts = views.texts_of_pass(opened, after_pass)
+            else:
+                texts = views.final_texts(opened)
             print_json(views.programs_json(texts, wanted)) if json else views.print_programs(texts, wanted)

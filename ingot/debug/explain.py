@@ -158,7 +158,7 @@ def _calls(
 
     def call(node: fx.Node, one: Program, **more: Any) -> Call:
         cost, origin = call_cost(node, one, sizes), str(node.meta.get("origin", ""))
-        claims = {**choice.candidates.get(node.name, {}), **refused.get(node.name, {})}
+        claims: dict[str, float | str] = {**choice.candidates.get(node.name, {}), **refused.get(node.name, {})}
         facts = {"provider": node.meta.get("provider", ""), "layer": _layer(origin), "origin": origin, **more}
         return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
 

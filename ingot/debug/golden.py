@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
 from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
-from ingot.runtime.executor import Executor
+from ingot.runtime.executor import Call, Executor
 from ingot.runtime.loader import Loaded
 
 SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
@@ -150,9 +151,16 @@ class _TimedRun:
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         self.ticks = []
-        handle = self.executor.launch(inputs, watch=lambda: self.ticks.append(time.perf_counter()))
+        handle = self.executor.launch(inputs, watch=self._timed)
         self.bucket = handle.bucket
         return handle.outputs
+
+    def _timed(self, call: Call) -> Any:
+        if not self.ticks:
+            self.ticks.append(time.perf_counter())
+        result = call()
+        self.ticks.append(time.perf_counter())
+        return result
 
 
 def providers(executor: Executor) -> dict[str, tuple[str, ...]]:

@@ -54,7 +54,7 @@ def read_side(text: str) -> Side:
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
     """The programs after a pass, or at the end of a stage, by what tells them apart: the one way to the trace."""
-    from ingot.commands.artifact_views import texts_of_pass, texts_of_stage
+    from ingot.commands.views.programs import texts_of_pass, texts_of_stage
 
     try:
         return texts_of_stage(artifact, name) if name.upper() in Stage.__members__ else texts_of_pass(artifact, name)

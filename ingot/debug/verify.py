@@ -83,7 +83,7 @@ def _promise(golden: GoldenRun) -> tuple[Promise, str]:
 
 def _tolerance(manifest: Manifest) -> Tolerance:
     dtype = DTYPES.get(str(manifest.model.get("dtype")))
-    if dtype not in TOLERANCES:
+    if dtype is None or dtype not in TOLERANCES:
         raise ArtifactError(f"the model's dtype is {manifest.model.get('dtype')!r:.80}", where="manifest.json, model")
     return TOLERANCES[dtype]
 

@@ -1,6 +1,6 @@
 """Why two artifacts, or an artifact and a request, are not one: by their inputs, their files, their executables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,13 +68,13 @@ class Miss:
 
 def why_miss(a: Artifact, b: Artifact) -> Miss:
     """Why `b` was not found when `a` was there. Raises ArtifactError where one of them does not say."""
-    both = set(_executables(a)) & set(_executables(b))
+    mine, theirs = _executables(a), _executables(b)
     return replace(
         why_requests_differ(identity_of(a), identity_of(b)),
         builds=(a.build_id, b.build_id),
         file=first_difference(a, b),
-        shared=len(both),
-        not_shared=executables_not_shared(_executables(a), _executables(b)),
+        shared=len(mine.keys() & theirs.keys()),
+        not_shared=executables_not_shared(mine, theirs),
     )
 
 
@@ -181,11 +181,10 @@ def _within(a: Artifact, b: Artifact, path: str) -> str:
 def _first_value(path: str, a: object, b: object) -> str:
     """The path and values of the first difference of two JSON values; "" for equal ones."""
     if isinstance(a, dict) and isinstance(b, dict):
-        pairs: Sequence[tuple[str, bool, bool]] = [(key, key in a, key in b) for key in sorted(a.keys() | b.keys())]
-        for key, mine, theirs in pairs:
+        for key in sorted(a.keys() | b.keys()):
             inner = f"{path}.{key}" if path else key
-            if not (mine and theirs):
-                return f"{inner} (only in {'A' if mine else 'B'})"
+            if key not in a or key not in b:
+                return f"{inner} (only in {'A' if key in a else 'B'})"
             if found := _first_value(inner, a[key], b[key]):
                 return found
         return ""

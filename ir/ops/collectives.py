@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import InternalError
-from ingot.ir.ops.dense import lookup_traffic
-from ingot.ir.ops.registry import Sample, define, nothing, wide
+from ingot.ir.ops.registry import Sample, define, lookup_traffic, nothing, wide
 
 Ranks = list[torch.Tensor]
 

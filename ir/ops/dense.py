@@ -3,17 +3,12 @@
 import torch
 import torch.nn.functional as F
 
-from ingot.ir.ops.registry import Sample, bytes_of, define, nothing, wide
+from ingot.ir.ops.registry import Sample, bytes_of, define, lookup_traffic, nothing, wide
 from ingot.ir.tables import make_table
 
 
 def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(dtype)
-
-
-def lookup_traffic(tokens: torch.Tensor, weight: torch.Tensor, **_: object) -> int:
-    """Of a table, the rows that are taken; they are written too."""
-    return bytes_of(tokens) + 2 * tokens.numel() * bytes_of(weight[:1])
 
 
 def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

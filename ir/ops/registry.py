@@ -148,6 +148,11 @@ def bytes_of(*values: Any) -> int:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
+def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> int:
+    """Bytes of taking rows of a table: those rows are read, and written."""
+    return bytes_of(indices) + 2 * indices.numel() * bytes_of(table[:1])
+
+
 def nothing(*_: Any, **__: Any) -> int:
     """The flops of a call that only moves data, or that is not asked to do anything."""
     return 0

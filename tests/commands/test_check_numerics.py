@@ -51,5 +51,3 @@ def test_a_breach_ends_the_compile(
     assert "error: pass merge-linears broke its numerics contract, exact: declared exact, but values differ" in said
     assert "program main; first at %" in said and "--passes default,-merge-linears compiles without it" in said
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert compiled(folder, tmp_path / "m.ingot") == 0, "without the check nothing looks"
-    assert "\nNumerics\n" not in capsys.readouterr().out

@@ -362,5 +362,3 @@ def test_nothing_is_published_on_a_breach(checkpoint: Callable[[str], Path], tmp
         compile_model(checkpoint("llama-biased"), output, check_numerics=True, on_pass=spoil, **COMPILE)
     assert "%silu_mul_1 (layer 1, ingot.silu_mul)" in caught.value.where
     assert list(tmp_path.iterdir()) == []
-    compile_model(checkpoint("llama-biased"), output, on_pass=spoil, **COMPILE)
-    assert output.is_dir(), "only the check sees it"

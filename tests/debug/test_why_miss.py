@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -253,6 +254,16 @@ def test_what_follows_is_told_apart(folder: Path) -> None:
         "programs.main": "config.torch_dtype",
     }
     assert json.loads(json.dumps(found.to_json()))["changes"][0]["path"] == "options.backends"
+
+
+def test_a_configuration_may_hold_infinities(folder: Path) -> None:
+    """Others write them, and JSON knows none."""
+    stored = json.loads((folder / "config.json").read_text())
+    before = document(folder)
+    stored["rope_scaling"]["unused"] = math.inf
+    (folder / "config.json").write_text(json.dumps(stored))
+    found = why_requests_differ(before, document(folder))
+    assert [str(one) for one in found.causes] == ["config.rope_scaling.unused: Infinity (only in B)"]
 
 
 def test_an_option_of_the_user_is_a_cause_of_its_own(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """Where programs come apart, whatever lies between: fused, regions, ranks; and where one overflows."""
 
-from collections.abc import Callable, Mapping
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +19,7 @@ from ingot.ir.harness import rank_params, step_inputs
 from ingot.ir.program import Program, RegionCall
 from ingot.ir.record import Numerics
 from ingot.ir.recording import Recording, record
+from ingot.ir.text import print_program
 from ingot.passes.pipeline import pipeline_for
 
 # Three layers: the first two run one region, with weights of their own.
@@ -56,11 +59,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def test_healthy_programs_agree_from_any_stage_to_any_other(world: World) -> None:
-    recordings = [world.recorded(name) for name in world.alone]
-    recordings += [world.recorded(name, mesh=True) for name in world.on_mesh]
-    for one in recordings:
-        assert first_divergence(recordings[0], one) is None
-        assert first_divergence(one, recordings[len(world.alone) - 1]) is None
+    first, last = world.recorded("trace"), world.recorded("make-plan")
+    programs = [*world.alone.values(), *world.on_mesh.values()]
+    distinct = {print_program(program).partition("\n")[2]: program for program in programs}
+    assert len(distinct) > 10
+    for program in distinct.values():
+        one = world.record(program)
+        assert first_divergence(first, one) is None
+        assert first_divergence(one, last) is None
 
 
 def test_ranks_are_put_together(world: World) -> None:
@@ -124,6 +130,42 @@ def test_in_the_body_of_a_region_that_several_layers_run(world: World) -> None:
     found = first_divergence(world.recorded("choose-providers"), world.record(program))
     assert found is not None and found.node == f"{call.name}/{gated.name}" and found.op == "ingot.silu_mul"
     assert found.layer == 0
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_wrong_wiring_is_found_anywhere(seed: int, world: World) -> None:
+    """A call of the program or of a region's body, drawn at random, reads another value of the same type: it is the
+    node, or made it, or feeds what did."""
+    draw = random.Random(seed)
+    names = list(world.alone)
+    stage = draw.choice(names[1:])
+    program = world.alone[stage].copy()
+    body = program
+    if program.regions and draw.random() < 0.7:
+        region = program.regions[draw.choice(list(program.regions))]
+        body = region.body.copy()
+        program.regions[region.name] = replace(region, body=body)
+    node, old, new = draw.choice(list(_rewirings(body)))
+    node.args = tuple(new if argument is old else argument for argument in node.args)
+    changed = world.record(program)
+    found = first_divergence(world.recorded(names[names.index(stage) - 1]), changed)
+    if found is None:
+        assert first_divergence(world.recorded(stage), changed) is None, f"{node.format_node()} makes no difference"
+    else:
+        # Where a call of a region reads something wrong, its body is where that shows.
+        suspects = {part for name in (found.node, *found.made, *found.fed) for part in name.split("/")}
+        assert node.name in suspects, f"{node.format_node()} reads {new}: {found}"
+
+
+def _rewirings(program: Program) -> Iterator[tuple[fx.Node, fx.Node, fx.Node]]:
+    """Calls, a floating-point argument of theirs, and another value of its type that is there by then."""
+    for node in program.calls():
+        earlier = list(itertools.takewhile(lambda one, node=node: one is not node, program.graph.nodes))
+        for old in node.all_input_nodes:
+            dtype = getattr(old.meta["type"], "dtype", torch.int32)
+            for new in earlier if dtype.is_floating_point and old in node.args else ():
+                if new is not old and new.meta["type"] == old.meta["type"]:
+                    yield node, old, new
 
 
 def test_bits_are_compared_by_contract(world: World) -> None:

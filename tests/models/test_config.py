@@ -179,3 +179,20 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
 def test_a_bad_field_is_named(name: str, field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"\b{re.escape(field)}\b"):
         read_spec(_config(name, **{field: value}))
+
+
+def test_a_spec_keeps_the_fields_that_were_looked_at() -> None:
+    """Those of a config.json that decide something, as they are spelled there, and no other."""
+    config = {
+        **_config("llama-biased"),
+        "transformers_version": "4.0",
+        "_name_or_path": "somewhere",
+        "sliding_window": 7,
+    }
+    kept = read_spec(config).config
+    assert {name: config[name] for name in kept} == kept
+    assert {"architectures", "torch_dtype", "eos_token_id", "rms_norm_eps", "rope_theta", "rope_scaling"} <= kept.keys()
+    assert not kept.keys() & {"transformers_version", "_name_or_path", "sliding_window"}, "llama has no windows"
+    assert read_spec(_config("mistral-window")).config["sliding_window"] is not None
+    other = {name: value for name, value in config.items() if name != "torch_dtype"}
+    assert read_spec(config) == read_spec({**other, "dtype": config["torch_dtype"]}), "spelling is no difference"

@@ -149,6 +149,13 @@ def test_misspelt(text: str, problem: str) -> None:
         edit_pipeline(text)
 
 
+def test_linears_that_a_scheme_keeps_apart_are_not_owed() -> None:
+    steps, _ = staged(traced(TINY["llama-plain"].config), edit_pipeline("default,quantize{scheme=int8_tensor}"))
+    merged = next(step.record for step in steps if step.name == "merge-linears")
+    assert merged is not None and merged.matches == 0
+    assert {refusal.reason for refusal in merged.refusals} == {"scheme 'int8_tensor' has one scale for a whole weight"}
+
+
 @pytest.mark.parametrize("name", ["qwen3-biased", "llama-biased"])
 def test_a_whole_model(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Every later pass takes the quantized program and keeps its own promise on it."""

@@ -103,7 +103,7 @@ class AcceptDrafts(Pass):
     """`advance` takes back the tokens that were fed and not sampled; their number is an output."""
 
     name: ClassVar[str] = "toy-accept-drafts"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
+    numerics: ClassVar[Numerics] = Numerics.LOSSY  # rows go back where drafts are rejected
     joins: ClassVar[Stage] = Stage.CACHED
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
@@ -156,7 +156,7 @@ def test_one_tensor_for_both(folder: Path) -> None:
     assert set(draft.plan.params) < set(main.plan.params) and "layers.1.attention.q_k_v.weight" in draft.plan.params
     assert not any(name.startswith("layers.2") for name in draft.plan.params)
     for name in draft.plan.params:
-        assert draft._params[name].data_ptr() == main._params[name].data_ptr()
+        assert draft.params[name].data_ptr() == main.params[name].data_ptr()
     index = json.loads((folder / "weights.json").read_text())
     assert index.keys() == main.plan.params.keys(), "a weight of the draft was packed again"
 

@@ -62,6 +62,8 @@ def test_the_programs_are_those_that_the_passes_saw(compiled: Compiled) -> None:
         assert print_program(entry.after) == entry.after_text and print_program(entry.before) == entry.before_text
     assert trace[-1].after_text == compiled.artifact.read_text("program.ir")
     assert trace["insert-paged-kv"].matches == CHECKPOINTS[NAME].config["num_hidden_layers"]
+    assert trace["fuse-qk-norm-rope"].matches == 0 and not trace["fuse-qk-norm-rope"].diff()
+    assert trace["merge-linears"].diff()
     assert trace["choose-providers@any"].number == 10 and trace["cse"].stage == "FUSED"
     with pytest.raises(OptionError, match="nearest is 'cse'"):
         trace["csa"]

@@ -1,0 +1,81 @@
+"""`ingot bisect`: who is to blame when an artifact computes the wrong thing."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ingot.commands import Flag
+from ingot.console import console, facts, print_json, print_table
+from ingot.debug.verdict import Kind, Verdict
+
+CULPRIT = 3  # what the command ends with when somebody is to blame
+_WHAT = {
+    Kind.PASS: "pass",
+    Kind.PROVIDER: "provider",
+    Kind.RECIPE: "recipe step",
+    Kind.WEIGHTS: "weights",
+    Kind.PLAN: "plan",
+    Kind.DEFINITION: "definition",
+    Kind.OVERFLOW: "overflow",
+}
+
+
+def bisect_artifact(
+    artifact: str,
+    /,
+    *,
+    oracle: str | None = None,
+    checkpoint: str | None = None,
+    output: Annotated[str | None, Parameter(name=("--output", "-o"))] = None,
+    json: Flag = False,
+) -> int:
+    """Find what makes an artifact compute something else than its checkpoint means. Ends with 0 when nothing does, and
+    with 3 when the culprit was found.
+
+    Parameters
+    ----------
+    artifact
+        An artifact folder.
+    oracle
+        Judges the model's definition too: `transformers`, or a Python file that defines `oracle(requests)`.
+    checkpoint
+        The checkpoint folder that was compiled, where it has moved.
+    output
+        The folder for what shows the fault by itself; NAME.bisect by default.
+    json
+        As JSON.
+    """
+    from ingot.debug.bisect import bisect
+
+    folder = output or f"{Path(artifact).name.removesuffix('.ingot')}.bisect"
+    verdict = bisect(artifact, oracle=oracle, checkpoint=checkpoint, output=folder)
+    if json:
+        print_json(verdict.to_json())
+    else:
+        print_verdict(verdict)
+    return CULPRIT if verdict else 0
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """The verdict for people."""
+    out = console()
+    if not verdict:
+        out.print(f"healthy: nobody is to blame ({verdict.runs} runs of programs)", markup=False)
+        return
+    rewrite = verdict.rewrite
+    rows = [
+        (_WHAT[verdict.kind], verdict.blamed),
+        ("entry", "" if verdict.entry == "main" else verdict.entry),
+        ("bucket class", verdict.bucket or ""),
+        ("rewrite", f"{rewrite.index}, at %{rewrite.anchor.removeprefix('%')}" if rewrite else ""),
+        ("node", f"%{verdict.node} ({verdict.op})" if verdict.node and verdict.op else verdict.node),
+        ("first wrong", f"%{verdict.tensor}" if verdict.tensor else ""),
+        ("layer", "" if verdict.layer is None else str(verdict.layer)),
+        ("origin", verdict.origin),
+        ("found", verdict.found),
+        ("runs", str(verdict.runs)),
+        ("reproducer", str(verdict.reproducer or "")),
+        ("golden", str(verdict.golden or "")),
+    ]
+    print_table(out, facts([row for row in rows if row[1]]))

@@ -1,0 +1,133 @@
+"""Who is to blame when an artifact computes the wrong thing: a pass, a provider, a recipe, the model's definition."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ingot.debug.blame_definition import blame_definition
+from ingot.debug.blame_execution import blame_execution
+from ingot.debug.blame_overflow import blame_overflow
+from ingot.debug.blame_pass import Culprit, Judge, base_of, blame_pass
+from ingot.debug.blame_recipe_steps import wrong_step
+from ingot.debug.blame_rewrite import Blame, blame_rewrite, harm
+from ingot.debug.case import Case, recorded_requests
+from ingot.debug.locate import Site
+from ingot.debug.oracles import Oracle, open_oracle
+from ingot.debug.reproducer import write_reproducer
+from ingot.debug.verdict import Kind, Verdict
+from ingot.ir.errors import OutputError
+
+
+def bisect(
+    artifact: str | Path,
+    *,
+    oracle: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    output: str | Path | None = None,
+) -> Verdict:
+    """Find what makes `artifact` compute something else than its checkpoint means, and write what shows it.
+
+    The traced program on the checkpoint's tensors is the meaning, in float64; every program behind it is compared with
+    that, then the artifact's execution with its programs. With `oracle` the traced program itself is judged too: by
+    "transformers", or by a Python file that defines `oracle(requests)`. `checkpoint` is the folder that was compiled,
+    where it has moved. Into the folder `output`, which must not be there yet, goes what shows the fault by itself; by
+    default nothing is written.
+
+    Whoever is accused has been found twice: with what it did the outputs are wrong, and without it they are right.
+    Raises IngotError where artifact, checkpoint or oracle cannot be used.
+    """
+    folder = None if output is None else Path(output)
+    if folder is not None and folder.exists():
+        raise OutputError(f"{folder} exists already", hint="remove it, or name another folder with -o")
+    asked = None if oracle is None else open_oracle(oracle)
+    case = Case.open(artifact, checkpoint)
+    verdict = _blame(case, asked, folder) or Verdict(Kind.HEALTHY)
+    return replace(verdict, runs=max(case.runs, verdict.runs))
+
+
+def _blame(case: Case, oracle: Oracle | None, folder: Path | None) -> Verdict | None:
+    return (
+        _blame_pass(case, folder)
+        or blame_overflow(case)
+        or _blame_execution(case, folder)
+        or (blame_definition(case, oracle) if oracle else None)
+    )
+
+
+def _blame_pass(case: Case, folder: Path | None) -> Verdict | None:
+    judge = Judge(case)
+    culprit = blame_pass(case, judge)
+    if culprit is None:
+        return None
+    if wrong := wrong_step(case, culprit.link.before, culprit.link.program):
+        return wrong
+    expected = judge.expectation(culprit.chain, base_of(culprit.chain, culprit.place - 1))
+    blame = blame_rewrite(judge, culprit, expected)
+    if not _is_confirmed(case, culprit, blame):
+        return None
+    verdict = _verdict(culprit, blame)
+    if folder is None:
+        return verdict
+    script, golden = write_reproducer(case, culprit, blame, expected, folder)
+    return replace(verdict, reproducer=script, golden=golden)
+
+
+# Draws of prompts for the second look: a fault that one does not show, another may.
+_LOOKS = (1, 2, 3)
+
+
+def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:
+    """The second look, with other prompts: the fault is there with the rewrite, and gone without it."""
+    if culprit.what == "structure":
+        return True
+    place = base_of(culprit.chain, culprit.place - 1)
+    for seed in _LOOKS:
+        other = Judge(case, seed)
+        harms = harm(other, culprit, other.expectation(culprit.chain, place))
+        if harms(blame.after):
+            return not harms(blame.before)
+    return False
+
+
+def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
+    site, link = blame.site, culprit.link
+    found = culprit.text
+    if site is not None and site.text and site.text not in found:
+        found += f"; at %{site.tensor}" + (f", which stands for %{site.instead_of}" if site.instead_of else "")
+        found += f": {site.text}"
+    if blame.changed:
+        found += "; the pass as it is now makes another program: its source has changed since"
+    elif blame.rewrite is None:
+        found += "; the pass does this outside of its rewrites"
+    return Verdict(
+        Kind.PASS,
+        blamed=link.name,
+        entry=link.entry,
+        bucket=link.bucket.name if link.bucket else None,
+        rewrite=blame.rewrite,
+        node=site.node if site else "",
+        op=site.op if site else "",
+        tensor=site.tensor if site else "",
+        layer=_layer(site, blame),
+        origin=site.origin if site else (blame.rewrite.origin if blame.rewrite else ""),
+        found=found,
+    )
+
+
+def _layer(site: Site | None, blame: Blame) -> int | None:
+    """The layer of the node to blame; of a param by its name, and of what has none that of the rewrite."""
+    texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
+    texts += [] if blame.rewrite is None else [blame.rewrite.origin]
+    return next((int(found[1]) for text in texts if (found := re.search(r"\blayer (\d+)", text))), None)
+
+
+def _blame_execution(case: Case, folder: Path | None) -> Verdict | None:
+    if case.request.mesh:
+        return None  # nothing runs on several devices yet
+    return blame_execution(
+        case.artifact,
+        case.final_programs,
+        case.read,
+        recorded_requests(case.artifact, case),
+        reproducer=folder,
+    )

@@ -1,0 +1,122 @@
+"""Where the definition of a model and an oracle part: the traced program is compared with somebody else's account."""
+
+import torch
+from torch import fx
+
+from ingot.compiler import Request
+from ingot.debug.case import Case, recorded_requests
+from ingot.debug.observe import is_by_token, observe
+from ingot.debug.oracles import Digest, Oracle
+from ingot.debug.schedule import Request as Sequence
+from ingot.debug.schedule import whole
+from ingot.debug.verdict import Kind, Verdict
+from ingot.ir.program import VIEWS, Program, target_name
+from ingot.ir.recording import layer_of
+from ingot.ir.text import print_program
+
+# How far logits may lie from an oracle's, of the largest one: oracles compute in float32, in part at least, whose
+# tolerance for one op is as much.
+_NEAR = 1e-4
+
+
+def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
+    """The call of the traced program that the oracle does not make; None when both give the same logits."""
+    program = _traced(case)
+    folder = case.request.checkpoint.folder
+    requests = recorded_requests(case.artifact, case)
+    theirs = oracle.logits(folder, requests)
+    case.runs += 1
+    (step,) = whole([Sequence(tuple(request), len(request)) for request in requests], 1)
+    (seen,) = observe(program, case.params(program), [step], 1, exact=True)
+    ours = seen.outputs["logits"].split([len(request) for request in requests])
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if problem := _apart(mine, other):
+            found = f"logits of request {index} {problem}, by {oracle.name}; all passes mean the same"
+            if oracle.watched is None:
+                return Verdict(Kind.DEFINITION, blamed=case.request.spec.architecture, tensor="logits", found=found)
+            return _located(case, program, oracle.watched(folder, requests[index]), requests[index], found)
+    return None
+
+
+def _traced(case: Case) -> Program:
+    """The definition as it was traced, in float32, in which constants are not rounded to the model's dtype."""
+    stored = next(chain for chain in case.chains if chain.entry == "main").links[0].program
+    same = print_program(stored) == print_program(case.model.entries["main"])
+    if not same or case.request.spec.dtype is torch.float32:
+        return stored
+    options = {**case.request.options, "dtype": "float32"}
+    return Request.read(case.request.checkpoint.folder, **options).trace().entries["main"]
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+    if found.shape != expected.shape:
+        return f"are {list(found.shape)}, expected {list(expected.shape)}"
+    error = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf"))
+    if float(error.max()) <= _NEAR * max(1.0, float(expected.double().abs().max())):
+        return None
+    rows = (error.amax(-1) > _NEAR * max(1.0, float(expected.double().abs().max()))).nonzero()
+    place = int(rows[0])
+    token = int(error[place].argmax())
+    return (
+        f"part at position {place}: token {token} has {float(found[place, token]):.6g}, "
+        f"expected {float(expected[place, token]):.6g}"
+    )
+
+
+def _located(case: Case, program: Program, theirs: list[Digest], request: list[int], found: str) -> Verdict:
+    """The first call whose result the oracle has not, and behind which it has nothing that depends on it."""
+    calls = [node for node in program.calls() if is_by_token(node) and node.meta["type"].dtype.is_floating_point]
+    case.runs += 1
+    (step,) = whole([Sequence(tuple(request), len(request))], 1)
+    names = {node.name for node in calls}
+    (seen,) = observe(program, case.params(program), [step], 1, exact=True, watch=names)
+    matches = {node: _match(Digest.of(seen.values[node.name][0]), theirs) for node in calls}
+    absent = {node for node, match in matches.items() if match is None}
+    for node in calls:
+        if (
+            node in absent
+            and node.target not in VIEWS
+            and not any(other not in absent for other in _behind(node, calls))
+        ):
+            module = _module(node, program, matches)
+            return Verdict(
+                Kind.DEFINITION,
+                blamed=str(node.meta.get("origin", "")).rpartition(", ")[2] or node.name,
+                node=node.name,
+                op=target_name(node.target),
+                tensor=node.name,
+                layer=layer_of(node),
+                origin=str(node.meta.get("origin", "")),
+                found=f"{found}; its module {module} makes nothing like it of what both have",
+            )
+    return Verdict(Kind.DEFINITION, blamed=case.request.spec.architecture, tensor="logits", found=found)
+
+
+def _match(digest: Digest, theirs: list[Digest]) -> Digest | None:
+    return next((other for other in theirs if digest.is_near(other)), None)
+
+
+def _behind(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
+    """All that is computed from a value."""
+    found, waiting, known = set(), list(node.users), set(calls)
+    while waiting:
+        one = waiting.pop()
+        if one not in found and one in known:
+            found.add(one)
+            waiting += one.users
+    return found
+
+
+def _module(node: fx.Node, program: Program, matches: dict[fx.Node, Digest | None]) -> str:
+    """The oracle's module that stands where a call does: by the weight that it reads, else by what it works on."""
+    for source in node.all_input_nodes:
+        if source.op == "placeholder" and str(source.target) in program.params:
+            for name in sorted(program.params[str(source.target)].recipe.sources()):
+                return f"'{name.rpartition('.')[0]}'"
+    modules = [match.module for source in node.all_input_nodes if (match := matches.get(source)) is not None]
+    common = []
+    for parts in zip(*(module.split(".") for module in modules), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return f"'{'.'.join(common)}'"

@@ -1,0 +1,189 @@
+"""What is wrong in an artifact whose programs mean the right thing: its plan, its packed weights, a recipe's step, a
+provider's kernel, a compiled region, or the executor.
+
+From cheap to dear, and from what others rest on to what rests on it: the plan against its programs, the weights against
+their recipes, then the instructions in lock-step with their references.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.compiler import BACKENDS
+from ingot.debug.blame_plan import PlanFault, plan_fault
+from ingot.debug.blame_provider import Misstep, first_misstep
+from ingot.debug.blame_recipe import weight_fault
+from ingot.debug.blame_region import overflow_start, region_fault
+from ingot.debug.provider_reproducer import CALL, write_reproducer
+from ingot.debug.steps import recorded_steps
+from ingot.debug.verdict import Kind, Verdict
+from ingot.identity import exe_key
+from ingot.ir.errors import ArtifactError, BackendError, TargetError
+from ingot.ir.plan import Plan, Plans, Ref
+from ingot.ir.program import Program, RegionCall, merged_params, target_name
+from ingot.ir.target import Target
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.loader import Loaded, load_artifact, load_weights
+
+Read = Callable[[str], torch.Tensor]
+
+
+def blame_execution(
+    artifact: Artifact,
+    programs: Sequence[Program],
+    read: Read,
+    requests: Sequence[Sequence[int]],
+    *,
+    loaded: Loaded | None = None,
+    reproducer: Path | None = None,
+) -> Verdict | None:
+    """Who is to blame in the execution of `artifact`; None when all of it does what its programs say.
+
+    `programs` are the final ones, as program.ir holds them: of every entry and bucket class. `read` gives a tensor of
+    the checkpoint by name, `requests` are token ids to run. `loaded` is the artifact ready to run, else it is loaded;
+    its states are overwritten. Into the folder `reproducer` goes what shows a provider's fault by itself.
+    """
+    plans = Plans.model_validate_json(artifact.read_text("plan.json"))
+    by_entry: dict[str, dict[str, Program]] = {}
+    for program in programs:
+        by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program
+    target = Target.detect("cpu")
+    for entry, plan in plans.plans.items():
+        if entry not in by_entry:
+            raise ArtifactError(f"program.ir has no program of the entry '{entry}'", where=str(artifact.folder))
+        if fault := plan_fault(plan, by_entry[entry], region_keys(by_entry[entry], plans.executables.keys(), target)):
+            return _of_plan(fault)
+    index = artifact.read_json("weights.json")
+    assert isinstance(index, dict)
+    packed = load_weights(artifact)
+    if wrong := weight_fault(merged_params(programs), packed, index, read):
+        blamed = wrong.step.step if wrong.step else "packing"
+        kind = Kind.WEIGHTS if wrong.packed else Kind.RECIPE
+        return Verdict(
+            kind, blamed=blamed, node=wrong.param, tensor=wrong.param, layer=_layer(wrong.param), found=wrong.text
+        )
+    loaded = loaded or load_artifact(artifact.folder)
+    for entry, plan in plans.plans.items():
+        verdict = _blame_entry(loaded, plan, by_entry[entry], packed, requests, target, reproducer)
+        if verdict is not None:
+            return replace(verdict, entry=entry)
+    return None
+
+
+def _blame_entry(
+    loaded: Loaded,
+    plan: Plan,
+    programs: Mapping[str, Program],
+    params: Mapping[str, torch.Tensor],
+    requests: Sequence[Sequence[int]],
+    target: Target,
+    reproducer: Path | None,
+) -> Verdict | None:
+    executor = loaded.executors[plan.entry]
+    steps = recorded_steps(plan, requests, page_size=loaded.limits.page_size, pages=loaded.num_pages)
+    misstep = first_misstep(executor, programs, params, steps)
+    if misstep is None:
+        return None
+    verdict = _of_misstep(misstep, target)
+    runs = misstep.step + 1
+    if verdict.kind is Kind.PROVIDER and not misstep.stray:
+        # With references in place of all that the provider computes like this, is all of it right?
+        other = first_misstep(executor, programs, params, steps, swapped=misstep.instruction)
+        runs += other.step + 1 if other else len(steps)
+        what = "no other does wrong" if other is None else f"'{other.node.name}' does wrong too: {other.text}"
+        verdict = replace(verdict, found=f"{verdict.found}; with the reference in its place {what}")
+    if reproducer is not None and verdict.kind is Kind.PROVIDER and misstep.inputs:
+        script = write_reproducer(misstep, plan, loaded.artifact, reproducer)
+        verdict = replace(verdict, reproducer=script, golden=script.with_name(CALL))
+    return replace(verdict, runs=runs)
+
+
+def region_keys(programs: Mapping[str, Program], made: Collection[str], target: Target) -> dict[str, dict[str, str]]:
+    """The id of every region's executable, by bucket class and region; `made` are the ids of those in the artifact.
+
+    A backend's are left out when none of them is among `made`: the artifact was made by other sources or another
+    toolchain, by which ids cannot be computed again.
+    """
+    keys: dict[str, dict[str, str]] = {}
+    same: set[str] = set()
+    for bucket, program in programs.items():
+        keys[bucket] = {}
+        for region in program.regions.values():
+            keys[bucket][region.name] = key = exe_key(region, BACKENDS[region.backend](), target)
+            same |= {region.backend} if key in made else set()
+    return {
+        bucket: {name: key for name, key in found.items() if programs[bucket].regions[name].backend in same}
+        for bucket, found in keys.items()
+    }
+
+
+def _of_plan(fault: PlanFault) -> Verdict:
+    node = fault.node
+    at = "" if fault.number is None else f"instruction {fault.number}: "
+    return Verdict(
+        Kind.PLAN, blamed="make-plan", entry=fault.entry, bucket=fault.bucket, found=at + fault.text, **_place(node)
+    )
+
+
+def _of_misstep(misstep: Misstep, target: Target) -> Verdict:
+    node, instruction = misstep.node, misstep.instruction
+    at = f"step {misstep.step}, instruction {misstep.number}: "
+    verdict = Verdict(
+        Kind.PROVIDER, blamed=instruction.provider, bucket=misstep.bucket, found=at + misstep.text, **_place(node)
+    )
+    verdict = replace(verdict, tensor=misstep.tensor)
+    if misstep.executor:
+        return replace(verdict, kind=Kind.PLAN, blamed="executor")
+    if misstep.wrong is None or misstep.stray:
+        return verdict
+    region = misstep.alone.regions[node.target.name] if isinstance(node.target, RegionCall) else None
+    body = region.body if region else misstep.alone
+    inputs = [misstep.inputs[arg.ref] for arg in instruction.args if isinstance(arg, Ref)]
+    if misstep.wrong.overflows and not body.states:
+        given = inputs if region else [misstep.inputs[name] for name in body.input_types()]
+        if (start := overflow_start(body, given)) is not None:
+            where = _inside(node, start[0]) if region else _place(node)
+            text = f"{at}values reach {start[1]:.4g} at '{start[0].name}', which {start[0].meta['type']} cannot hold"
+            return replace(verdict, kind=Kind.OVERFLOW, blamed=start[0].name, found=text, **where)
+    if region is None:
+        return verdict
+    try:
+        fault = region_fault(region, inputs, misstep.results, BACKENDS[region.backend](), target)
+    except (BackendError, TargetError) as error:
+        return replace(verdict, found=f"{verdict.found}; which of its nodes, no compiler tells here: {error.what}")
+    where = _inside(node, fault.node) if fault.node is not None else {}
+    alone = (
+        f"the executable {instruction.target.removeprefix('exe.'):.12} of region '{region.name}' is wrong by itself: "
+    )
+    return replace(verdict, found=f"{verdict.found}; {alone if fault.stored else ''}{fault.text}", **where)
+
+
+def _place(node: fx.Node | None) -> dict[str, Any]:
+    if node is None:
+        return {}
+    origin = str(node.meta.get("origin", ""))
+    return {"node": node.name, "op": target_name(node.target), "origin": origin, "layer": _layer(origin)}
+
+
+def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
+    """The place of a node of a region's body. Layers share a body, which has the origins of the first of them: the
+    call tells which one it is."""
+    place = _place(node)
+    calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
+    body = [_layer(str(one.meta.get("origin", ""))) for one in node.graph.nodes if one.op == "call_function"]
+    first = next((layer for layer in body if layer is not None), None)
+    if None not in (calls, own, first):
+        place["layer"] = calls + own - first
+        place["origin"] = place["origin"].replace(f"layer {own},", f"layer {place['layer']},")
+    return place
+
+
+def _layer(text: str) -> int | None:
+    """The first layer that an origin or a param's name tells."""
+    found = re.search(r"\blayers?[ .](\d+)\b", text)
+    return int(found[1]) if found else None

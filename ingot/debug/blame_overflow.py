@@ -1,0 +1,29 @@
+"""Where the model itself leaves the range of its dtype: no rewrite is to blame for that."""
+
+from ingot.debug.case import Case
+from ingot.debug.schedule import Request, whole
+from ingot.debug.verdict import Kind, Verdict
+from ingot.ir.divergence import first_nonfinite
+
+
+def blame_overflow(case: Case) -> Verdict | None:
+    """The first tensor of a traced program that its dtype cannot hold and float64 can; None when all are finite."""
+    for chain in {chain.entry: chain for chain in case.chains}.values():
+        program = chain.links[0].program
+        requests = [Request(tuple(prompt), len(prompt)) for prompt in case.prompts()]
+        (step,) = whole(requests, 1)
+        case.runs += 2
+        found = first_nonfinite(program, case.params(program), [step.of(program.input_types())])
+        if found is not None:
+            return Verdict(
+                Kind.OVERFLOW,
+                blamed=found.origin or found.node,
+                entry=chain.entry,
+                node=found.node,
+                op=found.op,
+                tensor=found.node,
+                layer=found.layer,
+                origin=found.origin,
+                found=f"{found}; {found.count} elements are lost",
+            )
+    return None

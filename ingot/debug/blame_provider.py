@@ -1,0 +1,278 @@
+"""The executor in lock-step with the references: which instruction gives something else than its inputs call for.
+
+Each instruction is judged by what it was given, so errors of earlier ones do not matter, and nothing is bisected: the
+first instruction that does wrong on right inputs is the culprit.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.debug.one_call import instruction_nodes, meaning, one_call, result_names, value_names, wrong_results
+from ingot.debug.tensor_check import Wrong, copied, first_changed, same_bits
+from ingot.ir.errors import IngotError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Instruction, Ref
+from ingot.ir.program import Program
+from ingot.runtime.executor import Call, Executor
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """The calls of a program by the numbers of their instructions."""
+
+    program: Program
+
+    @cached_property
+    def names(self) -> dict[fx.Node, str]:
+        return value_names(self.program)
+
+    @cached_property
+    def nodes(self) -> list[fx.Node]:
+        return instruction_nodes(self.program)
+
+    @cached_property
+    def alone(self) -> list[Program]:
+        """Each call as a program of its own."""
+        return [one_call(self.program, node, self.names) for node in self.nodes]
+
+    def results(self, number: int) -> tuple[str, ...]:
+        return result_names(self.nodes[number], self.names)
+
+
+@dataclass(frozen=True)
+class Misstep:
+    """An instruction that does wrong: in step `step` the `number`th of its bucket class.
+
+    `tensor` is the value that is wrong. `stray`: it is none of the results, but was written all the same; `executor`:
+    the instruction was not given what the plan says. `inputs` are what it was given, by name, `results` what it gave.
+    """
+
+    step: int
+    bucket: str
+    number: int
+    instruction: Instruction
+    node: fx.Node
+    alone: Program
+    tensor: str
+    text: str
+    wrong: Wrong | None = None
+    stray: bool = False
+    executor: bool = False
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    results: Sequence[torch.Tensor] = field(default=(), repr=False)
+
+
+def first_misstep(
+    executor: Executor,
+    programs: Mapping[str, Program],
+    params: Mapping[str, torch.Tensor],
+    steps: Sequence[Mapping[str, torch.Tensor]],
+    swapped: Instruction | None = None,
+) -> Misstep | None:
+    """Run `steps` from states full of poison; the first instruction that does wrong, None when none does.
+
+    `programs` are those that the plan was made from, by bucket class; `params` the weights as they should be. What
+    calls the same as `swapped`, by the same provider, is computed by the reference in its place.
+    """
+    calls = {name: Instructions(program) for name, program in programs.items()}
+    found = _run(executor, calls, params, steps, swapped, everywhere=False)
+    if found is None or not found.executor:
+        return found
+    # A weight or state is not what it was: whoever wrote there is found by looking everywhere after each instruction.
+    for name, weight in executor.params.items():
+        if not same_bits(weight, params[name]):
+            weight.copy_(params[name])
+    return _run(executor, calls, params, steps, swapped, everywhere=True) or found
+
+
+def _run(
+    executor: Executor,
+    calls: Mapping[str, Instructions],
+    params: Mapping[str, torch.Tensor],
+    steps: Sequence[Mapping[str, torch.Tensor]],
+    swapped: Instruction | None,
+    *,
+    everywhere: bool,
+) -> Misstep | None:
+    for state in executor.states.values():
+        state.fill_(float("nan") if state.is_floating_point() else -1)
+    states = {name: copied(state) for name, state in executor.states.items()}
+    for number, inputs in enumerate(steps):
+        watched = _Watched(executor, calls, params, states, number, inputs, swapped, everywhere)
+        try:
+            executor.launch(inputs, watched)
+        except IngotError:
+            if watched.misstep is None:
+                raise
+        if watched.misstep is not None:
+            return watched.misstep
+    return None
+
+
+@dataclass
+class _Watched:
+    """One step. `states` is what the states should hold; `live` the values that are there, and `kept` copies of them
+    from when they were made. With `everywhere` all weights and states are compared after each instruction."""
+
+    executor: Executor
+    calls: Mapping[str, Instructions]
+    params: Mapping[str, torch.Tensor]
+    states: dict[str, torch.Tensor]
+    step: int
+    inputs: Mapping[str, torch.Tensor]
+    swapped: Instruction | None
+    everywhere: bool
+    live: dict[str, torch.Tensor] = field(default_factory=dict)
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    misstep: Misstep | None = None
+
+    def __post_init__(self) -> None:
+        self.live = dict(self.inputs)
+        self.kept = {name: copied(tensor) for name, tensor in self.inputs.items()}
+
+    def __call__(self, call: Call) -> Any:
+        if self.misstep is not None:
+            return call()
+        arguments = zip(call.instruction.args, call.args, strict=True)
+        given = {arg.ref: value for arg, value in arguments if isinstance(arg, Ref)}
+        if not self._given_right(call, given):
+            return call()
+        inputs = {name: self._right(name) for name in given}
+        try:
+            with _poisoned():
+                result = self._by_reference(call, given) if self._is_swapped(call.instruction) else call()
+        except Exception as error:
+            self._blame(call, inputs, "", f"it raises {type(error).__name__}: {error}")
+            raise
+        self._check_others(call, given, inputs)
+        if self.misstep is None:
+            self._check_results(call, given, inputs, result)
+        for name in call.instruction.frees:
+            self.live.pop(name, None)
+            self.kept.pop(name, None)
+        return result
+
+    def _is_swapped(self, instruction: Instruction) -> bool:
+        other = self.swapped
+        return other is not None and (other.target, other.provider) == (instruction.target, instruction.provider)
+
+    def _by_reference(self, call: Call, given: Mapping[str, torch.Tensor]) -> Any:
+        """What the call should give, in the form in which it gives it."""
+        alone = self.calls[call.bucket.bucket.name].alone[call.number]
+        results = meaning(alone, {name: copied(value) for name, value in given.items()}, exact=False)
+        count = len(results) - len(call.instruction.updates)
+        for name, state in zip(call.instruction.updates, results[count:], strict=True):
+            given[name].copy_(state)
+        return results[0] if count == 1 and not call.instruction.target.startswith("exe.") else results[:count]
+
+    def _right(self, name: str) -> torch.Tensor:
+        """What a value, input, weight or state should hold now."""
+        for place in (self.kept, self.states, self.params):
+            if name in place:
+                return place[name]
+        raise KeyError(name)
+
+    def _given_right(self, call: Call, given: Mapping[str, torch.Tensor]) -> bool:
+        for name, value in given.items():
+            if not same_bits(value, self._right(name)):
+                place = list(first_changed(value, self._right(name))) if value.shape == self._right(name).shape else ""
+                text = f"it is given another '{name}' than the one that was made, from {place} on"
+                self._blame(call, {}, name, text, executor=True)
+                return False
+        return True
+
+    def _check_others(self, call: Call, given: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
+        """Nothing but the states that it updates may have changed."""
+        for name, value in self._watched_tensors(given).items():
+            if name not in call.instruction.updates and not same_bits(value, self._right(name)):
+                place = list(first_changed(value, self._right(name)))
+                reads = "which it only reads" if name in given else "which it is not even given"
+                self._blame(call, inputs, name, f"it writes into '{name}', {reads}, at {place}", stray=True)
+                return
+
+    def _watched_tensors(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        everywhere = {**self.executor.params, **self.executor.states} if self.everywhere else {}
+        return {**everywhere, **given, **self.live}
+
+    def _check_results(
+        self, call: Call, given: Mapping[str, torch.Tensor], inputs: dict[str, torch.Tensor], result: Any
+    ) -> None:
+        calls = self.calls[call.bucket.bucket.name]
+        names, alone = calls.results(call.number), calls.alone[call.number]
+        updates = call.instruction.updates
+        results = [result] if isinstance(result, torch.Tensor) else list(result or ())
+        if len(results) + len(updates) != len(names):
+            self._blame(
+                call, inputs, names[0], f"it gives {len(results)} results, expected {len(names) - len(updates)}"
+            )
+            return
+        for name, value in zip(names, results, strict=False):
+            declared = call.bucket.values.get(name)
+            problem = declared and parse_type(declared.type).mismatch(value, _sizes(self.executor, self.inputs))
+            if problem:
+                self._blame(call, inputs, name, f"'{name}' has {problem}", results=results)
+                return
+        updated = {name: copied(given[name]) for name in updates}
+        if (wrong := wrong_results(alone, inputs, results, updated)) is not None:
+            what = "the state " if wrong[0] in updates else ""
+            self._blame(call, inputs, wrong[0], f"{what}'{wrong[0]}' is {wrong[1]}", wrong=wrong[1], results=results)
+            return
+        for name, value in zip(names, results, strict=False):
+            if name:
+                self.live[name], self.kept[name] = value, copied(value)
+        self.states.update(updated)
+
+    def _blame(
+        self,
+        call: Call,
+        inputs: Mapping[str, torch.Tensor],
+        tensor: str,
+        text: str,
+        wrong: Wrong | None = None,
+        stray: bool = False,
+        executor: bool = False,
+        results: Sequence[torch.Tensor] = (),
+    ) -> None:
+        calls = self.calls[call.bucket.bucket.name]
+        self.misstep = Misstep(
+            step=self.step,
+            bucket=call.bucket.bucket.name,
+            number=call.number,
+            instruction=call.instruction,
+            node=calls.nodes[call.number],
+            alone=calls.alone[call.number],
+            tensor=tensor,
+            text=text,
+            wrong=wrong,
+            stray=stray,
+            executor=executor,
+            inputs=dict(inputs),
+            results=results,
+        )
+
+
+@contextlib.contextmanager
+def _poisoned() -> Iterator[None]:
+    """torch fills what it allocates with NaN or the largest number: what a kernel leaves unwritten shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of ops that have no deterministic form, which is not what is wanted of them
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _sizes(executor: Executor, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    sizes = dict(executor.sizes)
+    for name, value_type in executor.inputs.items():
+        sizes.update(zip(value_type.shape, inputs[name].shape, strict=True))  # type: ignore[arg-type]  # numbers do no harm
+    return sizes

@@ -1,0 +1,161 @@
+"""Which weight of an artifact is not what its recipe makes of the checkpoint, and which step of the recipe is to blame.
+
+A step that computes wrongly, and right bytes that were packed wrongly, are told apart: each step is executed on the
+checkpoint, in order, and its result compared with what the step means; then the bytes of the artifact with the last
+result. A step is checked on what it is given, so the first wrong one is to blame, and each is executed once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ingot.debug.recipe_meanings import step_problem
+from ingot.debug.tensor_check import first_changed, same_bits
+from ingot.ir.errors import IngotError
+from ingot.ir.program import ParamSpec
+from ingot.ir.recipe import STEPS, Recipe, Results
+
+Read = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class WeightFault:
+    """The first wrong weight. `step` is what is to blame of its recipe, None where no single step is; `packed`: the
+    recipe is executed rightly now, and the bytes in the artifact differ. `text` says how, in words."""
+
+    param: str
+    step: Recipe | None
+    packed: bool
+    text: str
+
+
+def weight_fault(
+    params: Mapping[str, ParamSpec],
+    packed: Mapping[str, torch.Tensor],
+    index: Mapping[str, Mapping[str, Any]],
+    read: Read,
+) -> WeightFault | None:
+    """The first param whose tensor among `packed` is wrong; None when all are right. `index` is weights.json, `read`
+    gives a checkpoint tensor by name."""
+    checked: dict[Recipe, Results] = {}  # the results of steps that several params share
+    for name, spec in params.items():
+        if name not in packed or name not in index:
+            return WeightFault(name, None, True, "it is not among the artifact's weights")
+        if index[name].get("recipe") != str(spec.recipe):
+            text = f"it was packed by {index[name].get('recipe')!s:.200}, the program's recipe is {spec.recipe!s:.200}"
+            return WeightFault(name, None, True, text)
+        memo = dict(checked)
+        for step in _in_order(spec.recipe):
+            known = replace(step, output="") in checked
+            try:
+                step.execute(read, memo)
+            except IngotError as error:
+                return WeightFault(name, step, False, str(error.what))
+            if not known and (problem := _problem(step, memo, read)):
+                return WeightFault(name, step, False, f"{_called(step)} gives {problem}")
+        made = spec.recipe.execute(read, memo).contiguous()
+        checked.update({step: memo[step] for step in spec.recipe.shared_steps()})
+        if problem := _unlike(packed[name], made):
+            likely, how = _explained(spec.recipe, packed[name], memo, read)
+            return WeightFault(name, likely, True, f"the artifact has {problem}{how}")
+    return None
+
+
+def _in_order(recipe: Recipe) -> list[Recipe]:
+    """The steps of a recipe, each behind those that it takes and once."""
+    found: dict[Recipe, None] = {}
+
+    def visit(one: Recipe) -> None:
+        for part in one.inputs:
+            visit(part)
+        # One of its results stands for the step: which one, execution does not ask.
+        if not any(replace(known, output="") == replace(one, output="") for known in found):
+            found[one] = None
+
+    visit(recipe)
+    return list(found)
+
+
+def _problem(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> str | None:
+    return step_problem(step.step, _given(step, memo, read), dict(step.attrs), memo[replace(step, output="")])
+
+
+def _given(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> list[torch.Tensor]:
+    """What a step works on: the results of those before it, or a tensor of the checkpoint."""
+    if step.step == "source":
+        return [read(str(step.attr("name")))]
+    return [part.execute(read, dict(memo)) for part in step.inputs]
+
+
+def _unlike(found: torch.Tensor, made: torch.Tensor) -> str | None:
+    if found.dtype is not made.dtype or found.shape != made.shape:
+        return f"{found.dtype} {list(found.shape)}, the recipe makes {made.dtype} {list(made.shape)}"
+    if same_bits(found, made):
+        return None
+    place = first_changed(made, found)
+    return f"{float(found[place]):.7g} at {list(place)}, the recipe makes {float(made[place]):.7g}"
+
+
+def _called(step: Recipe) -> str:
+    attrs = ", ".join(f"{name}={value}" for name, value in step.attrs)
+    return f"the step {step.step}({attrs})"[:200]
+
+
+def _explained(
+    recipe: Recipe, found: torch.Tensor, memo: Mapping[Recipe, Results], read: Read
+) -> tuple[Recipe | None, str]:
+    """The step that would give the bytes that were found if it were done in another way, and which way."""
+    steps = _in_order(recipe)
+    for step in reversed(steps):
+        args = _given(step, memo, read)
+        for how, result in _otherwise(step, args):
+            if isinstance(memo[replace(step, output="")], dict) != isinstance(result, dict):
+                continue
+            later = steps[steps.index(step) :]
+            kept = {one: value for one, value in memo.items() if not any(one == replace(s, output="") for s in later)}
+            kept[replace(step, output="")] = result
+            try:
+                other = recipe.execute(read, kept).contiguous()
+            except IngotError:
+                continue
+            if other.dtype is found.dtype and other.shape == found.shape and same_bits(other, found):
+                return step, f": what comes of {_called(step)} {how}"
+    return (steps[-1] if len(steps) == 1 else None), ""
+
+
+def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Results]]:
+    """What comes of a step that is done wrongly, in ways that are easily taken."""
+    attrs = dict(step.attrs)
+    dim = attrs.get("dim")
+
+    def done(how: str, other: list[torch.Tensor], **changed: Any) -> Iterator[tuple[str, Results]]:
+        try:
+            yield how, STEPS[step.step](other, {**attrs, **changed})
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+            return  # what cannot be done so was not done so
+
+    if len(args) == 1:
+        yield "left out", args[0]
+    if len(args) == 1 and args[0].dim() == 2:
+        yield from done("of the transposed tensor", [args[0].t().contiguous()])
+    for first in range(len(args)):
+        for second in range(first + 1, len(args)):
+            swapped = list(args)
+            swapped[first], swapped[second] = args[second], args[first]
+            yield from done(f"with its inputs {first} and {second} swapped", swapped)
+    if isinstance(dim, int) and args:
+        for other in range(args[0].dim() + (step.step == "stack")):
+            if other != dim:
+                yield from done(f"along axis {other}", args, dim=other)
+    if step.step == "slice":
+        begin, end = int(str(attrs["begin"])), int(str(attrs["end"]))
+        for off in (-1, 1, begin - end, end - begin):
+            yield from done(f"{off:+d} elements off", args, begin=begin + off, end=end + off)
+    if step.step == "repeat" and isinstance(dim, int):
+        yield "of the whole, not of each slice", torch.cat([args[0]] * int(str(attrs["times"])), dim)
+    if step.step == "affine":
+        yield from done("without its offset", args, offset=0.0)
+        yield from done("without its scale", args, scale=1.0)
+        yield from done("with the offset's sign turned", args, offset=-float(str(attrs["offset"])))

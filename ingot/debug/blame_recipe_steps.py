@@ -1,0 +1,38 @@
+"""Whether the params that a pass made are what their recipes mean: before a pass is accused of what a step does."""
+
+import re
+from dataclasses import replace
+
+from ingot.debug.case import Case
+from ingot.debug.recipe_meanings import step_problem
+from ingot.debug.verdict import Kind, Verdict
+from ingot.ir.mesh import ranks
+from ingot.ir.program import Program
+from ingot.ir.recipe import Recipe, Results
+
+
+def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
+    """The first step of a recipe that `before` lacks and that does not do what it means; None when all do."""
+    known = {spec.recipe for spec in before.params.values()}
+    for name, spec in after.params.items():
+        if spec.recipe in known:
+            continue
+        recipe = spec.recipe.for_rank(ranks(after.mesh)[-1]) if after.mesh else spec.recipe
+        memo: dict[Recipe, Results] = {}
+        recipe.execute(case.read, memo)
+        for step, result in memo.items():  # each behind those that it takes
+            args = [part.execute(case.read, memo) for part in step.inputs]
+            if step.step == "source":
+                args = [case.read(str(step.attr("name")))]
+            if problem := step_problem(step.step, args, dict(step.attrs), result):
+                layer = re.search(r"\blayers\.(\d+)\.", name)
+                return Verdict(
+                    Kind.RECIPE,
+                    blamed=step.step,
+                    entry=after.name,
+                    node=name,
+                    tensor=name,
+                    layer=int(layer[1]) if layer else None,
+                    found=f"{str(replace(step, inputs=()))[:200]} gives {problem}",
+                )
+    return None

@@ -1,0 +1,166 @@
+"""Which node inside a compiled region is computed wrongly, or whether the executable on disk alone is wrong.
+
+The region is compiled twice more, side by side and past the cache: as it is, and with every value inside among its
+outputs. The first such value that is wrong names the node. When the fault does not show then, be it that the compiler
+fuses otherwise or that the executable was made of something else, what it gives is compared with bodies in which one
+call is done in another way; and the shortest prefix of the body that still shows the fault names the node.
+"""
+
+import operator
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ingot.debug.one_call import coarsest
+from ingot.debug.region_variants import explained
+from ingot.debug.tensor_check import Wrong, check_tensor
+from ingot.emitter import Emitter
+from ingot.ir.backend import Backend
+from ingot.ir.interpret import interpret
+from ingot.ir.program import Program, Region
+from ingot.ir.target import Target
+from ingot.ir.types import TensorType
+from ingot.runtime.loader import LOADERS
+
+Compiled = Callable[..., Sequence[torch.Tensor]]
+_CACHE = "INGOT_CACHE"
+
+
+@dataclass(frozen=True)
+class RegionFault:
+    """What is wrong with a region. `node` of its body is the first one that is computed wrongly, None when nothing
+    tells. `stored`: the body compiled anew is right, and only the executable in the artifact is wrong. `text` says what
+    was found."""
+
+    node: fx.Node | None
+    text: str
+    stored: bool = False
+
+
+def region_fault(
+    region: Region,
+    inputs: Sequence[torch.Tensor],
+    found: Sequence[torch.Tensor],
+    backend: Backend,
+    target: Target,
+) -> RegionFault:
+    """Find what is wrong with a region that gave the wrong results `found` on `inputs`. Compiles it, which takes a
+    while."""
+    everything = [node for node in region.body.calls() if isinstance(node.meta["type"], TensorType)]
+    judge = _Judge(region.body, inputs)
+    whole, open_ = _compiled([region.body, with_outputs(region.body, everything, "opened")], backend, target)
+    if (first := judge.first_wrong(everything, open_(*inputs))) is not None:
+        node, wrong = first
+        return RegionFault(_call_of(node), f"compiled with all its values as outputs, '{node.name}' is {wrong}")
+    outputs = list(region.body.output_nodes().values())
+    stored = judge.first_wrong(outputs, whole(*inputs)) is None
+    text = "the same body compiled anew gives the right results" if stored else "compiled anew it is wrong too"
+    if (like := explained(region.body, inputs, found, coarsest(region.body))) is not None:
+        return RegionFault(like[0], f"{text}; it gives what comes of '{like[0].name}' {like[1]}", stored=stored)
+    if stored:
+        return RegionFault(None, text, stored=True)
+    # It shows only where the compiler may fuse. Of all prefixes the whole shows it, and the empty one does not.
+    right, wrong_at = 0, len(everything)
+    while wrong_at - right > 1:
+        middle = (right + wrong_at) // 2
+        kept = [node for node in outputs if node in everything[:middle]]
+        last = everything[middle - 1]
+        ends = [*kept, *([] if last in kept else [last])]
+        (part,) = _compiled([with_outputs(region.body, ends, f"first{middle}")], backend, target)
+        if judge.first_wrong(ends, part(*inputs)) is None:
+            right = middle
+        else:
+            wrong_at = middle
+    node = everything[wrong_at - 1]
+    return RegionFault(
+        _call_of(node), f"compiled up to '{node.name}' the body gives wrong results, and without it right ones"
+    )
+
+
+def _call_of(node: fx.Node) -> fx.Node:
+    """The call that makes a value, which may be one of several that it makes."""
+    while node.target is operator.getitem:
+        made_by = node.args[0]
+        assert isinstance(made_by, fx.Node)
+        node = made_by
+    return node
+
+
+def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Program:
+    """The body with other values as its outputs, and no call that they do not need."""
+    copy = body.copy()
+    copy.name = name
+    by_name = {node.name: node for node in copy.graph.nodes}
+    copy.set_outputs({f"out{index}": by_name[node.name] for index, node in enumerate(outputs)})
+    for node in reversed(list(copy.calls())):
+        if not node.users:
+            copy.graph.erase_node(node)
+    return copy
+
+
+def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.Node, float] | None:
+    """The first node whose values, computed in float64, do not fit its dtype, and the largest of them."""
+    found: list[tuple[fx.Node, float]] = []
+
+    def watch(node: fx.Node, result: object) -> None:
+        value_type = node.meta["type"]
+        if found or not isinstance(value_type, TensorType) or not isinstance(result, torch.Tensor):
+            return
+        if value_type.dtype.is_floating_point and result.numel():
+            largest = float(torch.where(result.isfinite(), result, 0).abs().max())
+            if largest > torch.finfo(value_type.dtype).max:
+                found.append((node, largest))
+
+    interpret(body, dict(zip(body.input_types(), inputs, strict=True)), exact=True, watch=watch)
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """What each value of a body should be on these inputs."""
+
+    body: Program
+    inputs: Sequence[torch.Tensor]
+
+    def first_wrong(self, nodes: Sequence[fx.Node], found: Sequence[torch.Tensor]) -> tuple[fx.Node, Wrong] | None:
+        """The first of `nodes`, whose values are `found`, that is computed wrongly."""
+        plain, exact = self._values(False), self._values(True)
+        for node, value in zip(nodes, found, strict=True):
+            if wrong := check_tensor(value, plain[node], exact[node], coarsest(self.body)):
+                return node, wrong
+        return None
+
+    def _values(self, exact: bool) -> Mapping[fx.Node, torch.Tensor]:
+        values: dict[fx.Node, torch.Tensor] = {}
+        given = dict(zip(self.body.input_types(), self.inputs, strict=True))
+        interpret(self.body, given, exact=exact, watch=values.__setitem__)
+        return values
+
+
+def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> list[Compiled]:
+    """The bodies compiled side by side and loaded. Nothing comes out of the cache, which may hold the fault."""
+    regions = [Region(f"{body.name}.{index}", body, backend.name) for index, body in enumerate(bodies)]
+    with _empty_cache(), Emitter({backend.name: backend}, target, len(regions)) as emitter:
+        emitted = emitter.emit(regions)
+        executables = [emitted[region.name] for region in regions]
+        return [LOADERS[backend.name](one, emitter.folders[one.id]) for one in executables]
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """An empty cache of executables, which worker processes see too."""
+    before = os.environ.get(_CACHE)
+    with tempfile.TemporaryDirectory(prefix="ingot-bisect-") as folder:
+        os.environ[_CACHE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_CACHE]
+            else:
+                os.environ[_CACHE] = before

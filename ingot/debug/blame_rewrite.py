@@ -1,0 +1,247 @@
+"""The single rewrite of a pass that does harm, found by fuel, and the node in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ingot.debug.blame_pass import Culprit, Judge, breaks_rules
+from ingot.debug.chain import Link
+from ingot.debug.compare import differs
+from ingot.debug.expectation import Expectation
+from ingot.debug.locate import Side, Site, locate
+from ingot.debug.observe import observe
+from ingot.debug.quantized import rounded, wrong_weight
+from ingot.debug.schedule import in_chunks, is_cached, whole
+from ingot.ir import ops
+from ingot.ir.contracts import Measured, breach
+from ingot.ir.errors import IngotError
+from ingot.ir.program import Program
+from ingot.ir.record import Numerics, Rewrite
+from ingot.ir.text import print_call, value_name
+
+# What comes of programs that nobody meant to be: half a pass, or a harmful one.
+_UNFIT = (IngotError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A rewrite that does harm: `before` is the program without it, `after` the one with it, by which `site` is found.
+
+    Without a `rewrite` the pass does harm outside of its rewrites. `changed`: the pass as it is now does not make the
+    artifact's program. `fuel` is the number of rewrites up to the harmful one, or None where the pass was not run
+    in parts.
+    """
+
+    before: Program
+    after: Program
+    rewrite: Rewrite | None
+    site: Site | None
+    changed: bool = False
+    fuel: int | None = None
+
+
+def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blame:
+    """Runs the pass with less and less fuel where its parts can be run, else goes by the first wrong value."""
+    link = culprit.link
+    try:
+        again, rewrites = link.again()
+    except _UNFIT:
+        again, rewrites = link.before, ()
+    changed = _texts(again) != _texts(link.program)
+    if not changed:
+        try:
+            if found := _by_fuel(judge, culprit, expected, len(rewrites)):
+                return found
+        except _UNFIT:
+            pass  # half of the pass makes no program that runs
+    site = _site(judge, culprit, expected, link.before, link.program)
+    if changed:
+        site = _changed_node(again, link.program, site)
+    rewrite = _rewrite_at(site, rewrites)
+    if changed:
+        rewrite = _unused(again, link.program, rewrites) or rewrite
+    return Blame(link.before, link.program, rewrite, site, changed)
+
+
+def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) -> Blame | None:
+    """The least fuel with which the pass does harm; None where that cannot be told."""
+    harms = harm(judge, culprit, expected)
+    link = culprit.link
+    if not harms(link.program):
+        return None
+    least, most = -1, count
+    while most - least > 1:
+        middle = (least + most) // 2
+        if harms(link.again(middle)[0]):
+            most = middle
+        else:
+            least = middle
+    after, rewrites = link.again(most) if most < count else (link.program, link.again()[1])
+    if most == 0:
+        return Blame(link.before, after, None, _site(judge, culprit, expected, link.before, after), fuel=0)
+    before = link.again(most - 1)[0]
+    site = _site(judge, culprit, expected, before, after)
+    return Blame(before, after, rewrites[most - 1], site, fuel=most)
+
+
+def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Program], bool]:
+    """Whether a program that the culprit made, whole or in part, does the harm that the pass is accused of."""
+    link = culprit.link
+    if culprit.what == "quantization":
+        return lambda program: judge.quantization(link, program) is not None
+    if culprit.what == "structure":
+        return lambda program: breaks_rules(link, program) is not None
+    if culprit.what == "meaning":
+        at_once = _takes_parts(link)
+        return lambda program: judge.meaning_of(expected, program, at_once=at_once) is not None
+    assert link.one is not None and link.previous is not None
+    numerics, old = link.one.numerics, judge.measured(expected, link.previous.program, link.previous.computation)
+    return lambda program: judge.broken(numerics, old, judge.measured(expected, program)) is not None
+
+
+def _takes_parts(link: Link) -> bool:
+    """Whether the pass gives programs caches: with a part of its rewrites some attention sees no step but its own."""
+    return bool(link.program.states) and any(True for _ in link.before.calls(ops.attention.overload))
+
+
+def _site(judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program) -> Site | None:
+    if culprit.what == "structure":
+        return None
+    look = _site_of_quantization if culprit.what == "quantization" else _site_of_values
+    try:
+        return look(judge, culprit, expected, before, after)
+    except _UNFIT:
+        return None  # the pass and the rewrite are known all the same
+
+
+def _site_of_quantization(
+    judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
+) -> Site | None:
+    if wrong := wrong_weight(judge.case.params, before, after):
+        return Site(wrong[0], "param", "", wrong[0], "", wrong[1])
+    like, params = rounded(judge.case.params, before, after)
+
+    def watch(program: Program, names: set[str]) -> Side:
+        given = params if program is like else judge.case.params(program)
+        steps = whole(expected.requests, expected.page_size)
+        seen = list(observe(program, given, steps, expected.pages, exact=True, watch=names))
+        return Side(program, given, seen, seen)
+
+    return locate(like, after, watch, _differs(judge, culprit), {})
+
+
+def _site_of_values(
+    judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
+) -> Site | None:
+    """The node to blame in `after`, by the steps up to the first whose outputs are wrong: what a later step computes
+    may be wrong for what an earlier one left. Tokens are given first: what is sampled wrongly is fed wrongly."""
+    at_once = is_cached(after) and any(True for _ in after.calls(ops.attention.overload))
+    for forced in (True, False):
+        count = None
+        if culprit.what == "meaning":
+            judge.case.runs += 1
+            found = expected.difference(after, judge.case.params(after), forced=forced, at_once=at_once)
+            if found is None:
+                continue
+            if found.node:
+                return Site(found.node, "", "", found.node, "", found.text)
+            count = found.step + 1
+        known = expected.known(after, count, at_once=at_once)
+        watch = _Watch(judge, expected, forced, at_once, count, is_cached(after))
+        if site := locate(before, after, watch, _differs(judge, culprit), known):
+            return site
+    return None
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Runs a program for the first `count` steps that a cached program takes, and watches nodes."""
+
+    judge: Judge
+    expected: Expectation
+    forced: bool
+    at_once: bool
+    count: int | None
+    in_steps: bool
+
+    def __call__(self, program: Program, names: set[str]) -> Side:
+        self.judge.case.runs += 2
+        steps = self.expected.steps(program, forced=self.forced, at_once=self.at_once)
+        rows = None
+        if self.in_steps and not is_cached(program) and not self.at_once and self.count is not None:
+            taken = in_chunks(self.expected.requests, self.expected.page_size, by_device=False)[: self.count]
+            rows = torch.cat([step.places for step in taken]).sort().values
+        elif self.count is not None:
+            steps = steps[: self.count]
+        return Side.run(program, self.judge.case.params(program), steps, self.expected.pages, names, rows)
+
+
+def _differs(judge: Judge, culprit: Culprit) -> Callable[[Measured, Measured], str | None]:
+    dtype, numerics = judge.case.request.spec.dtype, culprit.link.one.numerics if culprit.link.one else Numerics.EXACT
+
+    def by_meaning(old: Measured, new: Measured) -> str | None:
+        return differs(new.exact, old.exact)
+
+    def by_contract(old: Measured, new: Measured) -> str | None:
+        found = breach(numerics, old, new, dtype)
+        return None if found is None else found.text
+
+    return by_contract if culprit.what == "numerics" else by_meaning
+
+
+def _texts(program: Program) -> dict[str, str]:
+    """A program's calls, placeholders, results and regions as text, by name."""
+    found = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            found[value_name(node)] = print_call(node).partition("  # ")[0]
+        elif node.op == "placeholder":
+            spec = program.params.get(str(node.target)) or program.states.get(str(node.target))
+            found[value_name(node)] = f"{node.meta['type']} {spec}"
+    found["return"] = ", ".join(f"{name}={value_name(node)}" for name, node in program.output_nodes().items())
+    for name, region in program.regions.items():
+        found[f"region {name}"] = str(list(_texts(region.body).items()))
+    return found
+
+
+def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | None:
+    """The first node that the pass as it is now makes otherwise: it says more than the first wrong value."""
+    now = _texts(again)
+    for node in stored.graph.nodes:
+        if node.op == "output":
+            continue
+        name = value_name(node)
+        text = _texts(stored)[name]
+        if now.get(name) != text:
+            blamed = Site(name[1:], "", node.meta.get("origin", ""), name[1:], "", "")
+            kept = site or blamed
+            return Site(
+                blamed.node,
+                text.partition(" = ")[2].partition("(")[0] or str(node.meta.get("kind", "")),
+                blamed.origin,
+                kept.tensor,
+                kept.instead_of,
+                f"the artifact has {text}, now it is {now.get(name, 'nothing')}; {kept.text}",
+            )
+    return site
+
+
+def _unused(again: Program, stored: Program, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
+    """The first rewrite of which something is gone that is there when the pass runs now: nobody reads its result."""
+    gone = _texts(again).keys() - _texts(stored).keys()
+    return next((rewrite for rewrite in rewrites if gone & {f"%{name}" for name in rewrite.made}), None)
+
+
+def _rewrite_at(site: Site | None, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
+    """The rewrite that made what is wrong, or that happened there."""
+    if site is None:
+        return None
+    for name in (site.node.partition("/")[0], site.tensor, site.instead_of):
+        for rewrite in rewrites:
+            if name and name in {one.removeprefix("%") for one in rewrite.made}:
+                return rewrite
+        for rewrite in rewrites:
+            if name and rewrite.anchor.removeprefix("%") == name:
+                return rewrite
+    return None

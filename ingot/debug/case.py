@@ -1,0 +1,81 @@
+"""What is needed to repeat a compile and to look into it: the artifact, its request, the traced model, the weights."""
+
+import random
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from ingot.compiler import Request
+from ingot.debug.chain import Chain, chains
+from ingot.debug.params import Params
+from ingot.ir import ops
+from ingot.ir.parse import parse_program
+from ingot.ir.plugins import load_user_ops
+from ingot.ir.program import Model, Program
+from ingot.runtime.artifact import Artifact, open_artifact
+
+# Prompts on both sides of a page of 16 and past two of them; a window up to WINDOW tokens is passed too.
+PROMPT_LENGTHS = (1, 17, 35, 23)
+WINDOW = 128
+
+
+@dataclass
+class Case:
+    """An artifact, and the compile that it came from. `runs` counts the programs that were interpreted."""
+
+    artifact: Artifact
+    request: Request
+    model: Model
+    runs: int = 0
+    _read: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def open(artifact: str | Path, checkpoint: str | Path | None = None) -> "Case":
+        """Raises IngotError where the artifact, or the checkpoint that it was compiled from, cannot be read."""
+        load_user_ops()
+        opened = open_artifact(artifact)
+        request = Request.of_artifact(opened, checkpoint)
+        return Case(opened, request, request.trace())
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        return chains(self.artifact, self.request, self.model, self.final_programs)
+
+    @cached_property
+    def final_programs(self) -> list[Program]:
+        """The programs that the artifact's plan was made of: of every entry and bucket class."""
+        parts = re.split(r"(?m)^(?=program )", self.artifact.read_text("program.ir"))
+        return [parse_program(part) for part in parts if part]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor of the checkpoint."""
+        if name not in self._read:
+            self._read[name] = self.request.checkpoint.read(name)
+        return self._read[name]
+
+    @cached_property
+    def params(self) -> Params:
+        return Params(self.read)
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Sequences to judge programs by; those of another `seed` are others."""
+        windows = [
+            int(str(node.kwargs.get("window") or 0))
+            for entry in self.model.entries.values()
+            for node in entry.calls(ops.attention.overload)
+        ]
+        longest = max([window for window in windows if window <= WINDOW], default=0)
+        lengths = [*PROMPT_LENGTHS, *([longest + 5] if longest + 5 > max(PROMPT_LENGTHS) else [])]
+        # The generated tokens need room too.
+        most = max(1, self.request.limits.max_seq_len - 4)
+        draw = random.Random(seed)
+        vocab = self.request.spec.vocab_size
+        return [[draw.randrange(vocab) for _ in range(min(length, most))] for length in sorted(lengths, reverse=True)]
+
+
+def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
+    """The prompts of the artifact's recorded run, as token ids; drawn where it has none."""
+    return case.prompts()

@@ -1,0 +1,217 @@
+"""The programs of a compile, one behind the other, and the passes between them."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ingot.compiler import Request
+from ingot.ir.backend import Backend, signature_of
+from ingot.ir.errors import ArtifactError, VerifyError
+from ingot.ir.parse import parse_program
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Model, Program, Region, Stage
+from ingot.ir.record import Rewrite
+from ingot.ir.text import print_program
+from ingot.ir.types import Split
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.dce import eliminate_dead_code
+from ingot.passes.manager import run_pass
+from ingot.passes.pipeline import Phase
+from ingot.passes.rewrite import Rewriter
+from ingot.runtime.artifact import Artifact
+
+NO_BOUND = 1 << 30  # more rewrites than any program has places
+
+
+@dataclass(eq=False)
+class Link:
+    """A program of a compile: what `one` made of the program of `previous`; the traced program has neither."""
+
+    entry: str
+    make: Callable[[], Program] = field(repr=False)
+    one: Pass | None = None
+    previous: "Link | None" = None
+    bucket: BucketClass | None = None
+    under: Stage = Stage.TRACED
+    ends_phase: bool = False
+    context: PassContext | None = None
+
+    @property
+    def name(self) -> str:
+        return "trace" if self.one is None else self.one.name
+
+    @cached_property
+    def program(self) -> Program:
+        return self.make()
+
+    @cached_property
+    def computation(self) -> str:
+        """The text of what is computed: without who computes it, where that comes from, and the stage."""
+        body = print_program(self.program).partition("\n")[2]
+        return re.sub(r"( @\w+)?(  # .*)?$", "", body, flags=re.MULTILINE)
+
+    @property
+    def before(self) -> Program:
+        """What the pass was given."""
+        assert self.previous is not None
+        program = self.previous.program.copy()
+        program.bucket = self.bucket
+        return program
+
+    def again(self, fuel: int = NO_BOUND) -> tuple[Program, tuple[Rewrite, ...]]:
+        """What the pass as it is now makes of the program before it, with at most `fuel` rewrites."""
+        assert self.one is not None and self.context is not None
+        return rewritten(self.one, self.before, self.context, self.under, reached=self.ends_phase, fuel=fuel)
+
+
+def rewritten(
+    one: Pass, program: Program, context: PassContext, under: Stage, *, reached: bool = False, fuel: int = NO_BOUND
+) -> tuple[Program, tuple[Rewrite, ...]]:
+    """What a pass makes of a program with at most `fuel` rewrites.
+
+    A program half rewritten may break the rules of both stages, which the interpreter does not mind.
+    """
+    try:
+        result, record = run_pass(one, program, context, under=under, reached=reached, fuel=fuel)
+        return result, record.rewrites
+    except VerifyError:
+        if fuel == NO_BOUND:
+            raise
+    rewriter = Rewriter(program.copy(), fuel)
+    one.run(rewriter, context)
+    eliminate_dead_code(rewriter.program)
+    return rewriter.program, rewriter.rewrites()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The way of one entry to one bucket class, from the traced program on."""
+
+    entry: str
+    bucket: BucketClass
+    links: tuple[Link, ...]
+
+
+def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[Program]) -> list[Chain]:
+    """Every way through the pipeline, up to the `final` programs, of which the artifact's plan was made. The programs
+    between are those of the artifact's trace, read when they are asked for; where it has none, the pipeline runs again.
+    Raises ArtifactError where the trace is of other passes."""
+    texts = texts_of(artifact)
+    ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
+    found = []
+    for entry, traced in model.entries.items():
+        context = context_of(request, model.tp_plan, request.pipeline())
+        first = Link(entry, _parser(texts[entry, None, 0]) if texts else _given(traced))
+        shared = [first]
+        for phase in request.pipeline():
+            for one in () if phase.by_bucket else phase.passes:
+                last = one is phase.passes[-1]
+                shared.append(_link(shared[-1], one, None, phase.stage, last, context, texts, len(shared)))
+        for bucket in request.buckets():
+            narrowed, links = replace(context, bucket=bucket), list(shared)
+            for phase in request.pipeline():
+                for one in phase.passes if phase.by_bucket and phase.stage < Stage.PLANNED else ():
+                    last = one is phase.passes[-1]
+                    links.append(_link(links[-1], one, bucket, phase.stage, last, narrowed, texts, len(links)))
+            planned = request.pipeline()[-1]
+            if (program := ends.get((entry, bucket.name))) is not None:
+                one, before = planned.passes[-1], links[-1]
+                links.append(Link(entry, _given(program), one, before, bucket, planned.stage, True, narrowed))
+            found.append(Chain(entry, bucket, tuple(links)))
+    return found
+
+
+def _given(program: Program) -> Callable[[], Program]:
+    return lambda: program
+
+
+Texts = Mapping[tuple[str, str | None, int], str]
+
+
+def texts_of(artifact: Artifact) -> Texts:
+    """The programs of the trace by entry, bucket class and place on the way, behind the name of the pass that made
+    them; at place 0 the traced ones. Empty where the trace holds none."""
+    texts: dict[tuple[str, str | None, int], str] = {}
+    shared: dict[str, int] = {}
+    place: dict[tuple[str, str | None], int] = {}
+    try:
+        for one in artifact.trace:
+            entry, bucket = one.entry, one.bucket
+            if (entry, None, 0) not in texts:
+                texts[entry, None, 0] = artifact.trace.traced_text(entry)
+            if bucket is None:
+                shared[entry] = place[entry, None] = shared.get(entry, 0) + 1
+            else:
+                place[entry, bucket] = place.get((entry, bucket), shared.get(entry, 0)) + 1
+            texts[entry, bucket, place[entry, bucket]] = f"pass {one.name}\n{one.after_text}"
+    except ArtifactError:
+        return {}
+    return texts
+
+
+def _parser(text: str) -> Callable[[], Program]:
+    return lambda: parse_program(text)
+
+
+def _link(
+    previous: Link,
+    one: Pass,
+    bucket: BucketClass | None,
+    under: Stage,
+    ends: bool,
+    context: PassContext,
+    texts: Texts,
+    number: int,
+) -> Link:
+    link = Link(previous.entry, lambda: link.again()[0], one, previous, bucket, under, ends, context)
+    if texts:
+        key = (previous.entry, bucket.name if bucket else None, number)
+        heading, _, text = texts.get(key, "").partition("\n")
+        if heading != f"pass {one.name}":
+            raise ArtifactError(
+                f"pass {number} of the trace is '{heading.removeprefix('pass ')}'",
+                expected=f"'{one.name}', which the pipeline of this installation has there",
+                hint="compile the model again",
+            )
+        link.make = _parser(text)
+    return link
+
+
+def context_of(
+    request: Request, model_plan: Mapping[str, Split], pipeline: Sequence[Phase], bucket: BucketClass | None = None
+) -> PassContext:
+    """What the passes of a compile were told, with nobody who compiles."""
+    backends = request.backends
+    if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
+        backends = tuple(item for item in backends if not item.compiles_regions)
+    return PassContext(
+        target=request.target,
+        max_seq_len=request.limits.max_seq_len,
+        max_batch=request.limits.max_batch,
+        max_tokens=request.limits.max_tokens,
+        backends=backends,
+        deterministic=request.deterministic,
+        bucket=bucket,
+        buckets=request.buckets(),
+        weight_budget=request.weight_budget,
+        emit=emit_nothing,
+        emit_library=build_nothing,
+        mesh=request.mesh,
+        tp_plan=model_plan,
+    )
+
+
+def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
+    """Executables with the right signatures and no files: regions are only interpreted here."""
+    found = {}
+    for region in regions:
+        inputs, outputs = signature_of(region)
+        found[region.name] = Executable(
+            id=region.name, backend=region.backend, inputs=inputs, outputs=outputs, files=()
+        )
+    return found
+
+
+def build_nothing(backend: Backend) -> Executable:
+    return Executable(id=backend.name, backend=backend.name, inputs=(), outputs=(), files=())

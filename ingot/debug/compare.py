@@ -1,0 +1,46 @@
+"""When two values of float64 interpretations are the same, and how they differ, in words."""
+
+import torch
+
+from ingot.ir.tolerances import TOLERANCES
+
+# Values sum products of sums, and the table is for single ops: a hundred times its tolerance, as in the passes'
+# contract (`ingot.ir.contracts`).
+FACTOR = 100
+
+
+def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """How two tensors differ beyond rounding in float64, in words; None when they do not.
+
+    Numbers other than floating-point ones must be the same. NaN is the same as NaN, which is how a state shows that
+    nothing was written there, and an infinity the same as itself. What is lost by cancellation is measured at the
+    largest finite number of `expected`.
+    """
+    if found.shape != expected.shape:
+        return f"shape {list(found.shape)}, expected {list(expected.shape)}"
+    if found.numel() == 0:
+        return None
+    left, right = found.detach().cpu(), expected.detach().cpu()
+    if not left.is_floating_point() or not right.is_floating_point():
+        wrong = left != right
+        excess = wrong.double()
+    else:
+        left, right = left.double(), right.double()
+        same = (left == right) | (left.isnan() & right.isnan())
+        tolerance, finite = TOLERANCES[torch.float64], right[right.isfinite()]
+        size = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+        error = (left - right).abs()
+        excess = error / (FACTOR * (tolerance.atol * size + tolerance.rtol * right.abs()))
+        wrong = ~same & ~(excess <= 1)
+        excess = torch.where(wrong, excess.nan_to_num(nan=float("inf")), 0.0)
+    if not bool(wrong.any()):
+        return None
+    worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
+    return (
+        f"{_number(left[worst])} at [{', '.join(map(str, worst))}], expected {_number(right[worst])}; "
+        f"{int(wrong.sum())} of {wrong.numel()} differ"
+    )
+
+
+def _number(value: torch.Tensor) -> str:
+    return f"{float(value):.6g}" if value.is_floating_point() else str(value.item())

@@ -1,0 +1,82 @@
+"""A part of a program as a program of its own."""
+
+from collections.abc import Collection
+
+from torch import fx
+
+from ingot.ir.program import Program
+from ingot.ir.types import StateType, TensorType
+
+
+def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
+    """The calls of these names, and all that are at most `hops` uses away from them."""
+    chosen = {node for node in program.calls() if node.name in names}
+    for _ in range(hops):
+        near = {other for node in chosen for other in (*node.all_input_nodes, *node.users)}
+        chosen |= {node for node in near if node.op == "call_function"}
+    return chosen
+
+
+def excerpt(program: Program, chosen: set[fx.Node], *, with_inputs: bool) -> Program:
+    """`chosen` calls with what they read: params and states stay such, the other values become inputs of the names of
+    their nodes. What is read from outside becomes an output.
+
+    Tuples and versions of states cannot be given, so the calls that make them come along. `with_inputs` keeps all
+    inputs and states of the program, read or not.
+    """
+    chosen = _closed(chosen)
+    part = Program(program.name, program.stage, dict(program.dims), bucket=program.bucket)
+    part.regions = {name: region for name, region in program.regions.items()}
+    values: dict[fx.Node, fx.Node] = {}
+    read = {source for node in chosen for source in node.all_input_nodes if source not in chosen}
+    for node in program.graph.nodes:
+        kind = node.meta.get("kind")
+        if node not in read and not (with_inputs and kind in ("input", "state")):
+            continue
+        name = str(node.target) if node.op == "placeholder" else node.name
+        if kind == "param":
+            values[node] = part.add_param(name, program.params[name])
+        elif kind == "state":
+            values[node] = part.add_state(name, program.states[name])
+        else:
+            values[node] = part.add_input(name, node.meta["type"])
+    for node in program.calls():
+        if node in chosen:
+            values[node] = part.graph.node_copy(node, values.__getitem__)
+    outputs: dict[str, fx.Node] = {name: values[node] for name, node in _states(program, values).items()}
+    named = {node: name for name, node in program.output_nodes().items()}
+    for node in program.calls():
+        is_read = any(user not in chosen for user in node.users) or not node.users
+        if node in chosen and is_read and isinstance(node.meta["type"], TensorType):
+            outputs[named.get(node, node.name)] = values[node]
+    part.set_outputs(outputs)
+    used = part.symbols()
+    part.dims = {name: dim for name, dim in part.dims.items() if name in used or with_inputs}
+    return part
+
+
+def _closed(chosen: set[fx.Node]) -> set[fx.Node]:
+    waiting, closed = list(chosen), set(chosen)
+    while waiting:
+        node = waiting.pop()
+        needed = [
+            source
+            for source in node.all_input_nodes
+            if source.op == "call_function" and not isinstance(source.meta["type"], TensorType)
+        ]
+        if not isinstance(node.meta["type"], TensorType | StateType):
+            needed += list(node.users)  # the items of a tuple go with it
+        for other in needed:
+            if other.op == "call_function" and other not in closed:
+                closed.add(other)
+                waiting.append(other)
+    return closed
+
+
+def _states(program: Program, values: dict[fx.Node, fx.Node]) -> dict[str, fx.Node]:
+    """The last version of each state that the part has."""
+    last: dict[str, fx.Node] = {}
+    for node in program.graph.nodes:
+        if node in values and isinstance(node.meta.get("type"), StateType):
+            last[node.meta["type"].name] = node
+    return last

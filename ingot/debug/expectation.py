@@ -1,0 +1,228 @@
+"""What every program of an entry must give for the same steps, from the pure program that sets the meaning."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.debug.compare import differs
+from ingot.debug.observe import Observed, Tensors, by_token, observe
+from ingot.debug.schedule import PAGE_SIZE, SAMPLERS, Request, Step, in_chunks, is_cached, whole, with_pages
+from ingot.ir import ops
+from ingot.ir.errors import VerifyError
+from ingot.ir.program import Program
+
+# Tokens that are generated behind each prompt: the second is fed from what the first left on the device.
+GENERATED = 2
+# Beside outputs it is known what the only calls of these ops must give, by their printed names.
+OP_NAMES = ("ingot.penalize", "ingot.select_rows")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a program first gives what it must not: the step, the output, and both values in words. `node` is a call
+    that fails, in place of an output."""
+
+    step: int
+    output: str
+    text: str
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The steps, and by step what is known of their outputs in float64.
+
+    Outputs of which nothing is known (states of other kinds than caches and rows) are not among them.
+    """
+
+    program: Program
+    requests: tuple[Request, ...]
+    pages: int
+    page_size: int
+    logits: torch.Tensor | None
+    outputs: tuple[dict[str, torch.Tensor], ...]
+
+    def steps(self, program: Program, *, forced: bool = False, at_once: bool = False) -> list[Step]:
+        """The steps for a program: a pure one takes everything in one, and so does every program `at_once`. Generated
+        tokens come from the device where the program keeps them there, unless they are `forced`."""
+        if at_once or not is_cached(program):
+            return whole(self.requests, self.page_size)
+        by_device = not forced and "last_token" in program.states
+        return in_chunks(self.requests, self.page_size, by_device=by_device)
+
+    def difference(
+        self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
+    ) -> Difference | None:
+        """How a program's meaning differs from what it must be: all outputs, step by step, in float64."""
+        steps = self.steps(program, forced=forced, at_once=at_once)
+        number = 0
+        try:
+            for number, seen in enumerate(observe(program, params, steps, self.pages, exact=True)):
+                known = {"logits": self.logits[seen.step.places]} if self.logits is not None else {}
+                if is_cached(program) and not at_once:
+                    known |= self.outputs[number]
+                for name, expected in known.items():
+                    if name in seen.outputs and (text := differs(seen.outputs[name], expected)):
+                        return Difference(number, name, text)
+        except VerifyError as error:
+            failed = re.match(r"%(\S+),", error.where)
+            return Difference(number, "", error.what, failed[1] if failed else "")
+        return None
+
+    def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
+        """What is known of outputs that pure programs lack, after the first `steps` steps: of states the last version,
+        of the rest all rows in the requests' order. `at_once` leaves the same in caches."""
+        if not is_cached(program):
+            return {}
+        told = self.outputs if at_once else self.outputs[:steps]
+        states = {name: told[-1][name] for name in program.states if name in told[-1]}
+        if at_once:
+            return {name: value for name, value in states.items() if program.states[name].unit == "token"}
+        order = torch.cat([step.places for step in self.steps(program)[:steps]]).argsort()
+        rows = [name for name in told[-1] if name in OP_NAMES or (name in program.outputs and name not in states)]
+        return {**states, **{name: torch.cat([one[name] for one in told])[order] for name in rows}}
+
+
+def expect(
+    program: Program,
+    params: Sequence[Tensors],
+    prompts: Sequence[Sequence[int]],
+    *,
+    page_size: int = PAGE_SIZE,
+    rows: int,
+    seed: int = 0,
+) -> Expectation:
+    """What the pure `program` makes of the prompts, and of the tokens that are sampled behind them.
+
+    `rows` is the number of device rows: as many sequences run at once at most. Tokens are sampled here, from the
+    program's logits and by the ops' references, so that nothing is taken from a program that is to be judged.
+    """
+    requests = [
+        Request(tuple(prompt), len(prompt), SAMPLERS[index % len(SAMPLERS)], rows - 1 - index)
+        for index, prompt in enumerate(prompts[:rows])
+    ]
+    logits = torch.empty(0)
+    for generated in range(GENERATED + 1):
+        (seen,) = observe(program, params, whole(requests, page_size), 1, exact=True)
+        logits = seen.outputs["logits"]
+        if generated < GENERATED:
+            ends = torch.tensor([len(request.tokens) for request in requests]).cumsum(0) - 1
+            requests = [
+                replace(request, tokens=(*request.tokens, _sampled(request, logits[end])))
+                for request, end in zip(requests, ends.tolist(), strict=True)
+            ]
+    paged, pages = with_pages(requests, page_size, seed)
+    outputs = _outputs(paged, program, params, logits, page_size, pages, rows)
+    return Expectation(program, tuple(paged), pages, page_size, logits, tuple(outputs))
+
+
+def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
+    """What holds behind a lossy pass over a cached program: what that program itself gives for the steps of before."""
+    steps = before.steps(program)
+    outputs = tuple(seen.outputs for seen in observe(program, params, steps, before.pages, exact=True))
+    return replace(before, program=program, logits=None, outputs=outputs)
+
+
+def _sampled(request: Request, logits: torch.Tensor) -> int:
+    """The token behind a request's last one, from its row of logits."""
+    alone = [replace(request, row=0)]
+    step = whole(alone, PAGE_SIZE)[0]
+    counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
+    rows = torch.zeros(len(request.tokens), logits.shape[-1], dtype=logits.dtype)
+    rows[-1] = logits
+    return int(_drawn(step, _penalized(step, rows, _counted(step, counts)))[-1])
+
+
+def _counted(step: Step, counts: torch.Tensor) -> torch.Tensor:
+    given = step.inputs
+    result: torch.Tensor = ops.count_tokens.reference(
+        counts, given["tokens"], given["positions"], given["token_seqs"], given["rows"], given["prompt_ends"]
+    )
+    return result
+
+
+def _penalized(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    asked = (step.inputs[name] for name in ("count_rows", "repetition", "frequency", "presence", "banned"))
+    result: torch.Tensor = ops.penalize.reference(logits, counts, *asked)
+    return result
+
+
+def _drawn(step: Step, penalized: torch.Tensor) -> torch.Tensor:
+    asked = (step.inputs[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"))
+    result: torch.Tensor = ops.sample.reference(penalized, *asked)
+    return result
+
+
+def _outputs(
+    requests: Sequence[Request],
+    program: Program,
+    params: Sequence[Tensors],
+    logits: torch.Tensor,
+    page_size: int,
+    pages: int,
+    rows: int,
+) -> list[dict[str, torch.Tensor]]:
+    """By step what a cached program gives beside logits."""
+    keys = {} if program.mesh else _keys(program, params, requests, page_size)
+    caches = {
+        name: torch.full((pages, 2, page_size, *k.shape[1:]), float("nan"), dtype=torch.float64)
+        for name, (k, _) in keys.items()
+    }
+    counts = torch.full((rows, logits.shape[-1]), -1, dtype=torch.int32)
+    last_token = torch.full((rows,), -1, dtype=torch.int32)
+    position = torch.full((rows,), -1, dtype=torch.int32)
+    results = []
+    for step in in_chunks(requests, page_size, by_device=False):
+        given = step.inputs
+        counts = _counted(step, counts)
+        penalized = _penalized(step, logits[step.places], counts)
+        tokens = _drawn(step, penalized)
+        ids, logprobs, ranks = ops.top_logprobs.reference(
+            logits[step.places], tokens, given["targets"], given["num_logprobs"]
+        )
+        last_token, position = last_token.clone(), position.clone()
+        for row, length, at in zip(
+            *(given[name].tolist() for name in ("rows", "kv_lens", "sample_index")), strict=True
+        ):
+            position[row] = length
+            if at >= 0:
+                last_token[row] = tokens[at]
+        caches = {name: cache.clone() for name, cache in caches.items()}
+        page, within = given["slots"] // page_size, given["slots"] % page_size
+        for name, (k, v) in keys.items():
+            caches[name][page, 0, within] = k[step.places]
+            caches[name][page, 1, within] = v[step.places]
+        results.append(
+            {
+                "tokens": tokens,
+                "logprob_ids": ids,
+                "logprobs": logprobs,
+                "ranks": ranks,
+                "last_token": last_token,
+                "position": position,
+                "token_counts": counts,
+                **dict(zip(OP_NAMES, (penalized, given["positions"]), strict=True)),
+                **caches,
+            }
+        )
+    return results
+
+
+def _keys(
+    program: Program, params: Sequence[Tensors], requests: Sequence[Request], page_size: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What goes into the cache of each layer, by the name of its state: k and v of all tokens."""
+    attentions = list(program.calls(ops.attention.overload))
+    named = {f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, attentions)}
+    names = {node.name for pair in named.values() for node in pair}
+    observed: list[Observed] = list(observe(program, params, whole(requests, page_size), 1, exact=True, watch=names))
+    value = {name: by_token(program, observed, name)[0] for name in names}
+    return {name: (value[k.name], value[v.name]) for name, (k, v) in named.items()}
+
+
+def _bound(node: fx.Node) -> dict[str, Any]:
+    return ops.attention.bind(node.args, node.kwargs)

@@ -1,0 +1,381 @@
+"""The node that is to blame among what a rewrite made: its inputs are what they should be, and its result is not."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ingot.debug.observe import Observed, Tensors, by_token, is_by_token, observe
+from ingot.debug.schedule import Step
+from ingot.ir.contracts import Measured
+from ingot.ir.interpret import interpret
+from ingot.ir.program import Program, RegionCall, target_name, tensor_type
+from ingot.ir.text import print_call, value_name
+from ingot.ir.types import TensorType
+
+# How two values differ that should be the same; None when they do not.
+Differs = Callable[[Measured, Measured], str | None]
+_SLICE = torch.ops.aten.slice.Tensor
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a fault shows first. `node` is to blame, `tensor` is the first wrong value, `instead_of` what it should be
+    in the program before; names as in the text, without the percent sign."""
+
+    node: str
+    op: str
+    origin: str
+    tensor: str
+    instead_of: str
+    text: str
+
+
+@dataclass
+class Side:
+    """A program with the values of its nodes over some steps, in its own dtypes and in float64.
+
+    `rows` are the tokens of which values are wanted, where the steps have more.
+    """
+
+    program: Program
+    params: Sequence[Tensors]
+    found: list[Observed]
+    exact: list[Observed]
+    rows: torch.Tensor | None = None
+
+    @staticmethod
+    def run(
+        program: Program,
+        params: Sequence[Tensors],
+        steps: Sequence[Step],
+        pages: int,
+        names: set[str],
+        rows: torch.Tensor | None = None,
+    ) -> "Side":
+        """Watches the nodes of `names`."""
+        found, exact = (
+            list(observe(program, params, steps, pages, exact=exact, watch=names)) for exact in (False, True)
+        )
+        return Side(program, params, found, exact, rows)
+
+    def value(self, node: fx.Node) -> Measured | None:
+        """The value of a node, in the order of the requests; on a mesh that of all ranks together."""
+        found, exact = (self._assembled(node, side) for side in (self.found, self.exact))
+        return None if found is None or exact is None else Measured(found, exact)
+
+    def _assembled(self, node: fx.Node, side: list[Observed]) -> torch.Tensor | None:
+        parts = by_token(self.program, side, node.name)
+        if self.rows is not None and is_by_token(node):
+            parts = [part[self.rows] for part in parts]
+        if not parts or len(parts) == 1:
+            return parts[0] if parts else None
+        placement = node.meta.get("placement", ())
+        if node.op == "placeholder" and node.meta["kind"] == "param":
+            placement = self.program.params[str(node.target)].placement
+        if not placement:
+            return parts[0]
+        (place,) = placement if len(placement) == 1 else (None,)
+        if place is None or place.segments:
+            return None
+        return sum(parts[1:], parts[0]) if place.kind == "partial" else torch.cat(parts, place.dim)
+
+
+def locate(
+    before: Program,
+    after: Program,
+    run: Callable[[Program, set[str]], Side],
+    differs: Differs,
+    known: Mapping[str, torch.Tensor],
+) -> Site | None:
+    """Where `after` first computes another value than `before`; None where no value that both have differs.
+
+    Values are paired by what the pass left alone: a node that is in both under one name, the two arguments at one place
+    of such a node, and the outputs of one name. `known` holds what outputs must be that only `after` has, by name, and
+    what calls must give that there is one of, by op. `run` runs a program and watches nodes.
+    """
+    made = _made(before, after)
+    gone = _made(after, before)
+    pairs = _pairs(before, after)
+    for chosen in ([pair for pair in pairs if _is_near(pair, made)], pairs):
+        watched = {old.name for old, _, _ in chosen} | {node.name for node in gone}
+        regions = {source for node in made if isinstance(node.target, RegionCall) for source in node.all_input_nodes}
+        seen = {new for _, new, _ in chosen} | made | regions
+        sides = run(before, watched), run(after, {node.name for node in seen})
+        if site := _Search(before, after, *sides, chosen, differs, known).first():
+            return site
+    return None
+
+
+def _is_near(pair: "Pair", made: set[fx.Node]) -> bool:
+    """Whether a pair stands where the pass was at work: there a fault shows first."""
+    old, new, user = pair
+    if user is not None or new.op == "placeholder" or print_call(old) != print_call(new):
+        return True
+    return any(source in made for source in new.all_input_nodes)
+
+
+def _nodes(program: Program) -> dict[str, fx.Node]:
+    return {value_name(node): node for node in program.graph.nodes if node.op != "output"}
+
+
+def _made(before: Program, after: Program) -> set[fx.Node]:
+    old = _nodes(before)
+    return {node for name, node in _nodes(after).items() if name not in old}
+
+
+Pair = tuple[fx.Node, fx.Node, fx.Node | None]
+
+
+def _pairs(before: Program, after: Program) -> list[Pair]:
+    """(old, new, the node of `after` that uses it in the old one's place) for values that should be the same."""
+    old, new = _nodes(before), _nodes(after)
+    pairs: list[Pair] = []
+    for name, node in new.items():
+        same = old.get(name)
+        if same is None or same.op != node.op:
+            continue
+        is_given = node.op == "placeholder" and node.meta["kind"] == "input"  # by whoever calls, step by step
+        if not is_given and _comparable(same, before) and _comparable(node, after):
+            pairs.append((same, node, None))
+        if node.target != same.target:
+            continue
+        was, now = _arguments(same), _arguments(node)
+        if len(was) != len(now):
+            continue
+        for one, other in zip(was, now, strict=True):
+            if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+                continue
+            if value_name(one) != value_name(other) and _comparable(one, before) and _comparable(other, after):
+                pairs.append((one, other, node))
+    outputs = before.output_nodes()
+    for name, node in after.output_nodes().items():
+        if name in outputs and _comparable(outputs[name], before) and _comparable(node, after):
+            pairs.append((outputs[name], node, None))
+    return pairs
+
+
+def _arguments(node: fx.Node) -> list[object]:
+    flat: list[object] = []
+    for value in (*node.args, *node.kwargs.values()):
+        flat += value if isinstance(value, list | tuple) else [value]
+    return flat
+
+
+def _comparable(node: fx.Node, program: Program) -> bool:
+    """A tensor whose value is that of one step or of all tokens: not a state, and not a row of each sequence."""
+    value_type = node.meta["type"]
+    if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("S",)):
+        return False
+    # The host gives -1 for a token that the device knows, so what is fed is not what is given.
+    return not (node.op == "placeholder" and node.meta["kind"] == "input" and "last_token" in program.states)
+
+
+def _known(after: Program, made: set[fx.Node], known: Mapping[str, torch.Tensor]) -> list[tuple[str, fx.Node]]:
+    """The nodes of `after` whose values are known by name, outputs and calls that the pass made."""
+    found = [(name, node) for name, node in after.output_nodes().items() if name in known]
+    for name in known:
+        calls = [node for node in made if node.op == "call_function" and target_name(node.target) == name]
+        found += [(name, calls[0])] if len(calls) == 1 else []
+    return found
+
+
+class _Search:
+    def __init__(
+        self,
+        before: Program,
+        after: Program,
+        old: Side,
+        new: Side,
+        pairs: list[Pair],
+        differs: Differs,
+        known: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.before, self.after, self.old, self.new, self.differs = before, after, old, new, differs
+        self.order = {node: place for place, node in enumerate(after.graph.nodes)}
+        self.made = _made(before, after)
+        self.problems: dict[fx.Node, str] = {}
+        self.expected: dict[fx.Node, fx.Node] = {}
+        self.good: set[fx.Node] = set()
+        self.misread: dict[fx.Node, Pair] = {}
+        for pair in sorted(pairs, key=lambda pair: self.order[pair[1]]):
+            self._judge(pair)
+        for name, node in _known(after, self.made, known):
+            value, wanted = self.new.value(node), known[name]
+            if value is not None and (problem := differs(Measured(wanted, wanted), Measured(value.exact, value.exact))):
+                self.problems.setdefault(node, problem)
+            else:
+                self.good.add(node)
+
+    def _judge(self, pair: Pair) -> None:
+        old, new, user = pair
+        values = self.old.value(old), self.new.value(new)
+        if values[0] is None or values[1] is None:
+            return
+        problem = self.differs(values[0], values[1])
+        if problem is None:
+            self.good.add(new)
+            self.expected.setdefault(new, old)
+        elif user is not None and new not in self.made:
+            self.misread.setdefault(user, pair)  # a value is right by itself, and the wrong one for whoever reads it
+        elif new not in self.problems:
+            self.problems[new] = problem
+            self.expected[new] = old
+
+    def first(self) -> Site | None:
+        wrong = [node for node in self.problems if node not in self.good]
+        candidates = sorted([*wrong, *self.misread], key=self.order.__getitem__)
+        if not candidates:
+            return None
+        node = candidates[0]
+        if node in self.misread and (node not in self.problems or self._cause(node) is node):
+            old, new, _ = self.misread[node]
+            text = f"it reads {value_name(new)}, and what stands for {value_name(old)} is something else"
+            return self._site(node, new, old, text)
+        return self._site(self._cause(node), node, self.expected.get(node), self.problems[node])
+
+    def _site(self, node: fx.Node, tensor: fx.Node, old: fx.Node | None, text: str) -> Site:
+        inner = self._inner(node) if isinstance(node.target, RegionCall) else None
+        blamed = inner or node
+        name = value_name(blamed)[1:]
+        return Site(
+            node=f"{value_name(node)[1:]}/{name}" if inner else name,
+            op=_op(blamed),
+            origin=blamed.meta.get("origin", ""),
+            tensor=value_name(tensor)[1:],
+            instead_of="" if old is None else value_name(old)[1:],
+            text=text,
+        )
+
+    def _cause(self, node: fx.Node, wanted: Measured | None = None) -> fx.Node:
+        """Up from a wrong value through values that nothing is known of, to the first call that gets what it should.
+
+        Of casts and the like it is known that their source should be what was `wanted` of them.
+        """
+        if wanted is None and node in self.expected:
+            wanted = self.old.value(self.expected[node])
+        unknown = self._unknown(node, wanted)
+        if not unknown:
+            return node
+        source = unknown[0]
+        if node.target is operator.getitem:
+            return node if self._elsewhere(node, source) else self._cause(source, wanted)
+        if node.target is _SLICE and self._inside(node, source):
+            return self._misplaced(node, source)
+        if len(unknown) > 1:
+            computed = [one for one in unknown if one.op == "call_function"]
+            source = computed[0] if computed else source
+        if source.op == "placeholder":
+            is_param = source.meta["kind"] == "param"
+            return source if is_param and self._param_differs(source) else node
+        return self._cause(source, wanted)
+
+    def _unknown(self, node: fx.Node, wanted: Measured | None) -> list[fx.Node]:
+        """Sources that the pass made and that are not known to be right."""
+        sources = [one for one in node.all_input_nodes if one in self.made and one not in self.good]
+        return [one for one in sources if not self._is(one, wanted)]
+
+    def _is(self, node: fx.Node, wanted: Measured | None) -> bool:
+        value = None if wanted is None else self.new.value(node)
+        if value is None or wanted is None or value.exact.shape != wanted.exact.shape:
+            return False
+        return self.differs(wanted, value) is None
+
+    def _elsewhere(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether the value wanted of an item is another item."""
+        wanted = self.old.value(self.expected[node]) if node in self.expected else None
+        others = [user for user in source.users if user.target is operator.getitem and user is not node]
+        values = [self.new.value(other) for other in others]
+        return wanted is not None and any(
+            value is not None and value.exact.shape == wanted.exact.shape and self.differs(wanted, value) is None
+            for value in values
+        )
+
+    def _inside(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether the value wanted of a slice stands in what it is a slice of."""
+        return self._offset(node, source) is not None
+
+    def _offset(self, node: fx.Node, source: fx.Node) -> int | None:
+        whole, old = self.new.value(source), self.expected.get(node)
+        wanted = self.old.value(old) if old is not None else None
+        if whole is None or wanted is None or wanted.exact.dim() != whole.exact.dim():
+            return None
+        dim = int(str(node.args[1]))
+        width = wanted.exact.shape[dim]
+        for begin in range(whole.exact.shape[dim] - width + 1):
+            part = Measured(whole.found.narrow(dim, begin, width), whole.exact.narrow(dim, begin, width))
+            if part.exact.shape == wanted.exact.shape and self.differs(wanted, part) is None:
+                return begin
+        return None
+
+    def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
+        """A slice whose part of a value stands elsewhere: the slice is wrong, or, where all slices lie side by side in
+        their order, the param that was put together in another one."""
+        slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
+        begin = 0
+        for one in slices:
+            if int(str(one.args[2])) != begin:
+                return node
+            begin = int(str(one.args[3]))
+        params = [one for one in source.all_input_nodes if one in self.made and one.op == "placeholder"]
+        swapped = [one for one in slices if one in self.problems and self._inside(one, source)]
+        return params[0] if params and len(swapped) > 1 else node
+
+    def _param_differs(self, param: fx.Node) -> bool:
+        """Whether a made param lacks rows of the params that are gone for it, or has them in another order."""
+        value = self.new.value(param)
+        if value is None:
+            return True
+        whole, kept = value.exact, _nodes(self.after).keys()
+        gone = [node for name, node in _nodes(self.before).items() if node.op == "placeholder" and name not in kept]
+        place = {node: index for index, node in enumerate(self.before.graph.nodes)}
+        parts = [
+            self.old.params[0][str(node.target)].to(whole.dtype)
+            for node in sorted(gone, key=lambda node: min((place[user] for user in node.users), default=0))
+            if node.meta["kind"] == "param" and tensor_type(node).dtype == tensor_type(param).dtype
+        ]
+        begins = [_row_of(whole, part) for part in parts if part.dim() == whole.dim()]
+        return not begins or None in begins or begins != sorted(begins)  # type: ignore[type-var]
+
+    def _inner(self, call: fx.Node) -> fx.Node | None:
+        """The call inside a region that is to blame: the first whose value is not that of its namesake before."""
+        callers = [node for node in self.after.calls() if node.target == call.target]
+        if self.after.mesh or callers[0] is not call:
+            return None  # the body has the names of what its first call stands for
+        assert isinstance(call.target, RegionCall)
+        body = self.after.regions[call.target.name].body
+        values = [self.new.value(node) for node in call.all_input_nodes]
+        sources = [value for value in values if value is not None]
+        if len(sources) < len(values):
+            return None
+        inner: dict[str, torch.Tensor] = {}
+
+        def keep(node: fx.Node, value: object) -> None:
+            if isinstance(value, torch.Tensor):
+                inner[node.name] = value
+
+        given = dict(zip(body.input_types(), (source.exact for source in sources), strict=True))
+        interpret(body, given, exact=True, watch=keep)
+        old = {node.name: node for node in self.before.calls()}
+        for node in body.calls():
+            wanted = self.old.value(old[node.name]) if node.name in old else None
+            value = inner.get(node.name)
+            if wanted is None or value is None or wanted.exact.shape != value.shape:
+                continue
+            if self.differs(Measured(wanted.exact, wanted.exact), Measured(value, value)) is not None:
+                return node
+        return None
+
+
+def _row_of(whole: torch.Tensor, part: torch.Tensor) -> int | None:
+    """The row of `whole` at which `part` stands in it."""
+    if part.shape[1:] != whole.shape[1:]:
+        return None
+    begins = range(whole.shape[0] - part.shape[0] + 1)
+    return next((begin for begin in begins if torch.equal(whole[begin : begin + part.shape[0]], part)), None)
+
+
+def _op(node: fx.Node) -> str:
+    return str(node.meta["kind"]) if node.op == "placeholder" else target_name(node.target)

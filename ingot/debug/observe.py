@@ -1,0 +1,90 @@
+"""Running a program of any stage over the steps of a schedule, and seeing its outputs and values."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from ingot.debug.schedule import Step
+from ingot.ir.harness import fresh_states
+from ingot.ir.interpret import interpret_ranks
+from ingot.ir.program import Program
+from ingot.ir.types import TensorType
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One step of a program: its outputs by name, and the values of the nodes that were watched, by node name.
+
+    On a mesh, what the ranks hold apart is stacked in front: states, and values.
+    """
+
+    step: Step
+    outputs: dict[str, torch.Tensor]
+    values: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+
+
+def observe(
+    program: Program,
+    params: Sequence[Tensors],
+    steps: Sequence[Step],
+    pages: int,
+    *,
+    exact: bool,
+    watch: Collection[str] = (),
+) -> Iterator[Observed]:
+    """Run the steps one after the other, from fresh states. `params` are those of each rank.
+
+    `watch` names nodes of the program itself, not of its regions.
+    """
+    states = [fresh_states(program, pages) for _ in params]
+    for step in steps:
+        inputs = step.of(program.input_types())
+        if not exact:  # what is given more exactly than the program takes it
+            types = program.input_types()
+            inputs = {name: value.to(types[name].dtype) for name, value in inputs.items()}
+        seen: dict[str, list[torch.Tensor]] = {}
+
+        def look(node: fx.Node, value: object, seen: dict[str, list[torch.Tensor]] = seen) -> None:
+            if node.graph is program.graph and node.name in watch and isinstance(value, torch.Tensor):
+                seen.setdefault(node.name, []).append(value)
+
+        values = [{**own, **kept, **inputs} for own, kept in zip(params, states, strict=True)]
+        results = interpret_ranks(program, values, exact=exact, watch=look if watch else None)
+        for kept, result in zip(states, results, strict=True):
+            kept.update({name: result[name] for name in kept})
+        outputs = {}
+        for name in program.outputs:
+            of_ranks = [result[name] for result in results]
+            apart = len(of_ranks) > 1 and name in program.states
+            outputs[name] = torch.stack(of_ranks) if apart else of_ranks[0]
+        placed = {str(node.target): node.name for node in program.placeholders()}
+        for given in values if watch else ():
+            for name, value in given.items():
+                if placed.get(name) in watch:
+                    seen.setdefault(placed[name], []).append(value)
+        yield Observed(step, outputs, seen)
+
+
+def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[torch.Tensor]:
+    """The values of a node by rank. What has a row for each token is put into the order of the requests, so that it
+    does not depend on the steps; of anything else the last step's value is taken."""
+    node = next(node for node in program.graph.nodes if node.name == name)
+    steps = [one for one in observed if name in one.values]
+    if not is_by_token(node):
+        return steps[-1].values[name] if steps else []
+    joined = []
+    for rank in range(len(steps[0].values[name]) if steps else 0):
+        rows = torch.cat([one.values[name][rank] for one in steps])
+        order = torch.cat([one.step.places for one in steps])
+        joined.append(rows[order.argsort()])
+    return joined
+
+
+def is_by_token(node: fx.Node) -> bool:
+    """Whether a value has a row for each token of a step, given that each token gets a row of logits."""
+    value_type = node.meta["type"]
+    return isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))

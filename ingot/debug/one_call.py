@@ -1,0 +1,110 @@
+"""One call of a program as a program of its own: what it means can be computed, printed and run apart from the rest."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.debug.tensor_check import Wrong, check_state, check_tensor
+from ingot.ir.interpret import interpret
+from ingot.ir.program import Program, RegionCall
+from ingot.ir.tolerances import TOLERANCES
+from ingot.ir.types import StateType, TensorType, TupleType
+
+
+def instruction_nodes(program: Program) -> list[fx.Node]:
+    """The calls that a plan has an instruction for, in order: all but those that take a result out of a tuple."""
+    return [node for node in program.calls() if node.target is not operator.getitem]
+
+
+def value_names(program: Program) -> dict[fx.Node, str]:
+    """What a plan calls each value: a placeholder and an output by its own name, a state by the state's throughout."""
+    names: dict[fx.Node, str] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            names[node] = str(node.target)
+        elif node.op == "call_function":
+            names[node] = node.meta["type"].name if isinstance(node.meta["type"], StateType) else node.name
+    outputs = program.output_nodes()
+    return names | {node: name for name, node in outputs.items() if not isinstance(node.meta["type"], StateType)}
+
+
+def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]:
+    """What a plan calls the results of a call, states last and by their names; "" for one that nobody takes."""
+    value_type = node.meta["type"]
+    if not isinstance(value_type, TupleType):
+        return (names[node],)
+    taken = {int(str(user.args[1])): names[user] for user in node.users if user.target is operator.getitem}
+    return tuple(
+        item.name if isinstance(item, StateType) else taken.get(index, "")
+        for index, item in enumerate(value_type.items)
+    )
+
+
+def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> Program:
+    """The call `node` of `program` alone. What it reads are inputs, or states, by their names in the plan; so are its
+    results, and one that nobody takes is `unused` with its number."""
+    alone = Program(program.name, program.stage, {}, bucket=program.bucket)
+    values: dict[fx.Node, fx.Node] = {}
+    made: dict[str, fx.Node] = {}
+    for source in node.all_input_nodes:
+        name, value_type = names[source], source.meta["type"]
+        if name not in made:
+            if isinstance(value_type, StateType):
+                made[name] = alone.add_state(name, program.states[name])
+            else:
+                made[name] = alone.add_input(name, value_type)
+        values[source] = made[name]
+    if isinstance(node.target, RegionCall):
+        alone.regions = {node.target.name: program.regions[node.target.name]}
+    call = alone.graph.node_copy(node, values.__getitem__)
+    results = result_names(node, names)
+    outputs = {results[0]: call}
+    if isinstance(node.meta["type"], TupleType):
+        outputs = {}
+        for index, (name, item) in enumerate(zip(results, node.meta["type"].items, strict=True)):
+            taken = alone.graph.call_function(operator.getitem, (call, index))
+            taken.meta.update(type=item, origin=node.meta.get("origin", ""))
+            outputs[name or f"unused{index}"] = taken
+    alone.set_outputs(outputs)
+    used = alone.symbols() | {size for state in alone.states.values() for size in state.type.shape}
+    alone.dims = {name: dim for name, dim in program.dims.items() if name in used}
+    return alone
+
+
+def meaning(alone: Program, values: Mapping[str, Any], *, exact: bool) -> tuple[torch.Tensor, ...]:
+    """What the call should give, states last: by the op's reference, or a region's body by the interpreter.
+
+    `exact`: in float64.
+    """
+    return tuple(interpret(alone, values, exact=exact).values())
+
+
+def wrong_results(
+    alone: Program,
+    inputs: Mapping[str, torch.Tensor],
+    results: Sequence[torch.Tensor],
+    updated: Mapping[str, torch.Tensor],
+) -> tuple[str, Wrong] | None:
+    """The first wrong one among the `results` of a call and the states that it `updated`, by name; None when all are
+    right. `inputs` are what the call was given, states from before it among them."""
+    plain, exact = (meaning(alone, inputs, exact=wide) for wide in (False, True))
+    call = next(iter(alone.calls()))
+    dtype = coarsest(alone.regions[call.target.name].body) if isinstance(call.target, RegionCall) else None
+    for name, value, p, e in zip(alone.outputs, results, plain, exact, strict=False):
+        if wrong := check_tensor(value, p, e, dtype):
+            return name, wrong
+    count = len(results)
+    for (name, value), p, e in zip(updated.items(), plain[count:], exact[count:], strict=True):
+        if wrong := check_state(value, inputs[name], p, e):
+            return name, wrong
+    return None
+
+
+def coarsest(body: Program) -> torch.dtype | None:
+    """The dtype of fewest bits that a body computes in."""
+    types = [node.meta["type"] for node in body.graph.nodes if node.op != "output"]
+    dtypes = {item.dtype for item in types if isinstance(item, TensorType)} & TOLERANCES.keys()
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)

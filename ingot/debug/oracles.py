@@ -1,0 +1,134 @@
+"""What a model means by somebody else's account: transformers, or a script."""
+
+import importlib.util
+import runpy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ingot.ir.errors import IngotError, OptionError
+
+Logits = list[torch.Tensor]
+TRANSFORMERS = "transformers"
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A tensor in numbers that neither its shape nor the order of its dims changes, and the module that made it."""
+
+    count: int
+    total: float
+    absolute: float
+    square: float
+    module: str = ""
+
+    @staticmethod
+    def of(tensor: torch.Tensor, module: str = "") -> "Digest":
+        wide = tensor.detach().double()
+        return Digest(wide.numel(), float(wide.sum()), float(wide.abs().sum()), float(wide.square().sum()), module)
+
+    def is_near(self, other: "Digest") -> bool:
+        """Equal but for rounding in float32, in which transformers computes norms and softmax whatever the model's
+        dtype: 100 times its unit roundoff of 6e-8, and some for sums."""
+        near = 1e-5
+        return (
+            self.count == other.count
+            and abs(self.absolute - other.absolute) <= near * other.absolute + 1e-9
+            and abs(self.square - other.square) <= near * other.square + 1e-9
+            and abs(self.total - other.total) <= near * other.absolute + 1e-9
+        )
+
+
+@dataclass
+class Oracle:
+    """Gives logits [n, vocab] of each request of n tokens; `watched` runs one request and gives every tensor on the
+    way, where the oracle can tell."""
+
+    name: str
+    logits: Callable[[Path, Sequence[Sequence[int]]], Logits]
+    watched: Callable[[Path, Sequence[int]], list[Digest]] | None = None
+
+
+def open_oracle(oracle: str | Path) -> Oracle:
+    """The oracle of that name. Raises OptionError for a script that is none, and where transformers is missing."""
+    if str(oracle) == TRANSFORMERS:
+        if importlib.util.find_spec("transformers") is None:
+            raise OptionError(
+                "transformers is not installed", where="--oracle transformers", hint="pip install transformers"
+            )
+        return Oracle(TRANSFORMERS, _transformers_logits, _transformers_watched)
+    path = Path(oracle)
+    if not path.is_file():
+        raise OptionError(f"there is no oracle '{oracle}'", where="--oracle", expected="transformers, or a Python file")
+    function = runpy.run_path(str(path)).get("oracle")
+    if not callable(function):
+        raise OptionError(f"{path} defines no function 'oracle'", where="--oracle", expected="def oracle(requests)")
+
+    def logits(folder: Path, requests: Sequence[Sequence[int]]) -> Logits:
+        found = function([list(request) for request in requests])
+        if len(found) != len(requests):
+            raise OptionError(f"oracle(requests) gave {len(found)} results", expected=str(len(requests)))
+        return [torch.as_tensor(one) for one in found]
+
+    return Oracle(str(path), logits)
+
+
+def _model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise IngotError(f"transformers cannot load the checkpoint: {error}", where=str(folder)) from error
+    return model.eval().double()
+
+
+def _run(model: Any, request: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([list(request)]), use_cache=False).logits
+    assert isinstance(logits, torch.Tensor)
+    return logits[0]
+
+
+def _transformers_logits(folder: Path, requests: Sequence[Sequence[int]]) -> Logits:
+    model = _model(folder)
+    return [_run(model, request) for request in requests]
+
+
+def _transformers_watched(folder: Path, request: Sequence[int]) -> list[Digest]:
+    model, stack = _model(folder), [""]
+
+    def leave(*_: Any) -> None:  # a hook's result would be the module's
+        stack.pop()
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda _, __, name=name: stack.append(name))
+        module.register_forward_hook(leave)
+    recorder = _Recorder(stack)
+    with recorder:
+        _run(model, request)
+    return recorder.seen
+
+
+@dataclass
+class _Recorder(TorchDispatchMode):
+    """Sees the result of every op, and which module runs."""
+
+    stack: list[str]
+    seen: list[Digest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1:
+                self.seen.append(Digest.of(value, self.stack[-1]))
+        return result

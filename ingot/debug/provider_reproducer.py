@@ -1,0 +1,51 @@
+"""A faulty instruction as a folder that shows the fault by itself: the call as text, what it was given, the code that
+computes it, and a script that compares that with the reference."""
+
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from ingot.debug.blame_provider import Misstep
+from ingot.ir.json_text import dump_json
+from ingot.ir.plan import Plan
+from ingot.ir.text import print_program
+from ingot.runtime.artifact import Artifact
+
+CALL, INPUTS, INSTRUCTION, EXECUTABLE, SCRIPT = (
+    "call.ir",
+    "inputs.safetensors",
+    "instruction.json",
+    "executable.json",
+    "reproduce.py",
+)
+_TEXT = '''"""One instruction against its reference, where Ingot is installed. Exits with 1 while the fault is there."""
+
+import sys
+from pathlib import Path
+
+from ingot.debug.rerun import rerun
+
+problem = rerun(Path(__file__).parent)
+print(problem or "the instruction is right")
+sys.exit(problem is not None)
+'''
+
+
+def write_reproducer(misstep: Misstep, plan: Plan, artifact: Artifact, folder: Path) -> Path:
+    """Write the reproducer of an instruction into `folder`, which is made; its script."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CALL).write_text(print_program(misstep.alone), encoding="utf-8")
+    save_file({name: tensor.contiguous().clone() for name, tensor in misstep.inputs.items()}, folder / INPUTS)
+    instruction = misstep.instruction
+    (folder / INSTRUCTION).write_text(dump_json(instruction.model_dump(mode="json")), encoding="utf-8")
+    executable = plan.executables.get(instruction.target.removeprefix("exe.")) or plan.libraries.get(
+        instruction.provider
+    )
+    if executable is not None:
+        (folder / EXECUTABLE).write_text(dump_json(executable.model_dump(mode="json")), encoding="utf-8")
+        for name in executable.files:
+            found = [entry.path for entry in artifact.manifest.files if entry.path.endswith(f"/{executable.id}/{name}")]
+            shutil.copyfile(artifact.file(found[0]), folder / name)
+    (folder / SCRIPT).write_text(_TEXT, encoding="utf-8")
+    return folder / SCRIPT

@@ -1,0 +1,245 @@
+"""What each step of a recipe means, once more and apart from the code that executes it: index arithmetic in numpy for
+what only moves elements, float64 with a bound on the rounding for what computes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.debug.rope_tables import frequencies
+from ingot.debug.tensor_check import raw_bits
+from ingot.ir.recipe import Results
+from ingot.ir.schemes import ELEMENTS, Scheme, find_scheme
+
+Attrs = Mapping[str, Any]
+Tensors = Sequence[torch.Tensor]
+# Half the distance between neighbours, relative: what one rounding to nearest may be off.
+_HALF = 0.5 * (1 + 1e-9)
+
+
+def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str | None:
+    """How the result of a step is not what the step means, in words; None when it is."""
+    results = result if isinstance(result, dict) else {"": result}
+    if step in _MOVED:
+        wanted = _MOVED[step]([_numbers(arg) for arg in args], attrs)
+        for name, array in wanted.items() if isinstance(wanted, dict) else [("", wanted)]:
+            if name not in results:
+                return f"it has no result '{name}'"
+            if problem := _differs(results[name], array, args[0].dtype):
+                return f"{name}: {problem}" if name else problem
+        return None
+    if step in _COMPUTED:
+        return _COMPUTED[step](args, attrs, results)
+    return f"nobody knows what the step '{step}' means"
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    """The bits of a tensor, row-major."""
+    return raw_bits(tensor.contiguous()).numpy()
+
+
+def _differs(found: torch.Tensor, wanted: np.ndarray, dtype: torch.dtype) -> str | None:
+    if found.dtype is not dtype or tuple(found.shape) != wanted.shape:
+        return f"it is {found.dtype} {list(found.shape)}, expected {dtype} {list(wanted.shape)}"
+    places = np.argwhere(_numbers(found) != wanted)
+    if not len(places):
+        return None
+    bits = torch.from_numpy(np.ascontiguousarray(wanted[tuple(places[0])])).reshape(1)
+    expected = bits.view(dtype) if dtype is not torch.bool else bits
+    return _at(places[0], found, float(expected[0]), len(places))
+
+
+def _at(place: Any, found: torch.Tensor, expected: float, count: int) -> str:
+    index = tuple(int(i) for i in place)
+    return f"{float(found[index]):.7g} at {list(index)}, expected {expected:.7g}; {count} of {found.numel()} wrong"
+
+
+# --- what only moves elements ----------------------------------------------------------------------------------------
+
+
+def _taken(array: np.ndarray, dim: int, places: Sequence[int]) -> np.ndarray:
+    return array.take(np.asarray(places, dtype=np.int64), axis=dim)
+
+
+def _split(array: np.ndarray, attrs: Attrs) -> dict[str, np.ndarray]:
+    begins = np.cumsum([0, *attrs["sizes"]])
+    return {
+        f"part{index}": _taken(array, attrs["dim"], range(begin, begin + size))
+        for index, (begin, size) in enumerate(zip(begins, attrs["sizes"], strict=False))
+    }
+
+
+def _sharded(array: np.ndarray, attrs: Attrs) -> np.ndarray:
+    rank, world, dim = attrs["rank"], attrs["world"], attrs["dim"]
+    places: list[int] = []
+    begin = 0
+    for size in attrs["segments"] or [array.shape[dim]]:
+        own = size // world
+        places += range(begin + rank * own, begin + (rank + 1) * own)
+        begin += size
+    return _taken(array, dim, places)
+
+
+def _padded(array: np.ndarray, attrs: Attrs) -> np.ndarray:
+    dim = attrs["dim"]
+    shape = [*array.shape]
+    shape[dim] = attrs["size"]
+    padded = np.zeros(shape, array.dtype)
+    padded[tuple(slice(size) for size in array.shape)] = array
+    return padded
+
+
+def _repeated(array: np.ndarray, attrs: Attrs) -> np.ndarray:
+    dim, times = attrs["dim"], attrs["times"]
+    return _taken(array, dim, [place // times for place in range(array.shape[dim] * times)])
+
+
+_MOVED: Mapping[str, Callable[[list[np.ndarray], Attrs], np.ndarray | dict[str, np.ndarray]]] = {
+    "source": lambda args, attrs: args[0],
+    "slice": lambda args, attrs: _taken(args[0], attrs["dim"], range(attrs["begin"], attrs["end"])),
+    "concat": lambda args, attrs: np.concatenate(args, attrs["dim"]),
+    "stack": lambda args, attrs: np.stack(args, attrs["dim"]),
+    "reshape": lambda args, attrs: args[0].ravel(order="C").reshape(attrs["shape"], order="C"),
+    "permute": lambda args, attrs: np.ascontiguousarray(np.transpose(args[0], attrs["dims"])),
+    "pad": lambda args, attrs: _padded(args[0], attrs),
+    "repeat": lambda args, attrs: _repeated(args[0], attrs),
+    "shard": lambda args, attrs: _sharded(args[0], attrs),
+    "split": lambda args, attrs: _split(args[0], attrs),
+}
+
+
+# --- what computes ---------------------------------------------------------------------------------------------------
+
+
+def _double(tensor: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.double().contiguous().numpy()
+    return array
+
+
+def _beyond(found: torch.Tensor, wanted: np.ndarray, allowed: np.ndarray | float) -> str | None:
+    """Where `found` is off by more than `allowed`."""
+    if tuple(found.shape) != wanted.shape:
+        return f"its shape is {list(found.shape)}, expected {list(wanted.shape)}"
+    with np.errstate(invalid="ignore"):
+        error = np.abs(_double(found) - wanted)
+    wrong = ~((error <= allowed) | (_double(found) == wanted) | (np.isnan(wanted) & np.isnan(_double(found))))
+    places = np.argwhere(wrong)
+    return _at(places[0], found, float(wanted[tuple(places[0])]), len(places)) if len(places) else None
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    """To nearest: neither neighbour of the result is closer."""
+    found = results[""]
+    wanted = _double(args[0])
+    if not found.is_floating_point():
+        return _beyond(found, np.trunc(wanted), 0.0)
+    info = torch.finfo(found.dtype)
+    # Neighbours lie eps apart, relative, and below the smallest normal number as far apart as there.
+    apart = info.eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(wanted), info.tiny))))
+    overflows = (np.abs(wanted) >= info.max + apart / 4) & ~np.isfinite(_double(found))
+    return _beyond(found, np.where(overflows, _double(found), wanted), _HALF * apart)
+
+
+def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    """Computed in float32 at least, each operation rounded, and the result rounded to the tensor's dtype."""
+    found, scaled = results[""], _double(args[0]) * attrs["scale"]
+    wanted = scaled + attrs["offset"]
+    inner = _unit(torch.promote_types(args[0].dtype, torch.float32))
+    allowed = inner * (2 * np.abs(scaled) + abs(attrs["offset"])) + _unit(found.dtype) * np.abs(wanted)
+    return _beyond(found, wanted, allowed) if found.dtype is args[0].dtype else f"it is {found.dtype}"
+
+
+def _matmul(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    found, (left, right) = results[""], map(_double, args)
+    wanted = np.einsum("...nk,...km->...nm", left, right)
+    # Sums of float64 in any order, and one rounding at the end.
+    slack = 1e-12 * np.einsum("...nk,...km->...nm", np.abs(left), np.abs(right))
+    return _beyond(found, wanted, slack + _unit(found.dtype) * np.abs(wanted))
+
+
+def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    angles = np.outer(np.arange(int(attrs["positions"])), frequencies(attrs))
+    wanted = np.concatenate([np.cos(angles), np.sin(angles)], -1) * float(attrs.get("attention_factor", 1.0))
+    # Frequencies and angles are rounded to float32, in a few operations.
+    allowed = 1e-6 * (1 + np.concatenate([angles, angles], -1)) * float(attrs.get("attention_factor", 1.0))
+    return _beyond(results[""], wanted, allowed)
+
+
+def _codes(weight: torch.Tensor, scheme: Scheme) -> np.ndarray:
+    stored = weight.contiguous().numpy().astype(np.int64)
+    if scheme.per_byte == 1:
+        return stored
+    codes = np.empty((stored.shape[0], stored.shape[1] * 2), np.int64)
+    codes[:, 0::2], codes[:, 1::2] = stored % 16, stored // 16
+    return codes
+
+
+def _per_element(part: torch.Tensor, shape: tuple[int, ...], scheme: Scheme) -> np.ndarray:
+    """A scale or zero point for each element of a weight of `shape`."""
+    rows, columns = np.indices(shape)
+    if scheme.scales == "tensor":
+        rows = np.zeros_like(rows)
+    each: np.ndarray = _double(part)[rows, columns // (scheme.group or shape[1])]
+    return each
+
+
+def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    """Codes in their range, off by half a step at most, or by a whole one at an end of a range with a zero point; and
+    scales of the smallest size that the range allows."""
+    scheme = find_scheme(attrs["scheme"])
+    if results.keys() != set(scheme.parts):
+        return f"it has the results {', '.join(results)}, expected {', '.join(scheme.parts)}"
+    wanted, (low, high) = _double(args[0]), ELEMENTS[scheme.element]
+    for part, value_type in scheme.types(wanted.shape).items():
+        if problem := value_type.mismatch(results[part].contiguous()):
+            return f"{part}: {problem}"
+    codes = _codes(results["weight"], scheme)
+    if codes.min() < low or codes.max() > high:
+        return f"codes from {codes.min()} to {codes.max()}, expected {low} to {high}"
+    scale = _per_element(results["scales"], wanted.shape, scheme)
+    zero = _per_element(results["zeros"], wanted.shape, scheme) if scheme.zeros else np.zeros_like(scale)
+    at_end = scheme.zeros & ((codes == low) | (codes == high))
+    standing = torch.from_numpy((codes - zero) * scale)
+    steps = np.where(at_end, 1.0, 0.5) * scale
+    # Codes are computed in float32: by so much a tie may lie on the other side.
+    if problem := _beyond(standing, wanted, steps * (1 + 1e-5) + 1e-6 * np.abs(wanted)):
+        return f"more than half a step off: {problem}"
+    return _wrong_scales(results["scales"], wanted, scheme, high - low if scheme.zeros else high)
+
+
+def _wrong_scales(scales: torch.Tensor, weight: np.ndarray, scheme: Scheme, steps: int) -> str | None:
+    if scheme.scales == "tensor":
+        groups = weight.reshape(1, 1, -1)
+    else:
+        groups = weight.reshape(weight.shape[0], -1, scheme.group or weight.shape[1])
+    if scheme.zeros:
+        spread = np.maximum(groups.max(-1), 0) - np.minimum(groups.min(-1), 0)
+    else:
+        spread = np.abs(groups).max(-1)
+    wanted = np.maximum(spread / steps, torch.finfo(scheme.scale_dtype).tiny)
+    problem = _beyond(scales, wanted, 4 * _unit(scheme.scale_dtype) * wanted)
+    return f"scales: {problem}" if problem else None
+
+
+def _dequantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    scheme = find_scheme(attrs["scheme"])
+    codes = _codes(args[0], scheme)
+    scale = _per_element(args[1], codes.shape, scheme)
+    zero = _per_element(args[2], codes.shape, scheme) if scheme.zeros else 0.0
+    wanted = (codes - zero) * scale
+    return _beyond(results[""], wanted, _unit(results[""].dtype) * np.abs(wanted))
+
+
+_COMPUTED: Mapping[str, Callable[[Tensors, Attrs, Mapping[str, torch.Tensor]], str | None]] = {
+    "cast": _cast,
+    "affine": _affine,
+    "matmul": _matmul,
+    "table": _table,
+    "quantize": _quantize,
+    "dequantize": _dequantize,
+}

@@ -1,0 +1,112 @@
+"""What an executable computes in place of its region, guessed: the body with one call done in another way.
+
+Code that was compiled from something else cannot be opened; that its results are those of a body in which one call
+is left out, has its arguments swapped, or another constant, tells which call it was.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.debug.tensor_check import check_tensor
+from ingot.ir.errors import IngotError
+from ingot.ir.interpret import interpret
+from ingot.ir.program import Program
+from ingot.ir.types import TensorType
+
+# Constants that are off are so by a factor of ten, a few, or a little; or they are left out.
+_FACTORS = (0.0, 1e-3, 0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0, 1e3, -1.0)
+
+
+def explained(
+    body: Program, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor], dtype: torch.dtype | None
+) -> tuple[fx.Node, str] | None:
+    """The call of `body` that, done in another way, gives the results `found` on `inputs`, and which way; None when
+    none of those that are tried does. `dtype` is the coarsest that the body computes in."""
+    given = dict(zip(body.input_types(), inputs, strict=True))
+    for node in body.calls():
+        for how, change in _ways(node):
+            variant = body.copy()
+            change(next(one for one in variant.calls() if one.name == node.name))
+            try:
+                plain, exact = (list(interpret(variant, given, exact=wide).values()) for wide in (False, True))
+            except (IngotError, RuntimeError, ValueError, IndexError, TypeError):
+                continue  # what cannot be computed was not
+            results = zip(found, plain, exact, strict=True)
+            if not any(check_tensor(value, p, e, dtype) for value, p, e in results):
+                return node, how
+    return None
+
+
+def _ways(node: fx.Node) -> Iterator[tuple[str, Callable[[fx.Node], None]]]:
+    """Other ways to do a call, in words, and what makes the call of a copy so."""
+    tensors = [place for place, arg in enumerate(node.args) if isinstance(arg, fx.Node)]
+    if node.target is operator.getitem:
+        return
+    types: Mapping[int, Any] = {place: node.args[place].meta["type"] for place in tensors}  # type: ignore[union-attr]
+    for place in tensors:
+        if isinstance(node.meta["type"], TensorType) and types[place].shape == node.meta["type"].shape:
+            yield f"left out, with its argument {place} in place of the result", _bypassed(place)
+    for first in tensors:
+        for second in tensors:
+            if first < second and types[first] == types[second]:
+                yield f"with its arguments {first} and {second} swapped", _swapped(first, second)
+        if isinstance(types[first], TensorType) and len(types[first].shape) == 2:
+            yield f"with its argument {first} transposed", _replaced(first, _transposed)
+        yield f"with zeros for its argument {first}", _replaced(first, _zeros)
+    for name, value in node.kwargs.items():
+        if isinstance(value, bool):
+            yield f"with {name}={not value}", _option(name, not value)
+        elif isinstance(value, float):
+            for factor in _FACTORS:
+                yield f"with {name}={value * factor:.6g}", _option(name, value * factor)
+
+
+def _bypassed(place: int) -> Callable[[fx.Node], None]:
+    def change(node: fx.Node) -> None:
+        source = node.args[place]
+        assert isinstance(source, fx.Node)
+        node.replace_all_uses_with(source)
+
+    return change
+
+
+def _swapped(first: int, second: int) -> Callable[[fx.Node], None]:
+    def change(node: fx.Node) -> None:
+        args = list(node.args)
+        args[first], args[second] = args[second], args[first]
+        node.args = tuple(args)
+
+    return change
+
+
+def _option(name: str, value: Any) -> Callable[[fx.Node], None]:
+    def change(node: fx.Node) -> None:
+        node.kwargs = {**node.kwargs, name: value}
+
+    return change
+
+
+def _replaced(place: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[fx.Node], None]:
+    """The argument `place` goes through `make` first."""
+
+    def change(node: fx.Node) -> None:
+        source = node.args[place]
+        assert isinstance(source, fx.Node)
+        with node.graph.inserting_before(node):
+            made = node.graph.call_function(make, (source,))
+        made.meta["type"] = source.meta["type"]
+        node.update_arg(place, made)
+
+    return change
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.t().contiguous().view(tensor.shape)
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor)

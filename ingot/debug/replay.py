@@ -1,0 +1,159 @@
+"""Running a reproducer of a pass: a folder with a program, what it is given, and the pass that does harm to it."""
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from ingot.compiler import BACKEND_CHOICES, BACKENDS
+from ingot.debug.chain import build_nothing, emit_nothing, rewritten
+from ingot.debug.compare import differs
+from ingot.debug.observe import Observed, observe
+from ingot.debug.params import Params
+from ingot.debug.quantized import broken_quantization
+from ingot.debug.schedule import Step, is_cached
+from ingot.ir.contracts import Measured, breach
+from ingot.ir.errors import VerifyError
+from ingot.ir.parse import parse_program
+from ingot.ir.plan import BucketClass
+from ingot.ir.plugins import load_user_ops
+from ingot.ir.program import Program, Stage
+from ingot.ir.record import Numerics
+from ingot.ir.target import Target
+from ingot.ir.types import DTYPES, Placement, Split
+from ingot.passes.base import Pass, PassContext
+
+BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "pass.json"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the program gives `before` and `after` the pass, in words, and what is wrong with that; "" for nothing."""
+
+    before: str
+    after: str
+    problem: str
+
+    def __str__(self) -> str:
+        verdict = f"the fault is there: {self.problem}" if self.problem else "the fault is gone"
+        return f"before: {self.before}\nafter:  {self.after}\n{verdict}"
+
+
+def replay(folder: Path) -> Replay:
+    """Run the pass of a reproducer as it is now, and compare the program before it with the one that it makes.
+
+    Where the folder has after.ir, that was made by a pass that has changed since, and is compared in its place.
+    """
+    load_user_ops()
+    about = json.loads((folder / PASS).read_text(encoding="utf-8"))
+    tensors = load_file(folder / TENSORS)
+    program = parse_program((folder / BEFORE).read_text(encoding="utf-8"))
+    if (folder / AFTER).exists():
+        result = parse_program((folder / AFTER).read_text(encoding="utf-8"))
+    else:
+        one = _pass(about)
+        try:
+            result, _ = rewritten(one, program, _context(about), Stage[about["under"]], reached=about["reached"])
+        except VerifyError as error:
+            return Replay(f"{len(list(program.calls()))} calls", "no valid program", error.what)
+    return _compared(about, tensors, program, result)
+
+
+def _pass(about: Mapping[str, Any]) -> Pass:
+    made = getattr(importlib.import_module(about["module"]), about["class"])(**about["options"])
+    assert isinstance(made, Pass)
+    return made
+
+
+def _context(about: Mapping[str, Any]) -> PassContext:
+    given = about["context"]
+    backends = tuple(BACKENDS[name]() for name in given["backends"] if name in BACKEND_CHOICES["auto"])
+    buckets = tuple(BucketClass.model_validate_json(json.dumps(one)) for one in given["buckets"])
+    return PassContext(
+        target=Target.detect("cpu"),
+        max_seq_len=given["max_seq_len"],
+        max_batch=given["max_batch"],
+        max_tokens=given["max_tokens"],
+        backends=backends,
+        deterministic=given["deterministic"],
+        bucket=next((bucket for bucket in buckets if bucket.name == given["bucket"]), None),
+        buckets=buckets,
+        weight_budget=given["weight_budget"],
+        emit=emit_nothing,
+        emit_library=build_nothing,
+        mesh=given["mesh"],
+        tp_plan={name: _split(one) for name, one in given["tp_plan"].items()},
+    )
+
+
+def _split(value: Mapping[str, Any]) -> Split:
+    placement = dict(value["placement"])
+    placement["segments"] = tuple(placement["segments"])
+    return Split(**{**value, "placement": Placement(**placement)})
+
+
+def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], before: Program, after: Program) -> Replay:
+    params = Params(lambda name: tensors[f"checkpoint.{name}"])
+    pages, what = int(about["pages"]), about["what"]
+    steps = {name: _steps(tensors, name) for name in ("whole", "steps")}
+
+    def run(program: Program, exact: bool) -> list[Observed]:
+        chosen = steps["steps" if is_cached(program) else "whole"]
+        return list(observe(program, params(program), chosen, pages, exact=exact))
+
+    if what == "quantization":
+        problem = broken_quantization(params, before, after, steps["whole"])
+        return Replay("the weights of the checkpoint", "quantized weights", problem or "")
+    try:
+        old, new = (_joined(run(program, True)) for program in (before, after))
+    except VerifyError as error:
+        return Replay("runs", "does not run", str(error))
+    known = {name.removeprefix("known."): value for name, value in tensors.items() if name.startswith("known.")}
+    pairs = {name: (old[name], new[name]) for name in new if name in old}
+    pairs |= {name: (value, new[name]) for name, value in known.items() if name in new}
+    if what == "numerics":
+        found, other = (_joined(run(program, False)) for program in (before, after))
+        numerics, dtype = Numerics(about["numerics"]), DTYPES[about["dtype"]]
+        for name in [name for name in pairs if name in found and name in other]:
+            measured = Measured(found[name], old[name]), Measured(other[name], new[name])
+            if broken := breach(numerics, *measured, dtype):
+                return Replay(_shown(found[name], name), _shown(other[name], name), f"{name}: {broken.text}")
+    for name, (one, two) in pairs.items():
+        if text := differs(two, one):
+            return Replay(_shown(one, name), _shown(two, name), f"{name}: {text}")
+    name = next(iter(pairs), "")
+    return Replay(_shown(old[name], name) if name in old else "", _shown(new[name], name) if name else "", "")
+
+
+def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
+    """Outputs over all steps, rows of tokens in the requests' order; of states the last version."""
+    order = torch.cat([one.step.places for one in observed]).argsort()
+    joined = {}
+    for name, last in observed[-1].outputs.items():
+        if all(one.outputs[name].shape[:1] == one.step.places.shape for one in observed):
+            joined[name] = torch.cat([one.outputs[name] for one in observed])[order]
+        else:
+            joined[name] = last
+    return joined
+
+
+def _steps(tensors: Mapping[str, torch.Tensor], kind: str) -> list[Step]:
+    """The steps of a kind. Values that the rest of the model makes are stored once, and taken apart by places."""
+    values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
+    found: list[Step] = []
+    while f"{kind}{len(found)}.places" in tensors:
+        prefix = f"{kind}{len(found)}."
+        inputs = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        places = inputs.pop("places")
+        found.append(Step({**inputs, **{name: value[places] for name, value in values.items()}}, places))
+    return found
+
+
+def _shown(value: torch.Tensor, name: str) -> str:
+    flat = value.flatten()[:4].tolist()
+    return f"{name} {list(value.shape)} = {', '.join(f'{item:.6g}' for item in flat)}, …"

@@ -1,0 +1,191 @@
+"""A folder that shows by itself what a pass does wrong: the smallest program around the rewrite for which it does."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ingot.debug.blame_pass import Culprit
+from ingot.debug.blame_rewrite import Blame
+from ingot.debug.case import Case
+from ingot.debug.excerpt import around, excerpt
+from ingot.debug.expectation import Expectation
+from ingot.debug.observe import by_token, observe
+from ingot.debug.replay import AFTER, BEFORE, PASS, TENSORS, replay
+from ingot.debug.schedule import Step, whole
+from ingot.ir.errors import IngotError
+from ingot.ir.program import Program
+from ingot.ir.text import print_program, value_name
+from ingot.ir.types import DTYPE_NAMES
+
+SCRIPT = "reproducer.py"
+# How far around the rewrite a program may reach before all of it is taken.
+_HOPS = (0, 1, 2, 4)
+# Weights beyond this are not copied: their place is taken by random ones of the same shapes.
+_MOST_BYTES = 256 << 20
+_TEXT = '''"""{title}
+
+Exits with 1 while the fault is there. It needs Ingot{package}, and neither artifact nor checkpoint: {before} is
+the program before the pass, for a test of it too, and {tensors} what the program is given.
+"""
+
+import sys
+from pathlib import Path
+
+from ingot.debug.replay import replay
+
+result = replay(Path(__file__).parent)
+print(result)
+sys.exit(bool(result.problem))
+'''
+
+
+def write_reproducer(
+    case: Case, culprit: Culprit, blame: Blame, expected: Expectation, folder: Path
+) -> tuple[Path, Path]:
+    """Write the reproducer into `folder`, which is made; its script, and the program before the pass."""
+    folder.mkdir(parents=True)
+    try:
+        for program in _candidates(culprit, blame):
+            for mode in ("at once", "forced", "by device"):
+                _write(case, culprit, blame, expected, program, mode, folder)
+                if _shows(folder):
+                    return folder / SCRIPT, folder / BEFORE
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder / SCRIPT, folder / BEFORE
+
+
+def _shows(folder: Path) -> bool:
+    try:
+        return bool(replay(folder).problem)
+    except (IngotError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+        return False  # a part of the model that the pass cannot take
+
+
+def _candidates(culprit: Culprit, blame: Blame) -> Iterator[Program]:
+    """Programs that may show the fault, small ones first, the whole one at last."""
+    before = culprit.link.before
+    left = {value_name(node)[1:] for node in blame.after.graph.nodes if node.op != "output"}
+    names = {node.name for node in blame.before.calls() if node.name not in left}
+    if blame.rewrite is not None:
+        names.add(blame.rewrite.anchor)
+    if blame.site is not None:
+        names |= {blame.site.node.partition("/")[0], blame.site.instead_of}
+    names |= {user.name for node in before.placeholders("param") if str(node.target) in names for user in node.users}
+    names &= {node.name for node in before.calls()}
+    if names and not before.mesh and not blame.changed:
+        for hops in _HOPS:
+            for with_inputs in (False, True):
+                yield excerpt(before, around(before, names, hops), with_inputs=with_inputs)
+    yield before
+
+
+def _write(
+    case: Case,
+    culprit: Culprit,
+    blame: Blame,
+    expected: Expectation,
+    program: Program,
+    mode: str,
+    folder: Path,
+) -> None:
+    link = culprit.link
+    assert link.one is not None and link.context is not None
+    whose = type(link.one)
+    steps = expected.steps(blame.after, forced=mode == "forced", at_once=mode == "at once")
+    at_once = whole(expected.requests, expected.page_size)
+    tensors = {
+        **_values(case, culprit, expected, program),
+        **_sources(case, program),
+        **_of_steps("whole", at_once),
+        **_of_steps("steps", steps),
+        **_known(expected, program, blame.after, at_once=mode == "at once"),
+    }
+    about = {
+        "module": whose.__module__,
+        "class": whose.__qualname__,
+        "options": link.one.options(),
+        "under": link.under.name,
+        "reached": link.ends_phase,
+        "what": culprit.what,
+        "numerics": link.one.numerics.value,
+        "dtype": DTYPE_NAMES[case.request.spec.dtype],
+        "pages": expected.pages,
+        "context": {
+            "max_seq_len": link.context.max_seq_len,
+            "max_batch": link.context.max_batch,
+            "max_tokens": link.context.max_tokens,
+            "backends": [backend.name for backend in link.context.backends],
+            "deterministic": link.context.deterministic,
+            "weight_budget": link.context.weight_budget,
+            "bucket": link.bucket.name if link.bucket else None,
+            "buckets": [bucket.model_dump(mode="json") for bucket in link.context.buckets],
+            "mesh": dict(link.context.mesh),
+            "tp_plan": {name: asdict(split) for name, split in link.context.tp_plan.items()},
+        },
+    }
+    (folder / PASS).write_text(json.dumps(about, indent=2), encoding="utf-8")
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / TENSORS)
+    (folder / BEFORE).write_text(print_program(program), encoding="utf-8")
+    if blame.changed:
+        (folder / AFTER).write_text(print_program(blame.after), encoding="utf-8")
+    package = whose.__module__.partition(".")[0]
+    (folder / SCRIPT).write_text(
+        _TEXT.format(
+            title=f"What the pass {link.name} does wrong.",
+            package="" if package == "ingot" else f" and {package}",
+            before=BEFORE,
+            tensors=TENSORS,
+        ),
+        encoding="utf-8",
+    )
+
+
+def _known(expected: Expectation, before: Program, after: Program, *, at_once: bool) -> dict[str, torch.Tensor]:
+    """What is known of the outputs that only the program behind the pass has."""
+    known = expected.known(after, None, at_once=at_once)
+    return {f"known.{name}": value for name, value in known.items() if name not in before.outputs}
+
+
+def _of_steps(kind: str, steps: list[Step]) -> dict[str, torch.Tensor]:
+    return {
+        f"{kind}{number}.{name}": value
+        for number, step in enumerate(steps)
+        for name, value in {**step.inputs, "places": step.places}.items()
+    }
+
+
+def _values(case: Case, culprit: Culprit, expected: Expectation, program: Program) -> dict[str, torch.Tensor]:
+    """What the model computes, in float64, for the inputs that an excerpt has in place of the calls that make them."""
+    before = culprit.link.before
+    calls = {node.name for node in before.calls()}
+    wanted = {name for name in program.input_types() if name in calls}
+    if not wanted:
+        return {}
+    case.runs += 1
+    steps = expected.steps(before, forced=True)
+    seen = list(observe(before, case.params(before), steps, expected.pages, exact=True, watch=wanted))
+    return {f"value.{name}": by_token(before, seen, name)[0] for name in wanted}
+
+
+def _sources(case: Case, program: Program) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors that the program's params are made of."""
+    names = sorted({name for spec in program.params.values() for name in spec.recipe.sources()})
+    tensors = {f"checkpoint.{name}": case.read(name) for name in names}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return tensors if size <= _MOST_BYTES else _drawn(tensors)
+
+
+def _drawn(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: (torch.randn(tensor.shape, generator=generator) * float(tensor.float().std())).to(tensor.dtype)
+        for name, tensor in tensors.items()
+    }

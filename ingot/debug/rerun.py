@@ -1,0 +1,61 @@
+"""Running one instruction apart from its plan, against its reference: what a provider's reproducer does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from ingot.backends.reference.load import load_op
+from ingot.debug.one_call import wrong_results
+from ingot.debug.provider_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
+from ingot.debug.tensor_check import copied
+from ingot.ir.errors import ArtifactError
+from ingot.ir.parse import parse_program
+from ingot.ir.plan import DType, Executable, Instruction, Ref
+from ingot.ir.types import DTYPES
+from ingot.runtime.loader import LIBRARY_LOADERS, LOADERS
+
+
+def rerun(folder: Path) -> str | None:
+    """What is wrong with the results of the instruction in `folder`, which `write_reproducer` wrote; None when they are
+    right. Raises ArtifactError when the folder is not whole."""
+    try:
+        alone = parse_program((folder / CALL).read_text(encoding="utf-8"))
+        instruction = Instruction.model_validate_json((folder / INSTRUCTION).read_text(encoding="utf-8"))
+        stored = load_file(folder / INPUTS)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"the reproducer is not whole: {error}", where=str(folder)) from error
+    inputs = {name: _strided(tensor, alone.input_types().get(name)) for name, tensor in stored.items()}
+    given = {name: copied(tensor) for name, tensor in inputs.items()}
+    args = [given[arg.ref] if isinstance(arg, Ref) else _constant(arg) for arg in instruction.args]
+    kwargs = {name: _constant(arg) for name, arg in instruction.kwargs.items()}
+    result = _callable(instruction, folder)(*args, **kwargs)
+    results = [result] if isinstance(result, torch.Tensor) else list(result or ())
+    wrong = wrong_results(alone, inputs, results, {name: given[name] for name in instruction.updates})
+    return f"'{wrong[0]}' is {wrong[1]}" if wrong else None
+
+
+def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
+    if not (folder / EXECUTABLE).exists():
+        return load_op(instruction.target, rowwise=instruction.provider == "rowwise")
+    executable = Executable.model_validate_json((folder / EXECUTABLE).read_text(encoding="utf-8"))
+    if instruction.target.startswith("exe."):
+        return LOADERS[executable.backend](executable, folder)
+    return LIBRARY_LOADERS[executable.backend](executable, folder).get(instruction.target) or load_op(
+        instruction.target
+    )
+
+
+def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:
+    """The tensor with the strides of its type; files hold it row-major."""
+    if value_type is None or value_type.strides is None:
+        return tensor
+    return torch.empty_strided(tensor.shape, value_type.strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _constant(argument: Any) -> Any:
+    if isinstance(argument, DType):
+        return DTYPES[argument.dtype]
+    return list(argument) if isinstance(argument, tuple) else argument

@@ -1,0 +1,67 @@
+"""Rotary frequencies once more, in float64 and one by one: what a table's rows are checked against."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Attrs = Mapping[str, Any]
+
+
+def frequencies(attrs: Attrs) -> np.ndarray:
+    """The angle per position of each pair of elements, by the `rope_type` of a table's attributes."""
+    pairs = int(attrs["rotary_dim"]) // 2
+    return np.array([_FREQUENCY[str(attrs["rope_type"])](attrs, pair) for pair in range(pairs)])
+
+
+def _plain(attrs: Attrs, pair: int) -> float:
+    """RoFormer (arXiv 2104.09864): theta^(-2i/d)."""
+    return math.exp(-math.log(float(attrs["theta"])) * 2 * pair / int(attrs["rotary_dim"]))
+
+
+def _llama3(attrs: Attrs, pair: int) -> float:
+    """By how often the pair turns within the original context: rarely, divided; often, kept; a blend between."""
+    plain = _plain(attrs, pair)
+    turns = float(attrs["original_max_position"]) * plain / (2 * math.pi)
+    low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
+    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return kept * plain + (1 - kept) * plain / float(attrs["factor"])
+
+
+def _dynamic(attrs: Attrs, pair: int) -> float:
+    """NTK: theta grows with what the context has more than the original one."""
+    dim, factor, original = int(attrs["rotary_dim"]), float(attrs["factor"]), float(attrs["original_max_position"])
+    more = max(float(attrs["positions"]), original) / original
+    theta = float(attrs["theta"]) * (factor * more - factor + 1) ** (dim / (dim - 2))
+    return _plain({**attrs, "theta": theta}, pair)
+
+
+def _yarn(attrs: Attrs, pair: int) -> float:
+    """YaRN (arXiv 2309.00071): a ramp over the pairs, between those that turn `beta_fast` and `beta_slow` times."""
+    dim, original = int(attrs["rotary_dim"]), float(attrs["original_max_position"])
+    ends = [
+        dim / 2 * math.log(original / (2 * math.pi * float(attrs[beta]))) / math.log(float(attrs["theta"]))
+        for beta in ("beta_fast", "beta_slow")
+    ]
+    if attrs["truncate"]:
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    first, last = max(ends[0], 0), min(ends[1], dim - 1)
+    divided = min(1.0, max(0.0, (pair - first) / (last - first or 0.001)))
+    return _plain(attrs, pair) * (1 - divided + divided / float(attrs["factor"]))
+
+
+def _longrope(attrs: Attrs, pair: int) -> float:
+    """LongRoPE (arXiv 2402.13753): a divisor for each pair."""
+    beyond = int(attrs["positions"]) > float(attrs["original_max_position"])
+    return _plain(attrs, pair) / float(attrs["long_factor" if beyond else "short_factor"][pair])
+
+
+_FREQUENCY: Mapping[str, Callable[[Attrs, int], float]] = {
+    "default": _plain,
+    "linear": lambda attrs, pair: _plain(attrs, pair) / float(attrs["factor"]),
+    "llama3": _llama3,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -1,0 +1,112 @@
+"""Steps made from sample requests: prefill in chunks, decode, both in one batch, and all that a request may ask for."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ingot.ir.harness import scheduled
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Plan
+
+Inputs = Mapping[str, torch.Tensor]
+# Requests served together: enough for batches that mix prefill and decode, few enough for a quick step.
+_REQUESTS = 8
+# Tokens fed of a request by step: a prompt cut off the ends of its pages, then beside the decode of others; decode;
+# a longer piece of prompt at an odd place, and decode again. What is left is fed in long pieces, but for the last
+# tokens: each request has one more of them than the one before, so that batches of every size decode.
+_OPENING = ((19, 19), (1, 9), (1, 1), (1, 1), (31, 23), (1, 1))
+_LONG = 64
+# A request shorter than the opening is repeated up to its length, and the last tokens; of a long one the beginning
+# will do.
+_LENGTH = sum(odd for _, odd in _OPENING)
+_LONGEST = 512
+
+
+def recorded_steps(
+    plan: Plan, requests: Sequence[Sequence[int]], *, page_size: int, pages: int, seed: int = 0
+) -> list[Inputs]:
+    """The inputs of the steps that serve `requests` from fresh states, within the limits of the plan and a KV pool of
+    `pages` of `page_size` tokens. At most eight requests are served.
+
+    A short request is repeated, so that every kind of step occurs. In every other step rows are sampled by chance, are
+    penalized, and have log-probabilities. Tokens and starts come from the device where they can.
+    """
+    served = [request for request in requests if request][: min(_REQUESTS, plan.dims["B"][1], pages)]
+    limit = min(plan.dims["P"][1], pages // max(1, len(served))) * page_size
+    lengthened = [_repeated(request, min(limit, _LONGEST), _LENGTH + 1 + at) for at, request in enumerate(served)]
+    most = min(plan.dims["T"][1], plan.dims["L"][1]) // max(1, len(lengthened))
+    counts = [_counts(len(request), index, max(1, most)) for index, request in enumerate(lengthened)]
+    types = {name: parse_type(text) for name, text in plan.inputs.items()}
+    steps: list[Inputs] = []
+
+    def record(inputs: Inputs) -> Inputs:
+        steps.append(inputs)
+        return {}
+
+    schedule = [
+        [(request, every[number]) for request, every in enumerate(counts) if number < len(every)]
+        for number in range(max(map(len, counts), default=0))
+    ]
+    list(scheduled(types, record, lengthened, schedule, pages, page_size, seed))
+    ends = [len(request) // 2 for request in lengthened]
+    generator = torch.Generator().manual_seed(seed)
+    return [_asking(step, ends, number % 2 == 1, generator) for number, step in enumerate(steps)]
+
+
+def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:
+    return (list(request) * math.ceil(least / len(request)))[: min(most, max(least, len(request)))]
+
+
+def _counts(length: int, index: int, most: int) -> list[int]:
+    """How many tokens of a request each step feeds, all of them in the end."""
+    counts: list[int] = []
+    left = length
+    while left:
+        opening = _OPENING[len(counts)][index % 2] if len(counts) < len(_OPENING) else 0
+        wanted = opening or max(1, min(_LONG, left - 1 - index))
+        counts.append(min(wanted, most, left))
+        left -= counts[-1]
+    return counts
+
+
+def _asking(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
+    """The step with tokens from the device, and, with `everything`, rows that ask for all there is."""
+    changed = {name: tensor.clone() for name, tensor in step.items()}
+    if "token_seqs" not in changed or "q_lens" not in changed:
+        return changed
+    decoding = (changed["q_lens"] == 1) & (changed["starts"] == -1) & (changed["rows"] % 2 == 1)
+    changed["tokens"][changed["q_starts"][decoding].long()] = -1
+    row_of = changed["rows"][changed["token_seqs"].long()]  # every token has a row of logits
+    counted = row_of % 2 == 1
+    if "prompt_ends" in changed:
+        rows = changed["rows"]
+        ends_of = torch.tensor(ends, dtype=torch.int32)[rows.long()]
+        changed["prompt_ends"] = torch.where(rows % 2 == 1, ends_of, -1).int()
+    if everything:
+        asked = _asked(row_of, counted, int(step["tokens"].max()), generator)
+        changed.update({name: value for name, value in asked.items() if name in changed})
+        if "banned" in changed:
+            changed["banned"][::3, 0] = changed["tokens"][::3].clamp(min=0)
+    return changed
+
+
+def _asked(row_of: torch.Tensor, counted: torch.Tensor, highest: int, generator: torch.Generator) -> Inputs:
+    rows = len(row_of)
+
+    def one_of(*values: float) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
+
+    return {
+        "temperature": one_of(0.0, 0.7, 1.3).float(),
+        "top_k": one_of(0, 5).int(),
+        "top_p": one_of(1.0, 0.9).float(),
+        "min_p": one_of(0.0, 0.05).float(),
+        "seeds": torch.randint(1 << 40, (rows,), generator=generator),
+        "count_rows": torch.where(counted, row_of, -1).int(),
+        "repetition": torch.where(counted, one_of(1.0, 1.3), 1.0).float(),
+        "frequency": torch.where(counted, one_of(0.0, 0.2), 0.0).float(),
+        "presence": torch.where(counted, one_of(0.0, 0.1), 0.0).float(),
+        "targets": one_of(-1, max(0, highest)).int(),
+        "num_logprobs": one_of(-1, 0, 5).int(),
+    }

@@ -1,0 +1,177 @@
+"""Whether what a call gave is what it should give: to the bit where nothing is rounded, else by its error.
+
+The yardstick is the error that the op's own reference makes on the same inputs, against float64: a kernel may add in
+another order and round elsewhere, but it makes errors of that size.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.tolerances import TOLERANCES
+
+# A result's largest error may be this many times the reference's, plus the table's tolerance (architecture, section 3).
+_LARGEST = 1.25
+# Its root mean square error may be this many times the reference's, by the dtype that is computed in. A wrong constant
+# moves all elements a little, in bfloat16 by less than any one of them may be off; their mean shows it. Measured on
+# healthy artifacts of every family in tests/support/tiny.py: at most 1.8 in float32, whose sums run in another order,
+# and 1.1 in 16 bits, where the one rounding of the result outweighs the rest.
+_TYPICAL: Mapping[torch.dtype, float] = {
+    torch.float64: 8.0,
+    torch.float32: 8.0,
+    torch.float16: 1.6,
+    torch.bfloat16: 1.6,
+}
+# One rounding to nearest is off by u / sqrt(3) at most, in the root mean square over a binade; u is half of eps. A
+# reference that happens to be better than that sets no standard.
+_ONE_ROUNDING = 0.5 / math.sqrt(3)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong tensor: where it is worst, what was found there and expected, and in words what is wrong."""
+
+    index: tuple[int, ...]
+    found: float
+    expected: float
+    text: str
+    overflows: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU with the tensor's strides."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same bits; NaN equals itself, and -0 is not 0."""
+    return torch.equal(raw_bits(left), raw_bits(right))
+
+
+def first_changed(before: torch.Tensor, after: torch.Tensor) -> tuple[int, ...]:
+    """The first element whose bits differ."""
+    return _index((raw_bits(before) != raw_bits(after)).nonzero()[0])
+
+
+def raw_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as whole numbers, on the CPU."""
+    bits = tensor.cpu()
+    return bits if bits.dtype is torch.bool else bits.view(_BITS[bits.element_size()])
+
+
+def _index(place: torch.Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in place)
+
+
+def check_tensor(
+    found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None
+) -> Wrong | None:
+    """What is wrong with `found`; None when it is right.
+
+    `plain` is what the reference gives, `exact` what it gives in float64. `dtype` is the coarsest that the call
+    computes in, by default that of the result. Where float64 is not finite either, the inputs are to blame, and any
+    such value will do.
+    """
+    found = found.cpu()
+    if found.shape != plain.shape or found.dtype is not plain.dtype:
+        return Wrong((), math.nan, math.nan, f"{found.dtype} {list(found.shape)} in place of {list(plain.shape)}")
+    if found.numel() == 0:
+        return None
+    if not found.is_floating_point():
+        if torch.equal(found, plain):
+            return None
+        index = _index((found != plain).nonzero()[0])
+        return _wrong(found, plain, index, f"{int((found != plain).sum())} of {found.numel()} wrong")
+    dtype = dtype or found.dtype
+    f, p, e = found.double(), plain.double(), exact.double()
+    if (odd := _not_finite(f, p, e, found.dtype)) is not None:
+        return odd
+    usable = f.isfinite() & p.isfinite() & e.isfinite()
+    error, own = torch.where(usable, f - e, 0.0).abs(), torch.where(usable, p - e, 0.0).abs()
+    tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16])
+    size = torch.where(usable, e, 0.0).abs()
+    allowed = _LARGEST * own.max() + tolerance.atol + tolerance.rtol * size
+    if bool((error > allowed).any()):
+        index = _worst(error / allowed)
+        count = int((error > allowed).sum())
+        return _wrong(f, e, index, f"± {float(allowed[index]):.3g}; {count} of {found.numel()} wrong")
+    ratio = typical_error(error, own, size, dtype)
+    if ratio > _TYPICAL.get(dtype, _TYPICAL[torch.bfloat16]):
+        text = f"the error, {_rms(error):.3g} in the mean, is {ratio:.3g} times the reference's"
+        return _wrong(f, e, _worst(error), text)
+    return None
+
+
+def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dtype: torch.dtype) -> float:
+    """The root mean square of `error` in multiples of the reference's `own`, which counts as one rounding at least.
+
+    Of a few elements the mean says little: their error is taken for smaller.
+    """
+    eps = torch.finfo(dtype if dtype in TOLERANCES else torch.bfloat16).eps
+    standard = max(_rms(own), _ONE_ROUNDING * eps * _rms(size), 1e-300)
+    return _rms(error) / standard / (1 + 8 / math.sqrt(error.numel()))
+
+
+def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Wrong | None:
+    """What is wrong with a state after a call that updates it: it changed where it should not, or to other values."""
+    found = found.cpu()
+    kept = raw_bits(plain) == raw_bits(before)
+    moved = raw_bits(found) != raw_bits(before)
+    if bool((stray := kept & moved & ~_close(found, plain)).any()):
+        index = _index(stray.nonzero()[0])
+        return _wrong(found, before, index, f"which should stay; {int(stray.sum())} elements changed besides")
+    still = torch.where(kept, torch.zeros_like(found), found)
+    if not found.is_floating_point():
+        return check_tensor(still, torch.where(kept, torch.zeros_like(plain), plain), exact)
+    zero = torch.zeros_like(exact)
+    wrong = check_tensor(still, torch.where(kept, torch.zeros_like(plain), plain), torch.where(kept, zero, exact))
+    if wrong is not None and bool((~moved & ~kept).any()):
+        missing = _index((~moved & ~kept).nonzero()[0])
+        return _wrong(found, plain, missing, f"{int((~moved & ~kept).sum())} elements were not written")
+    return wrong
+
+
+def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+    """Where a value that was written again, and by chance is the old one in the reference, is off by a rounding."""
+    if not found.is_floating_point():
+        return torch.zeros_like(found, dtype=torch.bool)
+    tolerance = TOLERANCES.get(found.dtype, TOLERANCES[torch.bfloat16])
+    difference = (found.double() - plain.double()).abs()
+    return difference <= tolerance.rtol * plain.double().abs()
+
+
+def _not_finite(f: torch.Tensor, p: torch.Tensor, e: torch.Tensor, dtype: torch.dtype) -> Wrong | None:
+    """What is wrong with infinities and NaN, if anything."""
+    if bool((lost := ~f.isfinite() & e.isfinite()).any()):
+        index = _index(lost.nonzero()[0])
+        overflows = bool((~p.isfinite() & lost).any()) or bool((e.abs() > torch.finfo(dtype).max).any())
+        return _wrong(f, e, index, f"{int(lost.sum())} of {f.numel()} are not finite", overflows=overflows)
+    if bool((hidden := f.isfinite() & ~p.isfinite() & ~e.isfinite()).any()):
+        index = _index(hidden.nonzero()[0])
+        return _wrong(f, e, index, f"{int(hidden.sum())} of {f.numel()} hide what is not finite")
+    infinite = f.isinf() & e.isinf()
+    if bool((turned := infinite & (f != e)).any()):
+        return _wrong(f, e, _index(turned.nonzero()[0]), "an infinity of the other sign")
+    return None
+
+
+def _worst(excess: torch.Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(excess.nan_to_num(nan=math.inf).argmax(), excess.shape))
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    return float(tensor.square().mean().sqrt())
+
+
+def _wrong(
+    found: torch.Tensor, expected: torch.Tensor, index: tuple[int, ...], more: str, *, overflows: bool = False
+) -> Wrong:
+    left, right = float(found[index]), float(expected[index])
+    place = "[" + ", ".join(map(str, index)) + "]"
+    return Wrong(index, left, right, f"{left:.7g} at {place}, expected {right:.7g}; {more}", overflows)

@@ -1,0 +1,119 @@
+"""`ingot bisect`: what it prints, how it ends, and the oracles it takes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import compile_model
+from ingot.cli import INGOT, run
+from ingot.commands.bisect import CULPRIT
+from ingot.debug import oracles
+from ingot.debug.bisect import bisect
+from ingot.debug.verdict import Kind
+from ingot.ir import ops
+from ingot.ir.errors import OptionError
+from ingot.models import dense
+
+pytestmark = pytest.mark.xdist_group("bisect")
+
+OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 1024, "max_seq_len": 160}
+_ORACLE = """
+import torch
+
+def oracle(requests):
+    return [torch.zeros(len(request), {vocab}) for request in requests]
+"""
+
+
+@pytest.fixture
+def healthy(artifact: Callable[..., Path]) -> Path:
+    return artifact("llama-plain", **OPTIONS)
+
+
+def test_healthy(
+    healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(INGOT, ["bisect", str(healthy)]) == 0
+    assert "healthy: nobody is to blame" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir()), "there is nothing to show"
+
+
+def test_a_script_is_an_oracle(
+    healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zeros.py").write_text(_ORACLE.format(vocab=389))
+    assert run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py", "--json"]) == CULPRIT
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["kind"], verdict["tensor"]) == ("definition", "logits")
+    assert "request 0" in verdict["found"] and "all passes mean the same" in verdict["found"]
+    assert run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py"]) == CULPRIT
+    assert "definition" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [(None, "there is no oracle"), ("x = 1", "defines no function"), ("oracle = 3", "no function")]
+)
+def test_what_is_no_oracle(text: str | None, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "oracle.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match=problem):
+        oracles.open_oracle(path)
+
+
+def test_transformers_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OptionError, match="pip install transformers"):
+        oracles.open_oracle("transformers")
+
+
+class _Ops:
+    """The ops as a definition calls them, with one that does otherwise."""
+
+    def __init__(self, name: str, other: Callable[..., Any]) -> None:
+        self._name, self._other = name, other
+
+    def __getattr__(self, name: str) -> Any:
+        return self._other if name == self._name else getattr(ops, name)
+
+
+def _wrong_scale(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return ops.attention(*args, **{**kwargs, "scale": kwargs["scale"] * 1.02})
+
+
+def _swapped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return ops.silu_mul(up, gate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "other", "module"),
+    [("attention", _wrong_scale, "model.layers.0.self_attn"), ("silu_mul", _swapped, "model.layers.0.mlp")],
+)
+def test_transformers_finds_what_is_wrong_in_a_definition(
+    name: str,
+    other: Callable[..., Any],
+    module: str,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(dense, "ops", _Ops(name, other))
+        compile_model(checkpoint("llama-plain"), tmp_path / "a.ingot", **OPTIONS)
+        verdict = bisect(tmp_path / "a.ingot", oracle="transformers")
+    assert (verdict.kind, verdict.node, verdict.layer) == (Kind.DEFINITION, name, 0)
+    assert verdict.origin.startswith("layer 0, models/dense.py:") and module in verdict.found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama-plain", "gemma2-capped", "granite-scaled"])
+def test_transformers_agrees_with_a_definition_that_is_right(name: str, artifact: Callable[..., Path]) -> None:
+    path = artifact(name, **OPTIONS)
+    assert bisect(path, oracle="transformers").kind is Kind.HEALTHY

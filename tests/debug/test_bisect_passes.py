@@ -1,0 +1,254 @@
+"""ingot bisect on the side of the passes: faults planted by hand are named by pass, rewrite and node, and shown."""
+
+import dataclasses
+import runpy
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import TINY
+from torch import fx
+
+from ingot import compile_model
+from ingot.debug import chain
+from ingot.debug.bisect import bisect
+from ingot.debug.blame_pass import Judge, blame_pass
+from ingot.debug.case import Case
+from ingot.debug.verdict import Kind, Verdict
+from ingot.ir import build, ops
+from ingot.ir.errors import IngotError, OutputError
+from ingot.ir.parse import parse_program
+from ingot.ir.program import Program
+from ingot.ir.record import Rewrite
+from ingot.passes.base import Pass
+from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
+from ingot.passes.insert_paged_kv import InsertPagedKV
+from ingot.passes.insert_sampling import InsertSampling
+from ingot.passes.merge_linears import MergeLinears
+from ingot.passes.quantize import Quantize
+from ingot.passes.rewrite import Rewriter
+
+pytestmark = pytest.mark.xdist_group("bisect")
+
+Harm = Callable[[Program, list[fx.Node], Rewrite], None]
+_SLICE = torch.ops.aten.slice.Tensor
+OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 1024, "max_seq_len": 160}
+
+
+@contextmanager
+def planted(whose: type[Pass], index: int, harm: Harm) -> Iterator[None]:
+    """While open, the pass does harm to what its rewrite `index` made."""
+    run = whose.run
+
+    def harmful(self: Pass, rewriter: Rewriter, context: Any) -> None:
+        run(self, rewriter, context)
+        for rewrite in rewriter.rewrites()[index : index + 1]:
+            nodes = list(rewriter.program.graph.nodes)
+            harm(rewriter.program, [n for n in nodes if {n.name, str(n.target)} & set(rewrite.made)], rewrite)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whose, "run", harmful)
+        yield
+
+
+def calls(nodes: list[fx.Node], target: Any) -> list[fx.Node]:
+    return [node for node in nodes if node.op == "call_function" and node.target is target]
+
+
+def _wrong_epsilon(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (node,) = calls(nodes, ops.add_rms_norm.overload)
+    node.kwargs = {**node.kwargs, "eps": node.kwargs["eps"] * 1.01}  # type: ignore[operator]
+
+
+def _missing_residual(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (fused,) = calls(nodes, ops.add_rms_norm.overload)
+    (total,) = (user for user in fused.users if user.args[1] == 1)
+    total.replace_all_uses_with(fused.args[1])  # type: ignore[arg-type]
+
+
+def _rounded(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    """A cast down and back, of which float64 shows nothing."""
+    (fused,) = calls(nodes, ops.add_rms_norm.overload)
+    (normed,) = (user for user in fused.users if user.args[1] == 0)
+    with program.graph.inserting_after(normed):
+        narrow = build.call(program, ops.cast.overload, (normed,), {"dtype": torch.float16})
+    with program.graph.inserting_after(narrow):
+        wide = build.call(program, ops.cast.overload, (narrow,), {"dtype": torch.float32})
+    normed.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not narrow)
+
+
+def _swapped_slices(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    *_, left, right = calls(nodes, _SLICE)
+    left.args, right.args = right.args, left.args
+
+
+def _swapped_recipe(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    name = next(str(node.target) for node in nodes if node.op == "placeholder")
+    spec = program.params[name]
+    first, *between, last = spec.recipe.inputs
+    recipe = dataclasses.replace(spec.recipe, inputs=(last, *between, first))
+    program.params[name] = dataclasses.replace(spec, recipe=recipe)
+
+
+def _wrong_mask(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (node,) = calls(nodes, ops.paged_attention.overload)
+    node.kwargs = {**node.kwargs, "window": 20}
+
+
+def _swapped_k_and_v(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (node,) = calls(nodes, ops.kv_append.overload)
+    kv, k, v, *rest = node.args
+    node.args = (kv, v, k, *rest)
+
+
+def _stale_position(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    """The rows move by what was fed, and not to where they are: the second step shows it."""
+    (node,) = calls(nodes, ops.advance.overload)
+    last, position, rows, _, *rest = node.args
+    node.args = (last, position, rows, program.find("q_lens"), *rest)
+
+
+def _unpenalized(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (node,), (penalized,) = calls(nodes, ops.sample.overload), calls(nodes, ops.penalize.overload)
+    node.args = (penalized.args[0], *node.args[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    whose: type[Pass]
+    index: int
+    harm: Harm
+    node: str  # the one to be named
+
+    def __str__(self) -> str:
+        return self.harm.__name__.strip("_")
+
+
+# Layer 0 merges q, k and v and then gate and up; rewrites 2 and 3 are those of layer 1.
+FAULTS = (
+    Fault(FuseAddRMSNorm, 0, _wrong_epsilon, "add_rms_norm"),
+    Fault(FuseAddRMSNorm, 2, _missing_residual, "add_3"),
+    Fault(FuseAddRMSNorm, 1, _rounded, "cast_1"),
+    Fault(MergeLinears, 2, _swapped_slices, "slice_7"),
+    Fault(MergeLinears, 3, _swapped_recipe, "layers.1.mlp.gate_up.weight"),
+    Fault(InsertPagedKV, 1, _wrong_mask, "paged_attention_1"),
+    Fault(InsertPagedKV, 2, _swapped_k_and_v, "kv_append_2"),
+    Fault(InsertSampling, 0, _stale_position, "advance"),
+    Fault(InsertSampling, 0, _unpenalized, "sample"),
+)
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a trace the programs are made again, by the passes as they are: no compile for each fault."""
+    monkeypatch.setattr(chain, "texts_of", lambda artifact: {})
+
+
+def _check(verdict: Verdict, fault: Fault) -> None:
+    assert (verdict.kind, verdict.blamed) == (Kind.PASS, fault.whose.name)
+    assert verdict.rewrite is not None and verdict.rewrite.index == fault.index
+    assert verdict.node == fault.node
+    assert verdict.tensor and verdict.found and verdict
+
+
+def _quick_first(faults: Sequence[Fault], quick: Collection[Harm]) -> list[Any]:
+    return [pytest.param(one, id=str(one), marks=() if one.harm in quick else pytest.mark.slow) for one in faults]
+
+
+@pytest.mark.parametrize("fault", _quick_first(FAULTS, {_wrong_epsilon, _rounded, _swapped_recipe, _stale_position}))
+def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: None) -> None:
+    path = artifact("llama-plain", **OPTIONS)
+    with planted(fault.whose, fault.index, fault.harm):
+        verdict = bisect(path)
+    _check(verdict, fault)
+    assert verdict.runs <= 40, "by halves, over passes and over rewrites"
+
+
+def test_a_fault_of_the_compile_alone_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """The pass was mended since: its program is in the trace, and the pass makes another one now."""
+    fault = FAULTS[1]
+    with planted(fault.whose, fault.index, fault.harm):
+        compile_model(checkpoint("llama-plain"), tmp_path / "a.ingot", **OPTIONS)
+    verdict = bisect(tmp_path / "a.ingot", output=tmp_path / "shown")
+    assert verdict.blamed == fault.whose.name and "changed since" in verdict.found
+    assert verdict.rewrite is not None and verdict.rewrite.index == fault.index
+    assert verdict.reproducer is not None
+    assert _ends_with(verdict.reproducer) == 1
+
+
+def _ends_with(script: Path) -> int:
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("fault", _quick_first([FAULTS[0], FAULTS[5], FAULTS[7]], {_wrong_epsilon}))
+def test_the_reproducer_shows_the_fault_by_itself(
+    fault: Fault, artifact: Callable[..., Path], again: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = artifact("llama-plain", **OPTIONS)
+    with planted(fault.whose, fault.index, fault.harm):
+        verdict = bisect(path, output=tmp_path / "shown")
+        assert verdict.reproducer is not None and verdict.golden is not None
+        assert _ends_with(verdict.reproducer) == 1
+    assert "the fault is there" in capsys.readouterr().out
+    assert _ends_with(verdict.reproducer) == 0, "the pass does no harm any more"
+    program = parse_program(verdict.golden.read_text())
+    if fault.index == 0:
+        assert len(list(program.calls())) <= 2, "the smallest program that shows it"
+    with pytest.raises(OutputError, match="exists already"):
+        bisect(path, output=tmp_path / "shown")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "qwen3-scaled" else pytest.mark.slow) for name in TINY]
+)
+def test_a_healthy_compile_has_no_culprit(name: str, artifact: Callable[..., Path]) -> None:
+    options = {**OPTIONS, "max_seq_len": TINY[name].max_seq_len, "dtype": "bfloat16"}
+    verdict = bisect(artifact(name, **options))
+    assert verdict.kind is Kind.HEALTHY and not verdict
+
+
+def _other_weight(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    name = next(str(node.target) for node in nodes if str(node.target).endswith("qweight"))
+    spec = program.params[name]
+    other = next(one for one in program.params if one.endswith("qweight") and one != name)
+    recipe = dataclasses.replace(program.params[other].recipe)
+    program.params[name] = dataclasses.replace(spec, recipe=recipe)
+
+
+def test_quantizing_may_lose_what_its_scheme_does_and_no_more(artifact: Callable[..., Path], again: None) -> None:
+    path = artifact("llama-plain", **OPTIONS, passes="default,quantize")
+    case = Case.open(path)
+    assert blame_pass(case, Judge(case)) is None
+    with planted(Quantize, 1, _other_weight):
+        verdict = bisect(path)
+    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PASS, "quantize", "layers.0.attention.k.qweight")
+    assert verdict.rewrite is not None and verdict.rewrite.index == 1 and verdict.layer == 0
+
+
+def test_an_overflow_of_the_model_is_no_rewrites_fault(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("llama-plain"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"] *= 2e4
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    compile_model(folder, tmp_path / "a.ingot", **OPTIONS, dtype="float16")
+    verdict = bisect(tmp_path / "a.ingot")
+    assert (verdict.kind, verdict.layer, verdict.op) == (Kind.OVERFLOW, 1, "ingot.linear")
+    assert "float16" in verdict.found or "f16" in verdict.found
+
+
+def test_a_checkpoint_that_has_moved(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("llama-plain"), folder)
+    compile_model(folder, tmp_path / "a.ingot", **OPTIONS)
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(IngotError, match="--checkpoint"):
+        bisect(tmp_path / "a.ingot")
+    assert bisect(tmp_path / "a.ingot", checkpoint=tmp_path / "moved").kind is Kind.HEALTHY
