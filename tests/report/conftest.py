@@ -115,7 +115,7 @@ def _costs(program: Program) -> BucketCosts:
             for inner in program.regions[node.target.name].body.calls():
                 add(inner, node.meta["provider"], node.name)
     assert program.bucket is not None
-    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128), tuple(calls))
+    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128, (5, 1, 5)), tuple(calls))
 
 
 @pytest.fixture(scope="session")

@@ -475,7 +475,9 @@ def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Rep
         f"{len(rows)} nodes, {sum(row.flops or 0 for row in whole) / 1000:.3g} k flops, "
         f"{sum(row.bytes or 0 for row in whole) / 1000:.1f} kB"
     )
-    assert "a step of 16 tokens, 16 sequences of 128 positions" in page.inner_text(".nodes .controls")
+    assert "a step of 16 tokens, 16 sequences of 128 positions; seconds are of 1, 5 tokens" in page.inner_text(
+        ".nodes .controls"
+    )
     values: dict[str, Callable[[Any], Any]] = {
         name: lambda row, name=name: getattr(row, name)
         for name in ("flops", "bytes", "seconds", "layer", "op", "provider")
