@@ -192,9 +192,11 @@ def _node_table(costs: BucketCosts, steps: Sequence[Step]) -> NodeTable:
     bodies = {call.name: call.op.removeprefix("region.") for call in costs.calls}
     step = costs.step
     sequences = "one sequence" if step.sequences == 1 else f"{step.sequences} sequences"
+    # The golden run's steps are smaller than those that costs are given for.
+    timed = f"; seconds are of {', '.join(map(str, sorted(set(step.timed))))} tokens" if step.timed else ""
     return NodeTable(
         last,
-        f"a step of {step.tokens} tokens, {sequences} of {step.context} positions",
+        f"a step of {step.tokens} tokens, {sequences} of {step.context} positions{timed}",
         tuple(
             NodeRow(
                 key=f"{bodies[call.region]}/{call.name}" if call.region else call.name,

@@ -61,6 +61,14 @@ def test_what_is_no_artifact_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not there" in capsys.readouterr().err and not page.exists()
 
 
+def test_an_artifact_without_programs_is_refused(
+    artifact: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = artifact("llama-plain", backend="reference", trace="summary")
+    assert cli.run(cli.INGOT, ["report", str(summary), "-o", str(tmp_path / "report.html")]) == cli.BAD_INPUT
+    assert "--trace full" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
 def test_help_imports_nothing_slow() -> None:
     script = (
         "import sys, ingot.cli as cli\n"

@@ -115,7 +115,7 @@ def _costs(program: Program) -> BucketCosts:
             for inner in program.regions[node.target.name].body.calls():
                 add(inner, node.meta["provider"], node.name)
     assert program.bucket is not None
-    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128), tuple(calls))
+    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128, (5, 1, 5)), tuple(calls))
 
 
 @pytest.fixture(scope="session")
@@ -140,19 +140,32 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
 
-@pytest.fixture
-def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Opens a report from a file, `show(report, size=DESKTOP, hash="", dark=False)`; at the end it must have been
-    silent."""
+@pytest.fixture(scope="session")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Report], Path]:
+    """The page of a report as a file, written once for each."""
     from ingot.report.page import report_page
 
+    folder = tmp_path_factory.mktemp("pages")
+    made: dict[int, tuple[Report, Path]] = {}
+
+    def get(report: Report) -> Path:
+        if id(report) not in made:
+            made[id(report)] = report, folder / f"{len(made)}.html"
+            made[id(report)][1].write_text(report_page(report))
+        return made[id(report)][1]
+
+    return get
+
+
+@pytest.fixture
+def show(browser: Browser, file_of: Callable[[Report], Path]) -> Iterator[Callable[..., Opened]]:
+    """Opens a report from a file, `show(report, size=DESKTOP, hash="", dark=False)`; at the end it must have been
+    silent."""
     shown: list[Opened] = []
 
     def open_report(
         report: Report, size: tuple[int, int] = DESKTOP, hash: str = "", dark: bool = False, **options: Any
     ) -> Opened:
-        file = tmp_path / f"{len(shown)}.html"
-        file.write_text(report_page(report))
         context = browser.new_context(
             viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", **options
         )
@@ -161,7 +174,7 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         opened.page.on("console", lambda message: opened.complaints.append(message.text))
         opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
         opened.page.on("request", lambda request: opened.requests.append(request.url))
-        opened.page.goto(f"{file.as_uri()}{hash}")
+        opened.page.goto(f"{file_of(report).as_uri()}{hash}")
         opened.page.wait_for_selector("[role=tab]")
         shown.append(opened)
         return opened

@@ -12,9 +12,12 @@ import pytest
 
 from ingot.report.data import Report, Step, Times
 from ingot.report.lines import program_lines
+from ingot.report.page import report_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Locator, Page
 
 Show = Callable[..., Any]
 
@@ -218,6 +221,16 @@ def test_layers_that_are_equal_but_for_names_are_one_card(show: Show, plain_repo
     equal = card(page, "Layers 1–3")
     assert equal.locator(".times").inner_text() == "× 3"
     assert equal.locator(".picker option").all_inner_texts() == ["1", "2", "3"]
+
+
+def test_layers_that_a_pass_changed_otherwise_are_not_folded(show: Show, plain_report: Report) -> None:
+    traced, cse = plain_report.steps[0], plain_report.steps[1]
+    other = re.sub(r"(%silu_mul_2 = ingot)\.silu_mul", r"\1.other_mul", traced.text)
+    assert other != traced.text
+    report = replace(plain_report, steps=(replace(traced, text=other), replace(cse, text=traced.text)), nodes=())
+    page = show(report, hash="#pass=1").page
+    assert [title for title in titles(page) if title.startswith("Layer")] == ["Layers 0–1, 3–4", "Layer 2"]
+    assert shown_rows(page) and page.locator(".row.changed .node-name").all_inner_texts() == ["silu_mul_2"]
 
 
 def test_a_folded_card_shows_any_of_its_layers(show: Show, plain_report: Report) -> None:
@@ -462,7 +475,9 @@ def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Rep
         f"{len(rows)} nodes, {sum(row.flops or 0 for row in whole) / 1000:.3g} k flops, "
         f"{sum(row.bytes or 0 for row in whole) / 1000:.1f} kB"
     )
-    assert "a step of 16 tokens, 16 sequences of 128 positions" in page.inner_text(".nodes .controls")
+    assert "a step of 16 tokens, 16 sequences of 128 positions; seconds are of 1, 5 tokens" in page.inner_text(
+        ".nodes .controls"
+    )
     values: dict[str, Callable[[Any], Any]] = {
         name: lambda row, name=name: getattr(row, name)
         for name in ("flops", "bytes", "seconds", "layer", "op", "provider")
@@ -610,6 +625,9 @@ def test_no_view_is_wider_than_the_window(show: Show, region_report: Report, siz
     page = show(region_report, size=SIZES[size], hash=f"#pass={number}&node=region_r1").page
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
     page.get_by_label("Close").click()
+    box = page.locator(".program").bounding_box()
+    assert box and box["width"] > 0.7 * SIZES[size][0]
+    assert page.locator(".timeline").is_visible() == (size == "desktop")
     for tab in TABS:
         page.locator(f"#tab-{tab}").click()
         for selector in (".refusals summary", ".card-title[aria-expanded=false]"):
@@ -668,6 +686,16 @@ def test_hostile_names_stay_names(show: Show, plain_report: Report) -> None:
         page.locator(f"#tab-{tab}").click()
         assert page.locator("img").count() == 0 and page.locator("main script").count() == 0
     assert page.evaluate("window.hacked") is None
+
+
+def test_a_browser_that_is_too_old_is_told(browser: Browser, plain_report: Report, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text(report_page(plain_report))
+    page = browser.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto((tmp_path / "report.html").as_uri())
+    page.get_by_text("needs a browser of 2024").wait_for()
+    assert "DecompressionStream is not defined" in page.inner_text("main")
+    page.close()
 
 
 def test_the_page_asks_for_nothing_and_could_not(show: Show, plain_report: Report) -> None:

@@ -21,6 +21,7 @@ import pytest
 from ingot.ir.artifact import CHECKSUMS, TIMINGS
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans, Ref
+from ingot.report.data import Step, linked
 from ingot.report.page import MODULES, STYLES, joined_modules, report_page
 from ingot.report.payload import compressed, delta
 
@@ -130,6 +131,25 @@ def test_storages_live_from_their_maker_to_their_last_reader(compiled: Path, pla
         value = bucket.values[storage.name]
         found = parse_type(value.storage or value.type)
         assert storage.size == math.prod(found.bind(one.sizes)) * found.dtype.itemsize
+
+
+def test_a_step_knows_the_step_whose_program_it_was_given() -> None:
+    def run(name: str, entry: str, bucket: str | None = None) -> Step:
+        return Step(name, entry, bucket, "FUSED", "")
+
+    runs = [
+        run("cse", "main"),
+        run("fuse", "main"),
+        run("lower", "main", "decode"),
+        run("plan", "main", "decode"),
+        run("lower", "main", "extend"),
+        run("cse", "draft"),
+        run("lower", "draft", "decode"),
+    ]
+    steps = linked({"main": "program main", "draft": "program draft"}, runs)
+    assert [step.name for step in steps] == ["traced", *(one.name for one in runs[:5]), "traced", "cse", "lower"]
+    assert [step.before for step in steps] == [None, 0, 1, 2, 3, 2, None, 6, 7]
+    assert [step.text for step in steps if step.before is None] == ["program main", "program draft"]
 
 
 def test_the_same_report_is_the_same_page(plain_report: Report) -> None:

@@ -128,4 +128,15 @@ async function start() {
   performance.mark("ready");
 }
 
-await start();
+try {
+  await start();
+} catch (error) {
+  const why = h(
+    "p",
+    {},
+    "This page could not be shown. It needs a browser of 2024 or later. ",
+    h("code", {}, String(error)),
+  );
+  document.querySelector("main").replaceChildren(why);
+  throw error; // to the console, with its place
+}
