@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ingot.compiler import CompileReport, compile_model
+    from ingot.debug.bisect import Verdict, bisect
     from ingot.ir.errors import IngotError
     from ingot.ir.target import Target
     from ingot.llm import LLM
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "CompileReport": "ingot.compiler",
     "compile_model": "ingot.compiler",
+    "Verdict": "ingot.debug.bisect",
+    "bisect": "ingot.debug.bisect",
     "IngotError": "ingot.ir.errors",
     "Target": "ingot.ir.target",
     "LLM": "ingot.llm",
@@ -36,6 +39,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Target",
+    "Verdict",
+    "bisect",
     "compile_model",
     "open_artifact",
 ]

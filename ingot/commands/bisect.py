@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from ingot.commands import Flag
 from ingot.console import console, facts, print_json, print_table
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.verdict import Kind, Verdict
 
 CULPRIT = 3  # what the command ends with when somebody is to blame
 _WHAT = {

@@ -11,9 +11,9 @@ import torch
 from ingot import compile_model
 from ingot.cli import INGOT, run
 from ingot.commands.bisect import CULPRIT
-from ingot.debug import oracles
 from ingot.debug.bisect import bisect
-from ingot.debug.verdict import Kind
+from ingot.debug.bisect.programs import oracles
+from ingot.debug.bisect.verdict import Kind
 from ingot.ir import ops
 from ingot.ir.errors import OptionError
 from ingot.models import dense

@@ -26,7 +26,7 @@ def blame(checkpoint: Callable[[str], Path]) -> Blame:
     a name or a folder."""
 
     def ask(folder: Path, model: str | Path, **options: Any) -> Any:
-        from ingot.debug.blame_execution import blame_execution
+        from ingot.debug.bisect.execution.blame_execution import blame_execution
         from ingot.frontend.checkpoint import Checkpoint
         from ingot.ir.parse import parse_programs
         from ingot.runtime.artifact import open_artifact

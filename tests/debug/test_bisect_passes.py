@@ -15,11 +15,11 @@ from tiny import TINY
 from torch import fx
 
 from ingot import compile_model
-from ingot.debug import chain
+from ingot.debug.bisect.case import Case
 from ingot.debug.bisect import bisect
-from ingot.debug.blame_pass import Judge, blame_pass
-from ingot.debug.case import Case
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.programs import chain
+from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
+from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir import build, ops
 from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.parse import parse_program

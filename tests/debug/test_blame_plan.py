@@ -11,9 +11,9 @@ from staged import staged, traced
 from tiny import CHECKPOINTS
 
 from ingot.backends.inductor.emit import Inductor
-from ingot.debug.blame_execution import region_keys
-from ingot.debug.blame_plan import plan_fault
-from ingot.debug.verdict import Kind
+from ingot.debug.bisect.execution.blame_execution import region_keys
+from ingot.debug.bisect.execution.blame_plan import plan_fault
+from ingot.debug.bisect.verdict import Kind
 from ingot.identity import exe_key
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import Plan

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tiny import CHECKPOINTS, TINY
 
 from ingot import compile_model
-from ingot.debug.rerun import rerun
-from ingot.debug.verdict import Kind
+from ingot.debug.bisect.execution.rerun import rerun
+from ingot.debug.bisect.verdict import Kind
 from ingot.runtime import loader
 from ingot.runtime.loader import load_artifact
 

@@ -11,8 +11,8 @@ from resign import sign
 from safetensors.torch import load_file, save_file
 
 from ingot import compile_model
-from ingot.debug.recipe_meanings import step_problem
-from ingot.debug.verdict import Kind
+from ingot.debug.bisect.execution.recipe_meanings import step_problem
+from ingot.debug.bisect.verdict import Kind
 from ingot.ir import recipe
 from ingot.ir.recipe import STEPS, Recipe
 from ingot.ir.schemes import SCHEMES
@@ -185,7 +185,7 @@ def test_quantizing_by_every_scheme(name: str) -> None:
 
 
 def test_in_order_each_step_stands_once() -> None:
-    from ingot.debug.blame_recipe import _in_order
+    from ingot.debug.bisect.execution.blame_recipe import _in_order
 
     parts = recipe.split(recipe.source("w"), 0, (2, 2))
     whole = recipe.concat([parts[1], parts[0], parts[1]])

@@ -11,9 +11,9 @@ from staged import staged, traced
 from tiny import CHECKPOINTS
 
 from ingot.backends.inductor.emit import Inductor
-from ingot.debug import blame_region
-from ingot.debug.blame_region import overflow_start, region_fault, with_outputs
-from ingot.debug.verdict import Kind
+from ingot.debug.bisect.execution import blame_region
+from ingot.debug.bisect.execution.blame_region import overflow_start, region_fault, with_outputs
+from ingot.debug.bisect.verdict import Kind
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, Region
@@ -125,7 +125,7 @@ def test_an_executable_of_something_else(
 ) -> None:
     """The body compiled anew is right; what the executable gives tells which call it does otherwise."""
     if fault is other_epsilon:  # by a factor that is tried
-        monkeypatch.setattr("ingot.debug.region_variants._FACTORS", (0.5, 4.0))
+        monkeypatch.setattr("ingot.debug.bisect.execution.region_variants._FACTORS", (0.5, 4.0))
     found, _ = blamed(region, inputs, fault, as_is, monkeypatch)
     assert found.stored and found.node is not None
     assert "compiled anew gives the right results; it gives what comes of" in found.text
@@ -207,7 +207,7 @@ def test_a_region_that_is_emitted_wrongly(
     monkeypatch.setattr(Emitter, "emit", faulty)
     monkeypatch.setattr(Emitter, "measure", lambda self, regions, sizes: {one.name: 0 for one in regions})
     folder = artifact("mistral-cut", max_batch=4, max_tokens=256, weight_budget=1.0)
-    monkeypatch.setattr("ingot.debug.blame_execution.exe_key", lambda *_: "unknown")
+    monkeypatch.setattr("ingot.debug.bisect.execution.blame_execution.exe_key", lambda *_: "unknown")
     verdict = blame(folder, "mistral-cut", reproducer=tmp_path / "fault")
     assert verdict is not None and (verdict.kind, verdict.blamed) == (Kind.PROVIDER, "inductor"), verdict
     assert verdict.op == "ingot.silu_mul" and verdict.layer == 0 and verdict.reproducer is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.debug.steps import recorded_steps
+from ingot.debug.bisect.execution.steps import recorded_steps
 from ingot.ir.plan import Plan, Plans
 
 

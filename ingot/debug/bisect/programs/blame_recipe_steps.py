@@ -3,9 +3,9 @@
 import re
 from dataclasses import replace
 
-from ingot.debug.case import Case
-from ingot.debug.recipe_meanings import step_problem
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.case import Case
+from ingot.debug.bisect.execution.recipe_meanings import step_problem
+from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.mesh import ranks
 from ingot.ir.program import Program
 from ingot.ir.recipe import Recipe, Results

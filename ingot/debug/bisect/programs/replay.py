@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from ingot.compiler import BACKEND_CHOICES, BACKENDS
-from ingot.debug.chain import build_nothing, emit_nothing, rewritten
-from ingot.debug.compare import differs
-from ingot.debug.observe import Observed, observe
-from ingot.debug.params import Params
-from ingot.debug.quantized import broken_quantization
-from ingot.debug.schedule import Step, is_cached
+from ingot.debug.bisect.programs.chain import build_nothing, emit_nothing, rewritten
+from ingot.debug.bisect.programs.compare import differs
+from ingot.debug.bisect.programs.observe import Observed, observe
+from ingot.debug.bisect.programs.params import Params
+from ingot.debug.bisect.programs.quantized import broken_quantization
+from ingot.debug.bisect.programs.schedule import Step, is_cached
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
 from ingot.ir.parse import parse_program

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.debug.rope_tables import frequencies
-from ingot.debug.tensor_check import raw_bits
+from ingot.debug.bisect.execution.rope_tables import frequencies
+from ingot.debug.bisect.execution.tensor_check import raw_bits
 from ingot.ir.recipe import Results
 from ingot.ir.schemes import ELEMENTS, Scheme, find_scheme
 

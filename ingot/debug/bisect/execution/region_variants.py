@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.debug.tensor_check import check_tensor
+from ingot.debug.bisect.execution.tensor_check import check_tensor
 from ingot.ir.errors import IngotError
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.debug.case import Case
-from ingot.debug.chain import Chain, Link
-from ingot.debug.expectation import Expectation, expect, rebased
-from ingot.debug.observe import observe
-from ingot.debug.quantized import broken_quantization
-from ingot.debug.schedule import Request, is_cached, whole
+from ingot.debug.bisect.case import Case
+from ingot.debug.bisect.programs.chain import Chain, Link
+from ingot.debug.bisect.programs.expectation import Expectation, expect, rebased
+from ingot.debug.bisect.programs.observe import observe
+from ingot.debug.bisect.programs.quantized import broken_quantization
+from ingot.debug.bisect.programs.schedule import Request, is_cached, whole
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
 from ingot.ir.program import Program, Stage

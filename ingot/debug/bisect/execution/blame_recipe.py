@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ingot.debug.recipe_meanings import step_problem
-from ingot.debug.tensor_check import first_changed, same_bits
+from ingot.debug.bisect.execution.recipe_meanings import step_problem
+from ingot.debug.bisect.execution.tensor_check import first_changed, same_bits
 from ingot.ir.errors import IngotError
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import STEPS, Recipe, Results

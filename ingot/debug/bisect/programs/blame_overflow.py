@@ -1,8 +1,8 @@
 """Where the model itself leaves the range of its dtype: no rewrite is to blame for that."""
 
-from ingot.debug.case import Case
-from ingot.debug.schedule import Request, whole
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.case import Case
+from ingot.debug.bisect.programs.schedule import Request, whole
+from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.divergence import first_nonfinite
 
 

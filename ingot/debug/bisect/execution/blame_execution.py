@@ -15,13 +15,13 @@ import torch
 from torch import fx
 
 from ingot.compiler import BACKENDS
-from ingot.debug.blame_plan import PlanFault, plan_fault
-from ingot.debug.blame_provider import Misstep, first_misstep
-from ingot.debug.blame_recipe import weight_fault
-from ingot.debug.blame_region import overflow_start, region_fault
-from ingot.debug.provider_reproducer import CALL, write_reproducer
-from ingot.debug.steps import recorded_steps
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.execution.blame_plan import PlanFault, plan_fault
+from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
+from ingot.debug.bisect.execution.blame_recipe import weight_fault
+from ingot.debug.bisect.execution.blame_region import overflow_start, region_fault
+from ingot.debug.bisect.execution.provider_reproducer import CALL, write_reproducer
+from ingot.debug.bisect.execution.steps import recorded_steps
+from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.identity import exe_key
 from ingot.ir.errors import ArtifactError, BackendError, TargetError
 from ingot.ir.plan import Plan, Plans, Ref

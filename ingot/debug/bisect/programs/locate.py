@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ingot.debug.observe import Observed, Tensors, by_token, is_by_token, observe
-from ingot.debug.schedule import Step
+from ingot.debug.bisect.programs.observe import Observed, Tensors, by_token, is_by_token, observe
+from ingot.debug.bisect.programs.schedule import Step
 from ingot.ir.contracts import Measured
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program, RegionCall, target_name, tensor_type

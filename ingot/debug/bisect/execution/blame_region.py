@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ingot.debug.one_call import coarsest
-from ingot.debug.region_variants import explained
-from ingot.debug.tensor_check import Wrong, check_tensor
+from ingot.debug.bisect.execution.one_call import coarsest
+from ingot.debug.bisect.execution.region_variants import explained
+from ingot.debug.bisect.execution.tensor_check import Wrong, check_tensor
 from ingot.emitter import Emitter
 from ingot.ir.backend import Backend
 from ingot.ir.interpret import interpret

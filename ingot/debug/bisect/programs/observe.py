@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from ingot.debug.schedule import Step
+from ingot.debug.bisect.programs.schedule import Step
 from ingot.ir.harness import fresh_states
 from ingot.ir.interpret import interpret_ranks
 from ingot.ir.program import Program

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.debug.blame_pass import Culprit, Judge, breaks_rules
-from ingot.debug.chain import Link
-from ingot.debug.compare import differs
-from ingot.debug.expectation import Expectation
-from ingot.debug.locate import Side, Site, locate
-from ingot.debug.observe import observe
-from ingot.debug.quantized import rounded, wrong_weight
-from ingot.debug.schedule import in_chunks, is_cached, whole
+from ingot.debug.bisect.programs.blame_pass import Culprit, Judge, breaks_rules
+from ingot.debug.bisect.programs.chain import Link
+from ingot.debug.bisect.programs.compare import differs
+from ingot.debug.bisect.programs.expectation import Expectation
+from ingot.debug.bisect.programs.locate import Side, Site, locate
+from ingot.debug.bisect.programs.observe import observe
+from ingot.debug.bisect.programs.quantized import rounded, wrong_weight
+from ingot.debug.bisect.programs.schedule import in_chunks, is_cached, whole
 from ingot.ir import ops
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import IngotError

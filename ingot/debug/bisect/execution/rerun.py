@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from ingot.backends.reference.load import load_op
-from ingot.debug.one_call import wrong_results
-from ingot.debug.provider_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
-from ingot.debug.tensor_check import copied
+from ingot.debug.bisect.execution.one_call import wrong_results
+from ingot.debug.bisect.execution.provider_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
+from ingot.debug.bisect.execution.tensor_check import copied
 from ingot.ir.errors import ArtifactError
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import DType, Executable, Instruction, Ref

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.debug.tensor_check import Wrong, check_state, check_tensor
+from ingot.debug.bisect.execution.tensor_check import Wrong, check_state, check_tensor
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program, RegionCall
 from ingot.ir.tolerances import TOLERANCES

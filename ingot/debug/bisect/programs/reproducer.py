@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ingot.debug.blame_pass import Culprit
-from ingot.debug.blame_rewrite import Blame
-from ingot.debug.case import Case
-from ingot.debug.excerpt import around, excerpt
-from ingot.debug.expectation import Expectation
-from ingot.debug.observe import by_token, observe
-from ingot.debug.replay import AFTER, BEFORE, PASS, TENSORS, replay
-from ingot.debug.schedule import Step, whole
+from ingot.debug.bisect.case import Case
+from ingot.debug.bisect.programs.blame_pass import Culprit
+from ingot.debug.bisect.programs.blame_rewrite import Blame
+from ingot.debug.bisect.programs.excerpt import around, excerpt
+from ingot.debug.bisect.programs.expectation import Expectation
+from ingot.debug.bisect.programs.observe import by_token, observe
+from ingot.debug.bisect.programs.replay import AFTER, BEFORE, PASS, TENSORS, replay
+from ingot.debug.bisect.programs.schedule import Step, whole
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program
 from ingot.ir.text import print_program, value_name
@@ -37,7 +37,7 @@ the program before the pass, for a test of it too, and {tensors} what the progra
 import sys
 from pathlib import Path
 
-from ingot.debug.replay import replay
+from ingot.debug.bisect.programs.replay import replay
 
 result = replay(Path(__file__).parent)
 print(result)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ingot.debug.compare import differs
-from ingot.debug.observe import Tensors, observe
-from ingot.debug.params import Params
-from ingot.debug.schedule import Step, is_cached
+from ingot.debug.bisect.programs.compare import differs
+from ingot.debug.bisect.programs.observe import Tensors, observe
+from ingot.debug.bisect.programs.params import Params
+from ingot.debug.bisect.programs.schedule import Step, is_cached
 from ingot.ir import ops
 from ingot.ir.program import Program
 from ingot.ir.quantized_weights import weight_breaches, with_rounded_weights

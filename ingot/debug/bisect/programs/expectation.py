@@ -8,9 +8,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.debug.compare import differs
-from ingot.debug.observe import Observed, Tensors, by_token, observe
-from ingot.debug.schedule import PAGE_SIZE, SAMPLERS, Request, Step, in_chunks, is_cached, whole, with_pages
+from ingot.debug.bisect.programs.compare import differs
+from ingot.debug.bisect.programs.observe import Observed, Tensors, by_token, observe
+from ingot.debug.bisect.programs.schedule import (
+    PAGE_SIZE,
+    SAMPLERS,
+    Request,
+    Step,
+    in_chunks,
+    is_cached,
+    whole,
+    with_pages,
+)
 from ingot.ir import ops
 from ingot.ir.errors import VerifyError
 from ingot.ir.program import Program

@@ -4,12 +4,12 @@ import torch
 from torch import fx
 
 from ingot.compiler import Request
-from ingot.debug.case import Case, recorded_requests
-from ingot.debug.observe import is_by_token, observe
-from ingot.debug.oracles import Digest, Oracle
-from ingot.debug.schedule import Request as Sequence
-from ingot.debug.schedule import whole
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.case import Case, recorded_requests
+from ingot.debug.bisect.programs.observe import is_by_token, observe
+from ingot.debug.bisect.programs.oracles import Digest, Oracle
+from ingot.debug.bisect.programs.schedule import Request as Sequence
+from ingot.debug.bisect.programs.schedule import whole
+from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.program import VIEWS, Program, target_name
 from ingot.ir.recording import layer_of
 from ingot.ir.text import print_program

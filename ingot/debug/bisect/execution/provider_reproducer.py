@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from ingot.debug.blame_provider import Misstep
+from ingot.debug.bisect.execution.blame_provider import Misstep
 from ingot.ir.json_text import dump_json
 from ingot.ir.plan import Plan
 from ingot.ir.text import print_program
@@ -24,7 +24,7 @@ _TEXT = '''"""One instruction against its reference, where Ingot is installed. E
 import sys
 from pathlib import Path
 
-from ingot.debug.rerun import rerun
+from ingot.debug.bisect.execution.rerun import rerun
 
 problem = rerun(Path(__file__).parent)
 print(problem or "the instruction is right")

@@ -4,17 +4,17 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ingot.debug.blame_definition import blame_definition
-from ingot.debug.blame_execution import blame_execution
-from ingot.debug.blame_overflow import blame_overflow
-from ingot.debug.blame_pass import Culprit, Judge, base_of, blame_pass
-from ingot.debug.blame_recipe_steps import wrong_step
-from ingot.debug.blame_rewrite import Blame, blame_rewrite, harm
-from ingot.debug.case import Case, recorded_requests
-from ingot.debug.locate import Site
-from ingot.debug.oracles import Oracle, open_oracle
-from ingot.debug.reproducer import write_reproducer
-from ingot.debug.verdict import Kind, Verdict
+from ingot.debug.bisect.case import Case, recorded_requests
+from ingot.debug.bisect.execution.blame_execution import blame_execution
+from ingot.debug.bisect.programs.blame_definition import blame_definition
+from ingot.debug.bisect.programs.blame_overflow import blame_overflow
+from ingot.debug.bisect.programs.blame_pass import Culprit, Judge, base_of, blame_pass
+from ingot.debug.bisect.programs.blame_recipe_steps import wrong_step
+from ingot.debug.bisect.programs.blame_rewrite import Blame, blame_rewrite, harm
+from ingot.debug.bisect.programs.locate import Site
+from ingot.debug.bisect.programs.oracles import Oracle, open_oracle
+from ingot.debug.bisect.programs.reproducer import write_reproducer
+from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.errors import OutputError
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from ingot.compiler import Request
-from ingot.debug.chain import Chain, chains
-from ingot.debug.params import Params
+from ingot.debug.bisect.programs.chain import Chain, chains
+from ingot.debug.bisect.programs.params import Params
 from ingot.ir import ops
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.debug.one_call import instruction_nodes, result_names, value_names
+from ingot.debug.bisect.execution.one_call import instruction_nodes, result_names, value_names
 from ingot.ir.ops import op_of
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.program import VIEWS, Program, RegionCall, target_name

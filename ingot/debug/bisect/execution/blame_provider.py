@@ -14,8 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.debug.one_call import instruction_nodes, meaning, one_call, result_names, value_names, wrong_results
-from ingot.debug.tensor_check import Wrong, copied, first_changed, same_bits
+from ingot.debug.bisect.execution.one_call import (
+    instruction_nodes,
+    meaning,
+    one_call,
+    result_names,
+    value_names,
+    wrong_results,
+)
+from ingot.debug.bisect.execution.tensor_check import Wrong, copied, first_changed, same_bits
 from ingot.ir.errors import IngotError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Instruction, Ref

@@ -1,0 +1,1 @@
+"""What an artifact executes against what its programs say: plan, weights, instructions, regions."""
