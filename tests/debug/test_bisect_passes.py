@@ -15,8 +15,8 @@ from tiny import TINY
 from torch import fx
 
 from ingot import compile_model
-from ingot.debug.bisect.case import Case
 from ingot.debug.bisect import bisect
+from ingot.debug.bisect.case import Case
 from ingot.debug.bisect.programs import chain
 from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
 from ingot.debug.bisect.verdict import Kind, Verdict
