@@ -77,9 +77,9 @@ class Walk:
         first, *filters = command.split(" | ")
         argv = shlex.split(first.removesuffix(_QUIET))
         if argv[:3] == ["pip", "install", "-e"]:
-            self._install(self.root / argv[3])
+            self._install(self.folder / argv[3])
             return 0, ""
-        if argv[0] == "mkdir":
+        if argv[0] in ("mkdir", "cp", "sed"):
             return subprocess.run(argv, cwd=self.folder).returncode, ""
         status, printed = self.run(argv, self.folder, self.path, not first.endswith(_QUIET))
         for one in filters:
@@ -87,10 +87,11 @@ class Walk:
         return status, printed
 
     def _install(self, package: Path) -> None:
-        """What an editable install leaves: a folder on the path, and what the package says of itself."""
+        """What an editable install leaves: a folder on the path, and what the package says of itself, in place of an
+        earlier install of a package by that name."""
         project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         info = self.site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-        info.mkdir()
+        info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
         )
@@ -99,7 +100,7 @@ class Walk:
             for group, items in project["entry-points"].items()
         ]
         (info / "entry_points.txt").write_text("\n".join(groups))
-        self.path.append(str(package))
+        self.path.insert(0, str(package))
 
     def _section(self, name: str) -> str:
         _, heading, rest = self.printed.partition(f"== {name} ==\n")
