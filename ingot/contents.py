@@ -25,7 +25,7 @@ from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import bind
 
 if TYPE_CHECKING:
-    from ingot.compiler import Request
+    from ingot.request import Request
 
 
 def write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lowered], plans: Plans) -> None:

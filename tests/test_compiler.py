@@ -20,7 +20,7 @@ from tiny import TINY
 import ingot.identity
 from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
-from ingot.compiler import CompileReport, Request
+from ingot.compiler import CompileReport
 from ingot.identity import exe_key
 from ingot.ir.errors import CheckpointError
 from ingot.ir.harness import teacher_forced
@@ -29,6 +29,7 @@ from ingot.ir.program import Region
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.passes.pipeline import OPTIONAL
+from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 

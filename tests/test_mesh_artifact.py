@@ -201,7 +201,7 @@ def test_tied_parts_are_one_tensor(tmp_path: Path) -> None:
 
 def test_one_device_is_a_mesh_of_none(folder: Path, tmp_path: Path) -> None:
     """An axis of size one is no axis: the request is the one without a mesh."""
-    from ingot.compiler import Request
+    from ingot.request import Request
 
     keys = []
     for mesh in ({}, {"tp": 1}, MESH):

@@ -236,7 +236,7 @@ except ArtifactError as error:
 KEYS = """
 from tiny import TINY
 from ingot.backends.reference.emit import Reference
-from ingot.compiler import Request
+from ingot.request import Request
 from ingot.identity import exe_key
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region

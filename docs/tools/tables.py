@@ -6,7 +6,6 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from ingot.commands.target import one_call_of_each
-from ingot.compiler import BACKEND_CHOICES, BACKENDS
 from ingot.ir.backend import No
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS
@@ -18,6 +17,7 @@ from ingot.models.config import ConfigReader
 from ingot.models.dense import DenseSpec
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
+from ingot.request import BACKEND_CHOICES, BACKENDS
 
 HEAD = """\
 # Reference

@@ -52,13 +52,13 @@ def _compiler() -> str | None:
 def _claims(target: "Target") -> Iterator[dict[str, Any]]:
     """For each op: the provider, the one in deterministic mode, and every refusal. The pass that compiling runs
     decides, on one call of each op with the arguments of its first sample."""
-    from ingot.compiler import BACKEND_CHOICES, BACKENDS, DEFAULT_MAX_BATCH, DEFAULT_MAX_TOKENS
     from ingot.ir.ops import OPS
     from ingot.ir.plan import BucketClass
     from ingot.ir.plugins import load_user_ops
     from ingot.passes.base import PassContext
     from ingot.passes.choose_providers import ChooseProviders
     from ingot.passes.rewrite import Rewriter
+    from ingot.request import BACKEND_CHOICES, BACKENDS, DEFAULT_MAX_BATCH, DEFAULT_MAX_TOKENS
 
     load_user_ops()
     program, nodes = one_call_of_each(OPS)

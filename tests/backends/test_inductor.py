@@ -18,7 +18,6 @@ from tiny import TINY
 
 from ingot.backends.inductor.emit import Inductor, compiler_path
 from ingot.backends.inductor.load import load
-from ingot.compiler import BACKENDS
 from ingot.emitter import Emitter
 from ingot.executable_cache import build_executable, executable_folder, find_executable
 from ingot.identity import exe_key
@@ -33,6 +32,7 @@ from ingot.ir.program import Program, Region
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
+from ingot.request import BACKENDS
 
 Run = Callable[..., Sequence[torch.Tensor]]
 TARGET = Target.detect("cpu")

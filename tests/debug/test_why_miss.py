@@ -23,7 +23,6 @@ import ingot.backends.inductor.emit
 import ingot.identity
 from ingot import compile_model, open_artifact
 from ingot.backends.inductor.emit import Inductor
-from ingot.compiler import Request
 from ingot.debug.identity_diff import Document, changes
 from ingot.debug.why_miss import (
     executables_not_shared,
@@ -38,6 +37,7 @@ from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError
 from ingot.ir.program import Model, Region
 from ingot.ir.target import Target
+from ingot.request import Request
 
 NAME = "llama-biased"
 OPTIONS: dict[str, Any] = {"max_batch": 8, "max_tokens": 64, "backend": "reference"}

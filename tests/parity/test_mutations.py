@@ -15,7 +15,6 @@ import pytest
 import torch
 from tiny import TINY
 
-from ingot.compiler import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.errors import CheckpointError, IngotError
@@ -25,6 +24,7 @@ from ingot.models import dense
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.config import RopeSpec
 from ingot.models.dense import DenseSpec, LayerSpec
+from ingot.request import Request
 
 # One worker, for the traces that tests share.
 pytestmark = pytest.mark.xdist_group("mutations")

@@ -14,7 +14,7 @@ from staged import LIMITS, emit_nothing, pass_context, traced
 from tiny import TINY
 from torch import fx
 
-import ingot.compiler
+import ingot.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.frontend.checkpoint import Checkpoint
@@ -159,7 +159,7 @@ def test_a_claim_for_another_layout_is_refused_with_what_it_wants() -> None:
         BUCKETS[1:],
         tuple(
             replace(phase, passes=tuple(one for one in phase.passes if one.name != "choose-layouts"))
-            for phase in ingot.compiler.edit_pipeline("default")
+            for phase in ingot.request.edit_pipeline("default")
         ),
     )
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
@@ -169,9 +169,9 @@ def test_a_claim_for_another_layout_is_refused_with_what_it_wants() -> None:
 def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingot.compiler.Request, "buckets", lambda self: BUCKETS)
+    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self: BUCKETS)
     backends = {"reference": lambda: Wanting(APART), "rowwise": Rowwise}
-    monkeypatch.setattr(ingot.compiler, "BACKENDS", backends)
+    monkeypatch.setattr(ingot.request, "BACKENDS", backends)
     options: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 256, "max_seq_len": 160}
     one = compile_model(checkpoint(NAME), tmp_path / "one.ingot", **options)
     two = compile_model(checkpoint(NAME), tmp_path / "two.ingot", weight_budget=2.0, **options)

@@ -11,7 +11,7 @@ import pytest
 from tiny import TINY
 from torch import fx
 
-import ingot.compiler
+import ingot.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
@@ -60,9 +60,9 @@ def served(artifact: Path) -> tuple[list[Sequence[int]], dict[str, int]]:
 def compiled(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, output: Path, backends: dict[str, Callable[[], Any]]
 ) -> Path:
-    monkeypatch.setattr(ingot.compiler.Request, "buckets", lambda self: BUCKETS)
-    monkeypatch.setattr(ingot.compiler, "BACKENDS", backends)
-    monkeypatch.setattr(ingot.compiler, "BACKEND_CHOICES", {"auto": tuple(backends)})
+    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self: BUCKETS)
+    monkeypatch.setattr(ingot.request, "BACKENDS", backends)
+    monkeypatch.setattr(ingot.request, "BACKEND_CHOICES", {"auto": tuple(backends)})
     compile_model(checkpoint, output, **OPTIONS)
     return output
 

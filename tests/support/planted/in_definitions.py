@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import fx
 
-from ingot.compiler import Request
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program, target_name
 from ingot.models import dense
+from ingot.request import Request
 from planted.changes import with_users
 from planted.fault import Fault, NoFault, Setup, Truth, replaced
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.compiler import BACKENDS
 from ingot.debug.bisect.execution.blame_plan import PlanFault, plan_fault
 from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_recipe import weight_fault
@@ -27,6 +26,7 @@ from ingot.ir.errors import ArtifactError, BackendError, TargetError
 from ingot.ir.plan import Plan, Plans, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
+from ingot.request import BACKENDS
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact, load_weights
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from ingot.compiler import BACKEND_CHOICES, BACKENDS
 from ingot.debug.bisect.programs.chain import build_nothing, emit_nothing, rewritten
 from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.observe import Observed, observe
@@ -27,6 +26,7 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES, Placement, Split
 from ingot.passes.base import Pass, PassContext
+from ingot.request import BACKEND_CHOICES, BACKENDS
 
 BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "pass.json"
 

@@ -1,0 +1,220 @@
+"""A compile, read and checked: which checkpoint, for which machine, with which options."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.backends.cpu.emit import Cpu
+from ingot.backends.inductor.emit import Inductor
+from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.frontend.checkpoint import Checkpoint, check_totality
+from ingot.frontend.trace import Limits, trace
+from ingot.identity import Document, request_document
+from ingot.ir.artifact import REQUEST, TIMINGS
+from ingot.ir.backend import Backend
+from ingot.ir.digest import digest_json
+from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError
+from ingot.ir.json_text import parse_json
+from ingot.ir.layout import Layout
+from ingot.ir.mesh import check_mesh
+from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.program import Model, ModelSpec
+from ingot.ir.target import Target
+from ingot.ir.trace import LEVELS, Level
+from ingot.models.architectures import ARCHITECTURES, read_spec
+from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
+from ingot.runtime.artifact import Artifact
+
+BACKENDS: Mapping[str, Callable[[], Backend]] = {
+    "cpu": Cpu,
+    "inductor": Inductor,
+    "reference": Reference,
+    "rowwise": Rowwise,
+}
+# What each choice of --backend lets compete; every op has a provider in each.
+BACKEND_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "auto": ("inductor", "cpu", "reference", "rowwise"),
+    "inductor": ("inductor", "cpu", "reference", "rowwise"),
+    "reference": ("reference", "rowwise"),
+}
+MODEL_DTYPES = ("float32", "bfloat16", "float16")
+DEFAULT_MAX_BATCH = 64
+DEFAULT_MAX_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Request:
+    """A compile, read and checked: nothing is traced or compiled yet.
+
+    `options` are those of `compile_model` with what stands for "auto" and for defaults filled in, as JSON values: with
+    them the same request is read again.
+    """
+
+    checkpoint: Checkpoint
+    options: Mapping[str, Any]
+    spec: ModelSpec
+    limits: Limits
+    target: Target
+    backends: tuple[Backend, ...]
+    deterministic: bool
+    weight_budget: float
+    passes: str
+    mesh: dict[str, int]
+
+    @staticmethod
+    def read(
+        checkpoint: str | Path,
+        *,
+        target: str = "auto",
+        backend: str = "auto",
+        dtype: str = "auto",
+        max_seq_len: int | None = None,
+        max_batch: int = DEFAULT_MAX_BATCH,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        deterministic: bool = False,
+        weight_budget: float = 1.0,
+        passes: str = "default",
+        mesh: Mapping[str, int] | None = None,
+        trace: Level = "full",
+    ) -> "Request":
+        """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
+        if backend not in BACKEND_CHOICES:
+            raise OptionError(f"unknown backend '{backend}'", expected=", ".join(BACKEND_CHOICES))
+        if dtype not in ("auto", *MODEL_DTYPES):
+            raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
+        if trace not in LEVELS:
+            raise OptionError(f"unknown level of the trace '{trace}'", expected=", ".join(LEVELS))
+        axes = check_mesh(mesh or {})
+        edit_pipeline(passes, pipeline_for(axes))
+        machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
+        if machine.device != "cpu":
+            raise TargetError(f"target '{target}' is not supported yet", expected="auto or cpu")
+        backends = tuple(BACKENDS[name]() for name in BACKEND_CHOICES[backend])
+        for one in backends:
+            one.toolchain()  # a missing compiler is said now, and not after tracing
+        opened = Checkpoint.open(checkpoint)
+        spec = read_spec(opened.config, str(opened.folder / "config.json"))
+        if dtype != "auto":
+            spec = replace(spec, dtype=getattr(torch, dtype))
+        limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
+        _check_limits(limits, spec)
+        _check_budget(weight_budget)
+        return Request(
+            checkpoint=opened,
+            options={
+                "target": machine.device,
+                "backend": next(name for name, among in BACKEND_CHOICES.items() if among == BACKEND_CHOICES[backend]),
+                "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
+                "max_seq_len": limits.max_seq_len,
+                "max_batch": limits.max_batch,
+                "max_tokens": limits.max_tokens,
+                "deterministic": deterministic,
+                "weight_budget": float(weight_budget),
+                "passes": passes,
+                "mesh": axes,
+                "trace": trace,
+            },
+            spec=spec,
+            limits=limits,
+            target=machine,
+            backends=backends,
+            deterministic=deterministic,
+            weight_budget=weight_budget,
+            passes=passes,
+            mesh=axes,
+        )
+
+    @staticmethod
+    def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
+        """The request that `artifact` answers, on the checkpoint folder that it was compiled from unless another is
+        given. Raises ArtifactError where it does not say, and CheckpointError where there is no such checkpoint."""
+        made: Any = artifact.read_json(REQUEST)
+        if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
+            raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
+        folder = checkpoint or _compiled_from(artifact)
+        try:
+            return Request.read(folder, **made["options"])
+        except TypeError as error:
+            raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
+
+    def trace(self) -> Model:
+        """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""
+        stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
+        model = trace(self.spec, self.limits, stored)
+        definition = ARCHITECTURES[self.spec.architecture].definition
+        params = model.params.values()
+        consumed = frozenset().union(*(param.recipe.sources() for param in params))
+        expected: dict[str, tuple[int, ...]] = {}
+        for param in params:
+            for name, shape in param.recipe.source_shapes(param.type.bind({})).items():
+                # Several slices of one tensor: it reaches as far as the last one.
+                expected[name] = tuple(map(max, shape, expected.get(name, shape)))
+        check_totality(self.checkpoint, consumed, definition.ignored(self.spec.dims), expected)
+        return model
+
+    def pipeline(self) -> tuple[Phase, ...]:
+        return edit_pipeline(self.passes, pipeline_for(self.mesh))
+
+    def identity(self, model: Model) -> Document:
+        """All that decides the artifact. Reads every byte of the checkpoint once."""
+        # Those left out are there with what they stand for: the target, the backends that compete, the pipeline.
+        options = {name: value for name, value in self.options.items() if name not in ("target", "backend", "passes")}
+        return request_document(
+            self.checkpoint, self.spec.config, model.entries, self.pipeline(), self.backends, self.target, options
+        )
+
+    def key(self, model: Model) -> str:
+        """The `request_key`."""
+        return digest_json(self.identity(model))
+
+    def buckets(self) -> tuple[BucketClass, ...]:
+        """The bucket classes: one for decode where there are kernels for few tokens, one for all that is larger.
+
+        In deterministic mode one lowering serves every step, since another could round otherwise.
+        """
+        largest = self.limits.max_tokens
+        if self.deterministic or not any(backend.emits_library for backend in self.backends):
+            return (BucketClass(name="any", tokens=(1, largest)),)
+        decode = BucketClass(name="decode", tokens=(1, min(FEW_TOKENS, largest)))
+        if largest <= FEW_TOKENS:
+            return (decode,)
+        return (decode, BucketClass(name="extend", tokens=(FEW_TOKENS + 1, largest)))
+
+
+def _compiled_from(artifact: Artifact) -> str:
+    """The checkpoint's folder when the artifact was compiled."""
+    path = artifact.folder / TIMINGS
+    timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}
+    folder = timings.get("checkpoint") if isinstance(timings, dict) else None
+    if not isinstance(folder, str) or not Path(folder).is_dir():
+        raise CheckpointError(
+            "the checkpoint that the artifact was compiled from is not there",
+            where=str(folder or artifact.folder),
+            hint="name its folder with --checkpoint",
+        )
+    return folder
+
+
+def _check_limits(limits: Limits, spec: ModelSpec) -> None:
+    for name, value, hi in (
+        ("max_seq_len", limits.max_seq_len, spec.max_position),
+        ("max_batch", limits.max_batch, 1 << 16),
+        ("max_tokens", limits.max_tokens, 1 << 20),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= hi:
+            raise OptionError(f"{name} is {value!r}", expected=f"a whole number from 1 to {hi}")
+    if limits.max_tokens < limits.max_batch:
+        raise OptionError(
+            f"max_tokens {limits.max_tokens} is below max_batch {limits.max_batch}",
+            expected="room for one token of every sequence in a step",
+        )
+
+
+def _check_budget(budget: float) -> None:
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 1.0 <= budget <= len(Layout):
+        raise OptionError(
+            f"the weight budget is {budget!r}", expected=f"a number from 1.0 to {len(Layout)}.0, copies of the weights"
+        )
