@@ -143,7 +143,8 @@ class ConfigReader:
         """One token id, a list of them, or none."""
         value = self.fields.get(field)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        # Token ids are int32 wherever they are computed with.
+        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 31 for item in ids):
             raise self.error(field, "a token id or a list of them")
         return tuple(ids)
 

@@ -1,24 +1,17 @@
 """`ingot bisect`: who is to blame when an artifact computes the wrong thing."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ingot.commands import Flag
 from ingot.console import console, facts, print_json, print_table
-from ingot.debug.bisect.verdict import Kind, Verdict
+
+if TYPE_CHECKING:
+    from ingot.debug.bisect import Verdict
 
 CULPRIT = 3  # what the command ends with when somebody is to blame
-_WHAT = {
-    Kind.PASS: "pass",
-    Kind.PROVIDER: "provider",
-    Kind.RECIPE: "recipe step",
-    Kind.WEIGHTS: "weights",
-    Kind.PLAN: "plan",
-    Kind.DEFINITION: "definition",
-    Kind.OVERFLOW: "overflow",
-}
 
 
 def bisect_artifact(
@@ -57,7 +50,7 @@ def bisect_artifact(
     return CULPRIT if verdict else 0
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: "Verdict") -> None:
     """The verdict for people."""
     out = console()
     if not verdict:
@@ -65,7 +58,7 @@ def print_verdict(verdict: Verdict) -> None:
         return
     rewrite = verdict.rewrite
     rows = [
-        (_WHAT[verdict.kind], verdict.blamed),
+        ("recipe step" if verdict.kind.value == "recipe" else verdict.kind.value, verdict.blamed),
         ("entry", "" if verdict.entry == "main" else verdict.entry),
         ("bucket class", verdict.bucket or ""),
         ("rewrite", f"{rewrite.index}, at %{rewrite.anchor.removeprefix('%')}" if rewrite else ""),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import compiler
+from ingot import compiler, request
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.backends.toolchain import compiler_path
@@ -318,9 +318,9 @@ def test_a_model_is_served_by_the_kernels(
     from ingot.models.architectures import read_spec
     from ingot.runtime.loader import load_artifact
 
-    assert "cpu" in compiler.BACKEND_CHOICES["auto"] and "cpu" not in compiler.BACKEND_CHOICES["reference"]
+    assert "cpu" in request.BACKEND_CHOICES["auto"] and "cpu" not in request.BACKEND_CHOICES["reference"]
     # Without inductor, which takes minutes.
-    monkeypatch.setitem(compiler.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
+    monkeypatch.setitem(request.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 1024}
     report = compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", backend="auto", jobs=1, **limits)
@@ -370,7 +370,7 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
 
         return {**library, "ingot.linear": counted}
 
-    monkeypatch.setitem(compiler.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
+    monkeypatch.setitem(request.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
     monkeypatch.setitem(loader.LIBRARY_LOADERS, "cpu", counting)
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 64}

@@ -119,7 +119,7 @@ TAKES = {
     "number": {"null", "fraction"},
     "flag": {"null", "true"},
     "name": {"null"},
-    "ids": {"null", "zero", "list", "huge"},
+    "ids": {"null", "zero", "list"},
     "unread": set(WRONG),
 }
 KINDS = {
