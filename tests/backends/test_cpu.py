@@ -371,10 +371,10 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
         return {**library, "ingot.linear": counted}
 
     monkeypatch.setitem(request.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
-    monkeypatch.setitem(loader.LIBRARY_LOADERS, "cpu", counting)
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 64}
     compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", jobs=1, **limits)
+    monkeypatch.setitem(loader.LIBRARY_LOADERS, "cpu", counting)
     executor = loader.load_artifact(tmp_path / "out.ingot", num_pages=64).executor
     before = torch.get_num_threads()
     torch.set_num_threads(2)

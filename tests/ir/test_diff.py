@@ -378,8 +378,8 @@ DICE = """\
 program main stage=FUSED
 dim T in [1, 64]
 input x: f32[T, 16]
-%dice = ingot.dice(%x) : f32[T, 16]
-%dice_1 = ingot.dice(%x) : f32[T, 16]
+%dice = ingot.coin(%x) : f32[T, 16]
+%dice_1 = ingot.coin(%x) : f32[T, 16]
 %add = aten.add.Tensor(%dice, %dice_1) : f32[T, 16]
 %mul = aten.mul.Tensor(%add, %dice) : f32[T, 16]
 return y=%mul
@@ -395,8 +395,8 @@ def _dice() -> dict[str, Op]:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x)
 
-    define("dice(Tensor x) -> Tensor", samples=lambda g, dtype: [], effect=Effect.RANDOM)(reference)
-    return {"dice": OPS["dice"]}
+    define("coin(Tensor x) -> Tensor", samples=lambda g, dtype: [], effect=Effect.RANDOM)(reference)
+    return {"coin": OPS["coin"]}
 
 
 def test_two_random_calls_are_not_one_value() -> None:
