@@ -374,24 +374,24 @@ def test_a_program_whose_regions_cannot_be_opened_is_refused() -> None:
         diff_programs(parse_program(REGIONS), parse_program(REGIONS.replace("= region.r0(%x", "= region.r9(%x")))
 
 
-DICE = """\
+COIN = """\
 program main stage=FUSED
 dim T in [1, 64]
 input x: f32[T, 16]
-%dice = ingot.coin(%x) : f32[T, 16]
-%dice_1 = ingot.coin(%x) : f32[T, 16]
-%add = aten.add.Tensor(%dice, %dice_1) : f32[T, 16]
-%mul = aten.mul.Tensor(%add, %dice) : f32[T, 16]
+%coin = ingot.coin(%x) : f32[T, 16]
+%coin_1 = ingot.coin(%x) : f32[T, 16]
+%add = aten.add.Tensor(%coin, %coin_1) : f32[T, 16]
+%mul = aten.mul.Tensor(%add, %coin) : f32[T, 16]
 return y=%mul
 """
 
 
 CAPPED = tuple(
-    f"%c{i} = ingot.soft_cap(%dice{of}, cap={cap}) : f32[T, 16]\n" for i, of, cap in (("", "", 5.0), ("_1", "", 6.0))
+    f"%c{i} = ingot.soft_cap(%coin{of}, cap={cap}) : f32[T, 16]\n" for i, of, cap in (("", "", 5.0), ("_1", "", 6.0))
 )
 
 
-def _dice() -> dict[str, Op]:
+def _coin() -> dict[str, Op]:
     def reference(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x)
 
@@ -400,16 +400,16 @@ def _dice() -> dict[str, Op]:
 
 
 def test_two_random_calls_are_not_one_value() -> None:
-    with toy_ops(_dice):
+    with toy_ops(_coin):
         assert not changed(
-            ("%dice = ", "%d = "), ("(%dice, %dice_1)", "(%d, %dice_1)"), ("%add, %dice)", "%add, %d)"), text=DICE
+            ("%coin = ", "%d = "), ("(%coin, %coin_1)", "(%d, %coin_1)"), ("%add, %coin)", "%add, %d)"), text=COIN
         )
-        swapped = DICE.replace("(%dice, %dice_1)", "(%dice_1, %dice)").replace("%add, %dice)", "%add, %dice_1)")
-        assert not parse_program(DICE).diff(parse_program(swapped))
-        assert changed(("(%dice, %dice_1)", "(%dice, %dice)"), text=DICE)
-        assert changed(("%add, %dice)", "%add, %dice_1)"), text=DICE)
+        swapped = COIN.replace("(%coin, %coin_1)", "(%coin_1, %coin)").replace("%add, %coin)", "%add, %coin_1)")
+        assert not parse_program(COIN).diff(parse_program(swapped))
+        assert changed(("(%coin, %coin_1)", "(%coin, %coin)"), text=COIN)
+        assert changed(("%add, %coin)", "%add, %coin_1)"), text=COIN)
         # Who reads them may stand in any order.
-        capped = DICE.replace("%add =", f"{CAPPED[0]}{CAPPED[1]}%add =").replace("return", "return a=%c, b=%c_1,")
+        capped = COIN.replace("%add =", f"{CAPPED[0]}{CAPPED[1]}%add =").replace("return", "return a=%c, b=%c_1,")
         assert not changed(("".join(CAPPED), "".join(reversed(CAPPED))), text=capped)
 
 
