@@ -29,6 +29,8 @@ Document = dict[str, Any]
 
 # What a program's text means, and how it becomes another: any change in these rooms is another compile.
 _ROOMS = ("ir", "passes", "backends")
+# What of the front door decides an artifact's files: how weights are packed, plans merged, and all of it written.
+_DRIVER = ("compiler.py", "contents.py", "merged_plans.py", "packing.py")
 _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."
 
@@ -81,6 +83,7 @@ def request_document(
         "pipeline": _pipeline(pipeline),
         "sources": {
             **_digests(file for room in _ROOMS for file in _PACKAGE.joinpath(room).rglob("*") if _is_source(file)),
+            **_digests(_PACKAGE / name for name in _DRIVER),
             **_op_sources(OPS.values()),
             **_pass_sources(one for phase in pipeline for one in phase.passes),
         },

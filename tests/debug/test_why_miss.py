@@ -187,6 +187,7 @@ CHANGES = [
     config("config.eos_token_id: 2 -> 5", eos_token_id=5),
     source("passes/cse.py"),
     source("passes/manager.py"),
+    source("packing.py"),
     source("ir/ops/dense.py"),
     source("ir/verify.py"),
     source("backends/cpu/kernels/linear.cpp"),
