@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.debug.bisect.execution.steps import recorded_steps
+from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.ir.plan import Plan, Plans
 
 
@@ -59,3 +59,14 @@ def test_every_other_step_asks_for_all_there_is(plan: Plan) -> None:
     assert (everything["tokens"] == -1).any() and (everything["prompt_ends"] > 0).any()
     again = recorded_steps(plan, [[1, 2, 3], [4, 5]], page_size=16, pages=20)
     assert all(torch.equal(one[name], other[name]) for one, other in zip(steps, again, strict=True) for name in one)
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 17, 35, 23], [600] * 9], ids=str)
+def test_the_pages_that_are_needed_hold_every_request_at_its_length(lengths: list[int], plan: Plan) -> None:
+    requests = [[place % 300 for place in range(length)] for length in lengths]
+    pages = pages_needed(requests, 16)
+    fed = [
+        sum(len(step["tokens"]) for step in recorded_steps(plan, requests, page_size=16, pages=number))
+        for number in (pages, 10 * pages)
+    ]
+    assert fed[0] == fed[1] and pages <= 8 * 512 // 16 + 1

@@ -54,6 +54,14 @@ def recorded_steps(
     return [_asking(step, ends, number % 2 == 1, generator) for number, step in enumerate(steps)]
 
 
+def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
+    """Pages that `recorded_steps` of the requests fill, and one that they leave alone. Every instruction's states are
+    copied and compared whole, so that a pool as large as in serving would cost minutes."""
+    served = [request for request in requests if request][:_REQUESTS]
+    lengths = [len(_repeated(one, _LONGEST, _LENGTH + 1 + at)) for at, one in enumerate(served)]
+    return len(lengths) * -(-max(lengths, default=0) // page_size) + 1
+
+
 def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:
     return (list(request) * math.ceil(least / len(request)))[: min(most, max(least, len(request)))]
 

@@ -1,7 +1,7 @@
 """What every program of an entry must give for the same steps, from the pure program that sets the meaning."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,9 @@ from ingot.debug.bisect.programs.schedule import (
 )
 from ingot.ir import ops
 from ingot.ir.errors import VerifyError
+from ingot.ir.mesh import Rank, ranks
 from ingot.ir.program import Program
+from ingot.ir.types import Placement
 
 # Tokens that are generated behind each prompt: the second is fed from what the first left on the device.
 GENERATED = 2
@@ -73,7 +75,7 @@ class Expectation:
             for number, seen in enumerate(observe(program, params, steps, self.pages, exact=True)):
                 known = {"logits": self.logits[seen.step.places]} if self.logits is not None else {}
                 if is_cached(program) and not at_once:
-                    known |= self.outputs[number]
+                    known |= self._of_ranks(self.outputs[number], program)
                 for name, expected in known.items():
                     if name in seen.outputs and (text := differs(seen.outputs[name], expected)):
                         return Difference(number, name, text)
@@ -81,6 +83,17 @@ class Expectation:
             failed = re.match(r"%(\S+),", error.where)
             return Difference(number, "", error.what, failed[1] if failed else "")
         return None
+
+    def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
+        """Outputs as `observe` gives them of `program`: of a state on a mesh what each rank holds, stacked."""
+        if not program.mesh or self.program.mesh:
+            return dict(outputs)
+        stacked = {
+            name: torch.stack([_part(outputs[name], spec.placement, rank) for rank in ranks(program.mesh)])
+            for name, spec in program.states.items()
+            if name in outputs
+        }
+        return {**outputs, **stacked}
 
     def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
         """What is known of outputs that pure programs lack, after the first `steps` steps: of states the last version,
@@ -127,6 +140,17 @@ def expect(
     paged, pages = with_pages(requests, page_size, seed)
     outputs = _outputs(paged, program, params, logits, page_size, pages, rows)
     return Expectation(program, tuple(paged), pages, page_size, logits, tuple(outputs))
+
+
+def _part(whole: torch.Tensor, placement: Sequence[Placement], rank: Rank) -> torch.Tensor:
+    """What `rank` holds of a state. Where there are fewer heads than ranks, several hold the same one."""
+    for one in placement:
+        on = rank.on(one.axis)
+        if one.kind == "shard" and on is not None:
+            place, parts = on
+            size = whole.shape[one.dim]
+            whole = whole.narrow(one.dim, place * size // parts, max(1, size // parts))
+    return whole
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
