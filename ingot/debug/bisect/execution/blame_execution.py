@@ -88,7 +88,10 @@ def _blame_entry(
     reproducer: Path | None,
 ) -> Verdict | None:
     executor = loaded.executors[plan.entry]
-    steps = recorded_steps(plan, requests, page_size=loaded.limits.page_size, pages=loaded.num_pages)
+    limits = loaded.limits
+    steps = recorded_steps(
+        plan, requests, max_seq_len=limits.max_seq_len, page_size=limits.page_size, pages=loaded.num_pages
+    )
     misstep = first_misstep(executor, programs, params, steps)
     if misstep is None:
         return None
