@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import TINY
 
 from ingot import compile_model
 from ingot.cli import INGOT, run
@@ -112,8 +113,20 @@ def test_transformers_finds_what_is_wrong_in_a_definition(
     assert verdict.origin.startswith("layer 0, models/dense.py:") and module in verdict.found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-plain", "gemma2-capped", "granite-scaled"])
-def test_transformers_agrees_with_a_definition_that_is_right(name: str, artifact: Callable[..., Path]) -> None:
-    path = artifact(name, **OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "max_seq_len"),
+    [
+        pytest.param("llama-plain", 160, marks=pytest.mark.slow),
+        pytest.param("gemma2-capped", 160, marks=pytest.mark.slow),
+        pytest.param("granite-scaled", 160, marks=pytest.mark.slow),
+        pytest.param("llama-dynamic", 160, marks=pytest.mark.slow),
+        # Compiled for more than the original context, and for less, whatever the length of the prompts.
+        ("phi3-long", TINY["phi3-long"].max_seq_len),
+        pytest.param("phi3-long", 30, marks=pytest.mark.slow),
+    ],
+)
+def test_transformers_agrees_with_a_definition_that_is_right(
+    name: str, max_seq_len: int, artifact: Callable[..., Path]
+) -> None:
+    path = artifact(name, **{**OPTIONS, "max_seq_len": max_seq_len})
     assert bisect(path, oracle="transformers").kind is Kind.HEALTHY

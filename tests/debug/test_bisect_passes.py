@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sharded import CASES as SHARDED
+from sharded import Case as Sharded
 from tiny import TINY
 from torch import fx
 
@@ -27,6 +29,7 @@ from ingot.ir.program import Program
 from ingot.ir.record import Rewrite
 from ingot.passes.base import Pass
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
+from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_sampling import InsertSampling
 from ingot.passes.merge_linears import MergeLinears
@@ -87,6 +90,24 @@ def _swapped_slices(program: Program, nodes: list[fx.Node], rewrite: Rewrite) ->
     left.args, right.args = right.args, left.args
 
 
+def _mixed_up(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    """Whoever reads the second slice gets the third: the numbers are those of a wrong recipe."""
+    _, left, right = calls(nodes, _SLICE)
+    users = list(left.users)
+    right.replace_all_uses_with(left)
+    for user in users:
+        user.replace_input_with(left, right)
+
+
+def _rounded_sum(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (reduced,) = calls(nodes, ops.all_reduce.overload)
+    with program.graph.inserting_after(reduced):
+        narrow = build.call(program, ops.cast.overload, (reduced,), {"dtype": torch.bfloat16})
+    with program.graph.inserting_after(narrow):
+        wide = build.call(program, ops.cast.overload, (narrow,), {"dtype": torch.float32})
+    reduced.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not narrow)
+
+
 def _swapped_recipe(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
     name = next(str(node.target) for node in nodes if node.op == "placeholder")
     spec = program.params[name]
@@ -135,6 +156,7 @@ FAULTS = (
     Fault(FuseAddRMSNorm, 2, _missing_residual, "add_3"),
     Fault(FuseAddRMSNorm, 1, _rounded, "cast_1"),
     Fault(MergeLinears, 2, _swapped_slices, "slice_7"),
+    Fault(MergeLinears, 2, _mixed_up, "slice_7"),
     Fault(MergeLinears, 3, _swapped_recipe, "layers.1.mlp.gate_up.weight"),
     Fault(InsertPagedKV, 1, _wrong_mask, "paged_attention_1"),
     Fault(InsertPagedKV, 2, _swapped_k_and_v, "kv_append_2"),
@@ -160,13 +182,39 @@ def _quick_first(faults: Sequence[Fault], quick: Collection[Harm]) -> list[Any]:
     return [pytest.param(one, id=str(one), marks=() if one.harm in quick else pytest.mark.slow) for one in faults]
 
 
-@pytest.mark.parametrize("fault", _quick_first(FAULTS, {_wrong_epsilon, _rounded, _swapped_recipe, _stale_position}))
+@pytest.mark.parametrize("fault", _quick_first(FAULTS, {_rounded, _mixed_up, _swapped_recipe, _stale_position}))
 def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: None) -> None:
     path = artifact("llama-plain", **OPTIONS)
     with planted(fault.whose, fault.index, fault.harm):
         verdict = bisect(path)
     _check(verdict, fault)
     assert verdict.runs <= 40, "by halves, over passes and over rewrites"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(InsertCollectives, 2, _rounded_sum, "cast_1"), Fault(InsertPagedKV, 1, _swapped_k_and_v, "kv_append_1")],
+    ids=str,
+)
+def test_a_fault_on_a_mesh_is_named(fault: Fault, again: None, tmp_path: Path) -> None:
+    path = _on_a_mesh(SHARDED["q and k norms"], tmp_path)
+    with planted(fault.whose, fault.index, fault.harm):
+        _check(bisect(path), fault)
+
+
+def _on_a_mesh(case: Sharded, folder: Path) -> Path:
+    source = TINY[case.checkpoint].write(folder / "checkpoint", **case.changes)
+    compile_model(source, folder / "a.ingot", **{**OPTIONS, "max_seq_len": 64}, mesh=case.mesh)
+    return folder / "a.ingot"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if SHARDED[name].slow else []) for name in SHARDED]
+)
+def test_nobody_is_to_blame_on_a_mesh(name: str, tmp_path: Path) -> None:
+    """Not even in what the second look would take back."""
+    case = Case.open(_on_a_mesh(SHARDED[name], tmp_path))
+    assert blame_pass(case, Judge(case)) is None
 
 
 def test_a_fault_of_the_compile_alone_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

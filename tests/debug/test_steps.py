@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.debug.bisect.execution.steps import recorded_steps
+from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.ir.plan import Plan, Plans
+
+MAX_SEQ_LEN = 512
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def plan(artifact: Callable[..., Path]) -> Plan:
 @pytest.mark.parametrize("lengths", [[1], [5, 40, 150], [3] * 12], ids=str)
 def test_requests_are_fed_whole_in_every_kind_of_step(lengths: list[int], pages: int, plan: Plan) -> None:
     requests = [[(7 * seed + place) % 300 for place in range(length)] for seed, length in enumerate(lengths)]
-    steps = recorded_steps(plan, requests, page_size=16, pages=pages)
+    steps = recorded_steps(plan, requests, max_seq_len=MAX_SEQ_LEN, page_size=16, pages=pages)
     fed: dict[int, int] = {}
     slots: set[tuple[int, int]] = set()
     for step in steps:
@@ -49,7 +51,7 @@ def test_requests_are_fed_whole_in_every_kind_of_step(lengths: list[int], pages:
 
 
 def test_every_other_step_asks_for_all_there_is(plan: Plan) -> None:
-    steps = recorded_steps(plan, [[1, 2, 3], [4, 5]], page_size=16, pages=20)
+    steps = recorded_steps(plan, [[1, 2, 3], [4, 5]], max_seq_len=MAX_SEQ_LEN, page_size=16, pages=20)
     for number, step in enumerate(steps):
         asks = bool((step["temperature"] > 0).any()) or bool((step["num_logprobs"] >= 0).any())
         assert not asks or number % 2 == 1
@@ -57,5 +59,27 @@ def test_every_other_step_asks_for_all_there_is(plan: Plan) -> None:
     assert (everything["temperature"] > 0).any() and (everything["num_logprobs"] == 5).any()
     assert (everything["count_rows"] == 1).any() and (everything["banned"] > 0).any()
     assert (everything["tokens"] == -1).any() and (everything["prompt_ends"] > 0).any()
-    again = recorded_steps(plan, [[1, 2, 3], [4, 5]], page_size=16, pages=20)
+    again = recorded_steps(plan, [[1, 2, 3], [4, 5]], max_seq_len=MAX_SEQ_LEN, page_size=16, pages=20)
     assert all(torch.equal(one[name], other[name]) for one, other in zip(steps, again, strict=True) for name in one)
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 17, 35, 23], [600] * 9], ids=str)
+def test_the_pages_that_are_needed_hold_every_request_at_its_length(lengths: list[int], plan: Plan) -> None:
+    requests = [[place % 300 for place in range(length)] for length in lengths]
+    pages = pages_needed(requests, 16)
+    fed = [
+        sum(
+            len(step["tokens"])
+            for step in recorded_steps(plan, requests, max_seq_len=MAX_SEQ_LEN, page_size=16, pages=number)
+        )
+        for number in (pages, 10 * pages)
+    ]
+    assert fed[0] == fed[1] and pages <= 8 * 512 // 16 + 1
+
+
+def test_no_request_outgrows_what_was_compiled_for(plan: Plan) -> None:
+    steps = recorded_steps(plan, [[1], [2] * 40], max_seq_len=30, page_size=16, pages=20)
+    fed = sum(
+        torch.zeros(2, dtype=torch.int64).index_add(0, step["rows"].long(), step["q_lens"].long()) for step in steps
+    )
+    assert fed.tolist() == [30, 30]

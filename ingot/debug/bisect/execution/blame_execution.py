@@ -19,7 +19,7 @@ from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_recipe import weight_fault
 from ingot.debug.bisect.execution.blame_region import overflow_start, region_fault
 from ingot.debug.bisect.execution.provider_reproducer import CALL, write_reproducer
-from ingot.debug.bisect.execution.steps import recorded_steps
+from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.identity import exe_key
 from ingot.ir.errors import ArtifactError, BackendError, TargetError
@@ -67,7 +67,10 @@ def blame_execution(
         return Verdict(
             kind, blamed=blamed, node=wrong.param, tensor=wrong.param, layer=_layer(wrong.param), found=wrong.text
         )
-    loaded = loaded or load_artifact(artifact.folder)
+    if loaded is None:
+        page_size = artifact.manifest.model.get("page_size")  # whatever it is, loading judges it
+        pages = pages_needed(requests, page_size) if isinstance(page_size, int) and page_size > 0 else None
+        loaded = load_artifact(artifact.folder, num_pages=pages)
     for entry, plan in plans.plans.items():
         verdict = _blame_entry(loaded, plan, by_entry[entry], packed, requests, target, reproducer)
         if verdict is not None:
@@ -85,7 +88,10 @@ def _blame_entry(
     reproducer: Path | None,
 ) -> Verdict | None:
     executor = loaded.executors[plan.entry]
-    steps = recorded_steps(plan, requests, page_size=loaded.limits.page_size, pages=loaded.num_pages)
+    limits = loaded.limits
+    steps = recorded_steps(
+        plan, requests, max_seq_len=limits.max_seq_len, page_size=limits.page_size, pages=loaded.num_pages
+    )
     misstep = first_misstep(executor, programs, params, steps)
     if misstep is None:
         return None

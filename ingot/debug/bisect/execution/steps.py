@@ -24,17 +24,17 @@ _LONGEST = 512
 
 
 def recorded_steps(
-    plan: Plan, requests: Sequence[Sequence[int]], *, page_size: int, pages: int, seed: int = 0
+    plan: Plan, requests: Sequence[Sequence[int]], *, max_seq_len: int, page_size: int, pages: int, seed: int = 0
 ) -> list[Inputs]:
-    """The inputs of the steps that serve `requests` from fresh states, within the limits of the plan and a KV pool of
-    `pages` of `page_size` tokens. At most eight requests are served.
+    """The inputs of the steps that serve `requests` from fresh states, within the limits of the plan, `max_seq_len`
+    tokens of each and a KV pool of `pages` of `page_size` tokens. At most eight requests are served.
 
     A short request is repeated, so that every kind of step occurs. In every other step rows are sampled by chance, are
     penalized, and have log-probabilities. Tokens and starts come from the device where they can.
     """
     served = [request for request in requests if request][: min(_REQUESTS, plan.dims["B"][1], pages)]
-    limit = min(plan.dims["P"][1], pages // max(1, len(served))) * page_size
-    lengthened = [_repeated(request, min(limit, _LONGEST), _LENGTH + 1 + at) for at, request in enumerate(served)]
+    limit = min(max_seq_len, pages // max(1, len(served)) * page_size, _LONGEST)
+    lengthened = [_repeated(request, limit, _LENGTH + 1 + at) for at, request in enumerate(served)]
     most = min(plan.dims["T"][1], plan.dims["L"][1]) // max(1, len(lengthened))
     counts = [_counts(len(request), index, max(1, most)) for index, request in enumerate(lengthened)]
     types = {name: parse_type(text) for name, text in plan.inputs.items()}
@@ -52,6 +52,14 @@ def recorded_steps(
     ends = [len(request) // 2 for request in lengthened]
     generator = torch.Generator().manual_seed(seed)
     return [_asking(step, ends, number % 2 == 1, generator) for number, step in enumerate(steps)]
+
+
+def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
+    """Pages that `recorded_steps` of the requests fill, and one that they leave alone. Every instruction's states are
+    copied and compared whole, so that a pool as large as in serving would cost minutes."""
+    served = [request for request in requests if request][:_REQUESTS]
+    lengths = [len(_repeated(one, _LONGEST, _LENGTH + 1 + at)) for at, one in enumerate(served)]
+    return len(lengths) * -(-max(lengths, default=0) // page_size) + 1
 
 
 def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:

@@ -22,9 +22,9 @@ _NEAR = 1e-4
 def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
     """The call of the traced program that the oracle does not make; None when both give the same logits."""
     program = _traced(case)
-    folder = case.request.checkpoint.folder
+    folder, context = case.request.checkpoint.folder, case.request.limits.max_seq_len
     requests = recorded_requests(case.artifact, case)
-    theirs = oracle.logits(folder, requests)
+    theirs = oracle.logits(folder, requests, context)
     case.runs += 1
     (step,) = whole([Sequence(tuple(request), len(request)) for request in requests], 1)
     (seen,) = observe(program, case.params(program), [step], 1, exact=True)
@@ -34,7 +34,7 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
             found = f"logits of request {index} {problem}, by {oracle.name}; all passes mean the same"
             if oracle.watched is None:
                 return Verdict(Kind.DEFINITION, blamed=case.request.spec.architecture, tensor="logits", found=found)
-            return _located(case, program, oracle.watched(folder, requests[index]), requests[index], found)
+            return _located(case, program, oracle.watched(folder, requests[index], context), requests[index], found)
     return None
 
 

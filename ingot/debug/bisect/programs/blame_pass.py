@@ -90,21 +90,27 @@ class Judge:
         return broken_quantization(self.case.params, link.before, program, whole(requests, 1))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
-        """The outputs of all steps as the program computes them in its own dtypes and in float64, by name."""
+        """The outputs of all steps as the program computes them in its own dtypes, and as it should in float64, by
+        name."""
         if not key or (known := self._measured.get((str(id(expected)), key))) is None:
-            known = self._run_both(expected, program)
+            known = self._run(expected, program)
             if key:
                 self._measured[str(id(expected)), key] = known
         return known
 
-    def _run_both(self, expected: Expectation, program: Program) -> dict[str, Measured]:
-        self.case.runs += 2
+    def _run(self, expected: Expectation, program: Program) -> dict[str, Measured]:
+        self.case.runs += 1
         steps, params = expected.steps(program, forced=True), self.case.params(program)
-        found, exact = (list(observe(program, params, steps, expected.pages, exact=exact)) for exact in (False, True))
+        found = [one.outputs for one in observe(program, params, steps, expected.pages, exact=False)]
+        # Whose numerics are judged means what is expected, which has been computed already.
+        exact = [expected.told(program, number, step) for number, step in enumerate(steps)]
+        if any(name not in one for one in exact for name in program.outputs):
+            self.case.runs += 1
+            exact = [one.outputs for one in observe(program, params, steps, expected.pages, exact=True)]
         order = torch.cat([step.places for step in steps]).argsort()
         result = {}
         for name in program.outputs:
-            values = [torch.cat([one.outputs[name] for one in side]) for side in (found, exact)]
+            values = [torch.cat([one[name] for one in side]) for side in (found, exact)]
             if values[0].shape[0] == order.shape[0] and name not in program.states:
                 values = [value[order] for value in values]
             result[name] = Measured(*values)

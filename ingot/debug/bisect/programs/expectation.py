@@ -1,7 +1,7 @@
 """What every program of an entry must give for the same steps, from the pure program that sets the meaning."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ingot.debug.bisect.programs.compare import differs
-from ingot.debug.bisect.programs.observe import Observed, Tensors, by_token, observe
+from ingot.debug.bisect.programs.observe import Tensors, by_token, observe
 from ingot.debug.bisect.programs.schedule import (
     PAGE_SIZE,
     SAMPLERS,
@@ -22,7 +22,8 @@ from ingot.debug.bisect.programs.schedule import (
 )
 from ingot.ir import ops
 from ingot.ir.errors import VerifyError
-from ingot.ir.program import Program
+from ingot.ir.mesh import Rank, ranks
+from ingot.ir.program import Program, StateSpec
 
 # Tokens that are generated behind each prompt: the second is fed from what the first left on the device.
 GENERATED = 2
@@ -71,16 +72,31 @@ class Expectation:
         number = 0
         try:
             for number, seen in enumerate(observe(program, params, steps, self.pages, exact=True)):
-                known = {"logits": self.logits[seen.step.places]} if self.logits is not None else {}
-                if is_cached(program) and not at_once:
-                    known |= self.outputs[number]
-                for name, expected in known.items():
+                for name, expected in self.told(program, number, seen.step, at_once=at_once).items():
                     if name in seen.outputs and (text := differs(seen.outputs[name], expected)):
                         return Difference(number, name, text)
         except VerifyError as error:
             failed = re.match(r"%(\S+),", error.where)
             return Difference(number, "", error.what, failed[1] if failed else "")
         return None
+
+    def told(self, program: Program, number: int, step: Step, *, at_once: bool = False) -> dict[str, torch.Tensor]:
+        """What is known of the outputs of a program's step `number`, as `observe` gives them in float64."""
+        known = {"logits": self.logits[step.places]} if self.logits is not None else {}
+        if is_cached(program) and not at_once:
+            known |= self._of_ranks(self.outputs[number], program)
+        return known
+
+    def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
+        """Outputs as `observe` gives them of `program`: of a state on a mesh what each rank holds, stacked."""
+        if not program.mesh or self.program.mesh:
+            return dict(outputs)
+        stacked = {
+            name: torch.stack([_part(outputs[name], spec, rank) for rank in ranks(program.mesh)])
+            for name, spec in program.states.items()
+            if name in outputs
+        }
+        return {**outputs, **stacked}
 
     def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
         """What is known of outputs that pure programs lack, after the first `steps` steps: of states the last version,
@@ -114,10 +130,14 @@ def expect(
         Request(tuple(prompt), len(prompt), SAMPLERS[index % len(SAMPLERS)], rows - 1 - index)
         for index, prompt in enumerate(prompts[:rows])
     ]
-    logits = torch.empty(0)
+    logits, cached = torch.empty(0), {} if program.mesh else _cached(program)
+    names = {node.name for pair in cached.values() for node in pair}
+    keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for generated in range(GENERATED + 1):
-        (seen,) = observe(program, params, whole(requests, page_size), 1, exact=True)
+        (seen,) = observe(program, params, whole(requests, page_size), 1, exact=True, watch=names)
         logits = seen.outputs["logits"]
+        value = {name: by_token(program, [seen], name)[0] for name in names}
+        keys = {name: (value[k.name], value[v.name]) for name, (k, v) in cached.items()}
         if generated < GENERATED:
             ends = torch.tensor([len(request.tokens) for request in requests]).cumsum(0) - 1
             requests = [
@@ -125,8 +145,19 @@ def expect(
                 for request, end in zip(requests, ends.tolist(), strict=True)
             ]
     paged, pages = with_pages(requests, page_size, seed)
-    outputs = _outputs(paged, program, params, logits, page_size, pages, rows)
+    outputs = _outputs(paged, keys, logits, page_size, pages, rows)
     return Expectation(program, tuple(paged), pages, page_size, logits, tuple(outputs))
+
+
+def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
+    """What `rank` holds of a state. Heads that do not divide among the ranks are repeated until they do."""
+    for one in spec.placement:
+        on, held = rank.on(one.axis), spec.type.shape[one.dim]
+        if one.kind == "shard" and on is not None and isinstance(held, int):
+            place, parts = on
+            repeated = whole.repeat_interleave(held * parts // whole.shape[one.dim], one.dim)
+            whole = repeated.narrow(one.dim, place * held, held)
+    return whole
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
@@ -168,15 +199,13 @@ def _drawn(step: Step, penalized: torch.Tensor) -> torch.Tensor:
 
 def _outputs(
     requests: Sequence[Request],
-    program: Program,
-    params: Sequence[Tensors],
+    keys: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
     logits: torch.Tensor,
     page_size: int,
     pages: int,
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """By step what a cached program gives beside logits."""
-    keys = {} if program.mesh else _keys(program, params, requests, page_size)
+    """By step what a cached program gives beside logits. `keys` are k and v of all tokens by the name of a cache."""
     caches = {
         name: torch.full((pages, 2, page_size, *k.shape[1:]), float("nan"), dtype=torch.float64)
         for name, (k, _) in keys.items()
@@ -221,16 +250,11 @@ def _outputs(
     return results
 
 
-def _keys(
-    program: Program, params: Sequence[Tensors], requests: Sequence[Request], page_size: int
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """What goes into the cache of each layer, by the name of its state: k and v of all tokens."""
-    attentions = list(program.calls(ops.attention.overload))
-    named = {f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, attentions)}
-    names = {node.name for pair in named.values() for node in pair}
-    observed: list[Observed] = list(observe(program, params, whole(requests, page_size), 1, exact=True, watch=names))
-    value = {name: by_token(program, observed, name)[0] for name in names}
-    return {name: (value[k.name], value[v.name]) for name, (k, v) in named.items()}
+def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node]]:
+    """The k and v that go into the cache of each layer, by the name of its state."""
+    return {
+        f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
+    }
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:

@@ -311,8 +311,8 @@ class _Search:
         return None
 
     def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        """A slice whose part of a value stands elsewhere: the slice is wrong, or, where all slices lie side by side in
-        their order, the param that was put together in another one."""
+        """A slice whose part of a value stands elsewhere: the slice is wrong; or, where all slices lie side by side in
+        their order, the param, if that was put together in another order than its parts were read in."""
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
@@ -321,18 +321,16 @@ class _Search:
             begin = int(str(one.args[3]))
         params = [one for one in source.all_input_nodes if one in self.made and one.op == "placeholder"]
         swapped = [one for one in slices if one in self.problems and self._inside(one, source)]
-        return params[0] if params and len(swapped) > 1 else node
+        return params[0] if params and len(swapped) > 1 and self._param_differs(params[0]) else node
 
     def _param_differs(self, param: fx.Node) -> bool:
         """Whether a made param lacks rows of the params that are gone for it, or has them in another order."""
-        value = self.new.value(param)
-        if value is None:
-            return True
-        whole, kept = value.exact, _nodes(self.after).keys()
+        # Of rank 0 on a mesh, where each rank holds its part of everything.
+        whole, kept = self.new.params[0][str(param.target)], _nodes(self.after).keys()
         gone = [node for name, node in _nodes(self.before).items() if node.op == "placeholder" and name not in kept]
         place = {node: index for index, node in enumerate(self.before.graph.nodes)}
         parts = [
-            self.old.params[0][str(node.target)].to(whole.dtype)
+            self.old.params[0][str(node.target)]
             for node in sorted(gone, key=lambda node: min((place[user] for user in node.users), default=0))
             if node.meta["kind"] == "param" and tensor_type(node).dtype == tensor_type(param).dtype
         ]
@@ -340,7 +338,8 @@ class _Search:
         return not begins or None in begins or begins != sorted(begins)  # type: ignore[type-var]
 
     def _inner(self, call: fx.Node) -> fx.Node | None:
-        """The call inside a region that is to blame: the first whose value is not that of its namesake before."""
+        """The call inside a region that is to blame: the first whose value is not that of its namesake before. None
+        where the region's call gave it something else than it should read."""
         callers = [node for node in self.after.calls() if node.target == call.target]
         if self.after.mesh or callers[0] is not call:
             return None  # the body has the names of what its first call stands for
@@ -365,8 +364,24 @@ class _Search:
             if wanted is None or value is None or wanted.exact.shape != value.shape:
                 continue
             if self.differs(Measured(wanted.exact, wanted.exact), Measured(value, value)) is not None:
-                return node
+                inputs = [source for source in node.all_input_nodes if source.op == "placeholder"]
+                misgiven = any(self._fits_nobody(source, given[str(source.target)], old) for source in inputs)
+                return None if misgiven else node
         return None
+
+    def _fits_nobody(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
+        """Whether no reader of a body's input gets by it what its namesake before the pass reads in that place. A
+        reader that is wrong itself reads what is right for another."""
+        fits = []
+        for user in source.users:
+            was = _arguments(old[user.name]) if user.name in old else []
+            for argument, one in zip(_arguments(user), was, strict=False):
+                wanted = self.old.value(one) if argument is source and isinstance(one, fx.Node) else None
+                if wanted is not None:
+                    same = wanted.exact.shape == value.shape
+                    measured = Measured(wanted.exact, wanted.exact), Measured(value, value)
+                    fits.append(same and self.differs(*measured) is None)
+        return bool(fits) and not any(fits)
 
 
 def _row_of(whole: torch.Tensor, part: torch.Tensor) -> int | None:

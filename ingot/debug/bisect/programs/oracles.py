@@ -46,11 +46,12 @@ class Digest:
 @dataclass
 class Oracle:
     """Gives logits [n, vocab] of each request of n tokens; `watched` runs one request and gives every tensor on the
-    way, where the oracle can tell."""
+    way, where the oracle can tell. Both are told the checkpoint's folder, and the tokens of the context that was
+    compiled for: some rotary embeddings depend on that."""
 
     name: str
-    logits: Callable[[Path, Sequence[Sequence[int]]], Logits]
-    watched: Callable[[Path, Sequence[int]], list[Digest]] | None = None
+    logits: Callable[[Path, Sequence[Sequence[int]], int], Logits]
+    watched: Callable[[Path, Sequence[int], int], list[Digest]] | None = None
 
 
 def open_oracle(oracle: str | Path) -> Oracle:
@@ -68,7 +69,7 @@ def open_oracle(oracle: str | Path) -> Oracle:
     if not callable(function):
         raise OptionError(f"{path} defines no function 'oracle'", where="--oracle", expected="def oracle(requests)")
 
-    def logits(folder: Path, requests: Sequence[Sequence[int]]) -> Logits:
+    def logits(folder: Path, requests: Sequence[Sequence[int]], context: int) -> Logits:
         found = function([list(request) for request in requests])
         if len(found) != len(requests):
             raise OptionError(f"oracle(requests) gave {len(found)} results", expected=str(len(requests)))
@@ -77,7 +78,7 @@ def open_oracle(oracle: str | Path) -> Oracle:
     return Oracle(str(path), logits)
 
 
-def _model(folder: Path) -> Any:
+def _model(folder: Path, context: int) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -86,7 +87,31 @@ def _model(folder: Path) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise IngotError(f"transformers cannot load the checkpoint: {error}", where=str(folder)) from error
+    for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            _rotate_as_in(module, context)
     return model.eval().double()
+
+
+def _rotate_as_in(rotary: torch.nn.Module, context: int) -> None:
+    """Have a rotary embedding see a position at the end of `context` behind those that it is asked for: longrope and
+    dynamic scaling go by the last position of each call, and a compiled model, as vLLM, by its whole context."""
+
+    def extended(positions: Any) -> Any:
+        return torch.cat([positions, torch.full_like(positions[..., :1], context - 1)], dim=-1)
+
+    def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if "position_ids" in kwargs:
+            return args, {**kwargs, "position_ids": extended(kwargs["position_ids"])}
+        return (args[0], extended(args[1]), *args[2:]), kwargs
+
+    def leave(_: Any, __: Any, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            return result[..., :-1, :]
+        return type(result)(part[..., :-1, :] for part in result)
+
+    rotary.register_forward_pre_hook(enter, with_kwargs=True)
+    rotary.register_forward_hook(leave)
 
 
 def _run(model: Any, request: Sequence[int]) -> torch.Tensor:
@@ -96,13 +121,13 @@ def _run(model: Any, request: Sequence[int]) -> torch.Tensor:
     return logits[0]
 
 
-def _transformers_logits(folder: Path, requests: Sequence[Sequence[int]]) -> Logits:
-    model = _model(folder)
+def _transformers_logits(folder: Path, requests: Sequence[Sequence[int]], context: int) -> Logits:
+    model = _model(folder, context)
     return [_run(model, request) for request in requests]
 
 
-def _transformers_watched(folder: Path, request: Sequence[int]) -> list[Digest]:
-    model, stack = _model(folder), [""]
+def _transformers_watched(folder: Path, request: Sequence[int], context: int) -> list[Digest]:
+    model, stack = _model(folder, context), [""]
 
     def leave(*_: Any) -> None:  # a hook's result would be the module's
         stack.pop()
