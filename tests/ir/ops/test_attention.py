@@ -1,0 +1,183 @@
+"""Attention, pure and paged, against torch's and against attention by hand."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_values import F32, F64, FLOATS, check, generator, ints, randn
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+
+from ingot.ir.ops import OPS
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """torch's attention of the last q.shape[0] positions of one sequence, in float64."""
+    mask = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool).tril(k.shape[0] - q.shape[0])
+    q4, k4, v4 = (tensor.double().transpose(0, 1)[None] for tensor in (q, k, v))
+    out = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+HEADS = [(4, 4), (6, 2), (5, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_attention_is_torchs(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+    g = generator(heads)
+    lengths, dim = [5, 1, 9, 3], 17
+    total = sum(lengths)
+    q, k, v = (
+        randn(g, dtype, total, heads, dim),
+        randn(g, dtype, total, kv_heads, dim),
+        randn(g, dtype, total, kv_heads, dim),
+    )
+    expected = torch.cat(
+        [sdpa(*parts, 0.3) for parts in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)]
+    )
+    positions = torch.cat([torch.arange(n) for n in lengths]).int()
+    seqs = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths)).int()
+    check(OPS["attention"].reference(q, k, v, positions, seqs, scale=0.3, layer=0), expected, dtype)
+    # The order of the tokens in a step means nothing: only positions and sequences do.
+    order = torch.randperm(total, generator=g)
+    args = (q[order], k[order], v[order], positions[order], seqs[order])
+    check(OPS["attention"].reference(*args, scale=0.3, layer=7), expected[order], dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_paged_attention_is_attention_over_the_whole_sequence(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+    """Three steps of four sequences over permuted pages, with NaN wherever nothing was written."""
+    g = generator(7)
+    page_size, dim, pages = 4, 9, 40
+    steps = [[5, 1, 9, 0], [1, 1, 3, 8], [1, 7, 1, 1]]
+    owned = torch.randperm(pages, generator=g)[: 4 * 6].view(4, 6)
+    kv = torch.full((pages, 2, page_size, kv_heads, dim), math.nan, dtype=dtype)
+    history = {name: [torch.empty(0, kv_heads, dim, dtype=dtype)] * 4 for name in "kv"}
+    for lengths in steps:
+        total = sum(lengths) + 2  # two rows of padding
+        q, k, v = (
+            randn(g, dtype, total, heads, dim),
+            randn(g, dtype, total, kv_heads, dim),
+            randn(g, dtype, total, kv_heads, dim),
+        )
+        slots, expected, start = torch.full((total,), -1), torch.zeros(total, heads, dim, dtype=F64), 0
+        for b, length in enumerate(lengths):
+            rows = slice(start, start + length)
+            places = history["k"][b].shape[0] + torch.arange(length)
+            slots[rows] = owned[b, places // page_size] * page_size + places % page_size
+            history["k"][b] = torch.cat([history["k"][b], k[rows]])
+            history["v"][b] = torch.cat([history["v"][b], v[rows]])
+            if length:
+                expected[rows] = sdpa(q[rows], history["k"][b], history["v"][b], 0.3)
+            start += length
+        kv = OPS["kv_append"].reference(kv, k, v, slots)
+        kv_lens = [keys.shape[0] for keys in history["k"]]
+        table = owned.int().clone()
+        for b, length in enumerate(kv_lens):
+            table[b, -(-length // page_size) :] = 2**30  # past a sequence's length the table is never read
+        starts = ints(*(sum(lengths[:b]) for b in range(4)))
+        found = OPS["paged_attention"].reference(q, kv, table, starts, ints(*lengths), ints(*kv_lens), scale=0.3)
+        check(found, expected, dtype)
+    written = sum(sum(lengths) for lengths in steps)
+    assert int((~kv[:, 0].isnan()).sum()) == int((~kv[:, 1].isnan()).sum()) == written * kv_heads * dim
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"window": 3},
+    {"window": 1},
+    {"window": 1000},
+    {"soft_cap": 1.5},
+    {"sinks": True},
+    {"window": 4, "soft_cap": 2.0, "sinks": True},
+]
+
+
+def attention_by_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, variant: dict[str, Any], sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """In float64, one query and one head at a time: the last q.shape[0] positions of one sequence."""
+    q, k, v = q.double(), k.double(), v.double()
+    out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
+    for row in range(q.shape[0]):
+        place = k.shape[0] - q.shape[0] + row
+        first = max(0, place - variant.get("window", place + 1) + 1)
+        for head in range(q.shape[1]):
+            keys, values = (x[first : place + 1, head // group] for x in (k, v))
+            scores = keys @ q[row, head] * scale
+            if "soft_cap" in variant:
+                scores = variant["soft_cap"] * torch.tanh(scores / variant["soft_cap"])
+            weights = scores.exp()
+            rest = 0.0 if sinks is None else float(sinks[head].double().exp())
+            out[row, head] = weights @ values / (weights.sum() + rest)
+    return out
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+    g = generator(27)
+    lengths, total = [5, 1, 9], 15
+    q, k, v = (randn(g, dtype, total, heads, 8) for heads in (6, 2, 2))
+    sinks = randn(g, dtype, 6) if variant.get("sinks") else None
+    options = {name: value for name, value in variant.items() if name != "sinks"}
+    parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks) for part in parts])
+    positions = torch.cat([torch.arange(n) for n in lengths]).int()
+    seqs = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).int()
+    found = OPS["attention"].reference(q, k, v, positions, seqs, sinks, scale=0.3, layer=0, **options)
+    check(found, expected, dtype)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kind", ["soft_cap", "sinks"])
+def test_attention_is_gemmas_and_gpt_osss(kind: str, window: int | None) -> None:
+    """transformers' eager attention of the two models that these came from, in float32."""
+    g = generator(28)
+    length, heads, kv_heads = 11, 6, 2
+    q, k, v = (randn(g, F32, length, n, 16) for n in (heads, kv_heads, kv_heads))
+    behind = torch.arange(length)[:, None] - torch.arange(length)
+    seen = (behind >= 0) & (behind < (window or length))
+    mask = torch.zeros(1, 1, length, length).masked_fill(~seen, -math.inf)
+    q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
+    sinks = randn(g, F32, heads) * 2
+    layer = SimpleNamespace(num_key_value_groups=heads // kv_heads, training=False, sinks=sinks, head_dim=16)
+    args = (q, k, v, torch.arange(length).int(), torch.zeros(length, dtype=torch.int32))
+    options: dict[str, Any] = {"scale": 0.7, "layer": 0, "window": window}
+    if kind == "soft_cap":
+        theirs, _ = gemma2.eager_attention_forward(layer, q4, k4, v4, mask, scaling=0.7, softcap=2.5)
+        found = OPS["attention"].reference(*args, **options, soft_cap=2.5)
+    else:
+        theirs, _ = gpt_oss.eager_attention_forward(layer, q4, k4, v4, mask, scaling=0.7)
+        found = OPS["attention"].reference(*args, sinks, **options)
+    check(found, theirs[0], F32)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_paged_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+    """Pages that lie wholly before every window are never read: their numbers in the table are nonsense."""
+    g = generator(29)
+    lengths, counts, page, dim = [13, 6, 1], [2, 6, 1], 4, 8
+    k, v = ([randn(g, dtype, n, 2, dim) for n in lengths] for _ in range(2))
+    q, sinks = randn(g, dtype, 9, 6, dim), randn(g, dtype, 6) if variant.get("sinks") else None
+    table = torch.randperm(20, generator=g)[:12].view(3, 4).int()
+    kv = torch.full((20, 2, page, 2, dim), math.nan, dtype=dtype)
+    for b, length in enumerate(lengths):
+        places = torch.arange(length)
+        slots = table[b, places // page].long() * page + places % page
+        kv = OPS["kv_append"].reference(kv, k[b], v[b], slots)
+        unread = max(0, length - counts[b] - variant.get("window", 1000) + 1) // page
+        table[b, :unread] = 2**30
+        table[b, -(-length // page) :] = 2**30
+    parts = zip(q.split(counts), k, v, strict=True)
+    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks) for part in parts])
+    options = {name: value for name, value in variant.items() if name != "sinks"}
+    args = (q, kv, table, ints(0, 2, 8), ints(*counts), ints(*lengths), sinks)
+    for function in (OPS["paged_attention"].reference, OPS["paged_attention"].rowwise):
+        check(function(*args, scale=0.3, **options), expected, dtype)

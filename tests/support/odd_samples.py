@@ -1,0 +1,145 @@
+"""Samples of odd sizes for every op, beside those that its definition brings."""
+
+import torch
+from op_values import F16, F32, generator, ints, randn, random_step, rope_attrs
+
+from ingot.ir.ops import OPS, Sample
+from ingot.ir.schemes import SCHEMES, quantize
+from ingot.ir.tables import make_table
+
+# Ops that move the rows of a state.
+MOVERS = ("state_copy", "state_move", "state_zero")
+
+
+def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
+    """Fresh arguments of odd sizes, strided where a merged weight would make them so."""
+    g = generator(99)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return randn(g, dtype, *shape)
+
+    def whole(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=g, dtype=torch.int32)
+
+    merged = rand(11, 3 * 37)
+    heads = rand(11, 5 * 18).view(11, 5, 18)
+    table = make_table(rope_attrs({"rope_type": "linear", "factor": 2.0}, 10, 1e6, 31))
+    counts = ints(2, 0, 1)
+    int8, int4 = (quantize(rand(53, inner), SCHEMES[scheme]) for inner, scheme in ((37, "int8"), (32, "int4_g32")))
+    kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
+    return {
+        "embedding": [Sample((whole(17, 11), rand(17, 37)))],
+        "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
+        "quant_linear": [
+            Sample((rand(11, 37), int8["weight"], int8["scales"], None, rand(53)), {"scheme": "int8"}),
+            Sample((merged[:, 37:69], *int4.values()), {"scheme": "int4_g32"}),
+        ],
+        "rms_norm": [
+            Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
+            Sample((heads[:, 1:4], rand(18)), {"eps": 0.1}),
+            Sample((heads[:, 1:4], rand(18).to(torch.promote_types(dtype, F32))), {"eps": 0.1}),
+        ],
+        "layer_norm": [
+            Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
+            Sample((heads[:, 1:4], rand(3, 18).to(torch.promote_types(dtype, F32))), {"eps": 0.1}),
+        ],
+        "add_rms_norm": [Sample((rand(11, 37), merged[:, 37:74], rand(37)), {"eps": 1e-5})],
+        "rope": [
+            Sample((heads[:, 1:4], whole(31, 11), table)),
+            Sample((heads[:, 1:4], whole(31, 11), table), {"interleaved": True}),
+        ],
+        "gelu_mul": [Sample((merged[:, :37], merged[:, 74:]), {"approximate": how}) for how in ("none", "tanh")],
+        "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
+        "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
+        "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],
+        "moe": [
+            Sample(
+                (
+                    merged[:, 37:74],
+                    torch.randn(11, 7, generator=g).to(torch.promote_types(dtype, F32)),
+                    rand(7, 6, 37),
+                    rand(7, 37, 3),
+                ),
+                {"top_k": 7},
+            )
+        ],
+        "cast": [Sample((merged[:, 3:8],), {"dtype": F16}), Sample((rand(3, 5),), {"dtype": dtype})],
+        "attention": [
+            Sample((heads[:, :4], heads[:, 4:], rand(11, 1, 18), *order), {"scale": 0.5, "layer": 3})
+            for order in [(ints(*range(11)), whole(1, 11)), (ints(*range(5), *range(6)), ints(*[1] * 5, *[0] * 6))]
+        ]
+        + [
+            Sample(
+                (rand(7, 3, 5), rand(7, 3, 5), rand(7, 3, 5), ints(*range(7)), whole(1, 7)), {"scale": 1.0, "layer": 0}
+            ),
+            Sample(
+                (heads[:, :4], heads[:, 4:], rand(11, 1, 18), ints(*range(11)), whole(1, 11), rand(4)),
+                {"scale": 0.5, "layer": 3, "window": 4, "soft_cap": 2.0},
+            ),
+        ],
+        "kv_append": [Sample((kv, rand(4, 2, 5), merged[:4, :10].view(4, 2, 5), torch.tensor([20, -1, 0, 7])))],
+        "paged_attention": [
+            Sample(
+                (rand(4, 6, 5), kv, ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts, ints(5, 0, 2)),
+                {"scale": 0.4, **options},
+            )
+            for options in ({}, {"window": 2}, {"soft_cap": 0.7})
+        ],
+        "qk_norm_rope_append": [
+            Sample(
+                (
+                    kv10,
+                    *(part.view(11, -1, 10) for part in rand(11, 70).split([30, 20, 20], 1)),
+                    whole(31, 11),
+                    table,
+                    torch.tensor([20, -1, 0, 7, -1, 3, 19, 1, 2, 4, 9]),
+                    *weights,
+                ),
+                {"eps": 0.1, **order},
+            )
+            for weights, order in [((), {}), ((rand(10), rand(10)), {}), ((rand(10), rand(10)), {"interleaved": True})]
+        ],
+        "feed": [Sample(random_step(seed)[0], {"page_size": random_step(seed)[1]}) for seed in range(3)],
+        "sample": [
+            Sample(
+                (
+                    torch.randn(11, 37, generator=g) * 2,
+                    torch.tensor([0.0, 1.0, 0.3] * 4)[:11],
+                    whole(5, 11),
+                    torch.rand(11, generator=g),
+                    torch.rand(11, generator=g) * 0.2,
+                    torch.arange(11) * 12345678901,
+                    whole(1000, 11),
+                )
+            )
+        ],
+        "count_tokens": [
+            Sample((whole(9, 7, 5), whole(5, 6), whole(4, 6), ints(0, 0, 1, -1, 2, 2), ints(6, 0, 3), ends))
+            for ends in (ints(2, -1, 0), ints(-1, -1, -1))
+        ],
+        "penalize": [
+            Sample((rand(3, 17).float(), whole(9, 4, 17), rows, *torch.rand(3, 3, generator=g), banned))
+            for rows, banned in [
+                (ints(3, -1, 0), ints(16, 0, -1).view(3, 1)),
+                (ints(-1, -1, -1), ints(-1, -1, -1).view(3, 1)),  # nothing is asked for
+            ]
+        ],
+        "top_logprobs": [
+            Sample((rand(5, vocab).float().round(), whole(3, 5) - 1, ints(-1, 1, -1, 0, -1), wanted))
+            for vocab in (3, 53)
+            for wanted in (ints(20, 0, 2, -1, 7), ints(-1, -1, -1, -1, -1))
+        ],
+        **{
+            name: [
+                Sample(
+                    (kv, *[torch.tensor([6, 0, 2]), torch.tensor([0, 5, 6])][: len(OPS[name].parameters()) - 2]),
+                    {"axis": 0},
+                )
+            ]
+            for name in MOVERS
+        },
+        "advance": [
+            Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1), *taken))
+            for taken in ((), (ints(1, 0, 2),))
+        ],
+    }[name]
