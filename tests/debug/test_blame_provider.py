@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from tiny import CHECKPOINTS, TINY
 
 from ingot import compile_model
+from ingot.debug.bisect.execution import one_call
 from ingot.debug.bisect.execution.rerun import rerun
 from ingot.debug.bisect.verdict import Kind
+from ingot.ir.program import Program
 from ingot.runtime import loader
 from ingot.runtime.loader import load_artifact
 
@@ -147,12 +149,17 @@ FAULTS: dict[str, tuple[str, Callable[[Kernel], Kernel], str]] = {
     "half precision": ("linear", result(lambda found: found.half().to(found.dtype)), "is"),
     "infinities": ("linear", result(lambda found: found / 0), "are not finite"),
     "a row that is not written": ("rms_norm", unwritten, "are not finite"),
+    "no tensor": ("silu_mul", result(lambda found: [3.0]), "cannot be judged"),
+    "another shape": ("silu_mul", result(lambda found: found[:, 1:]), "has"),
     "no result": ("linear", result(lambda found: 1 // 0), "raises ZeroDivisionError"),
 }
 
 
 @pytest.mark.parametrize(
-    "name", quick(FAULTS, "another epsilon", "a mask edge", "a stale cache", "in place on an input")
+    "name",
+    quick(
+        FAULTS, "another epsilon", "a mask edge", "a stale cache", "in place on an input", "no tensor", "another shape"
+    ),
 )
 def test_a_faulty_kernel_is_named(name: str, kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch) -> None:
     op, fault, words = FAULTS[name]
@@ -161,6 +168,34 @@ def test_a_faulty_kernel_is_named(name: str, kernels: Compiled, blame: Blame, mo
     assert verdict is not None
     assert (verdict.kind, verdict.blamed, verdict.op) == (Kind.PROVIDER, "cpu", f"ingot.{op}"), verdict
     assert words in verdict.found and verdict.runs > 0, verdict
+
+
+def test_an_instruction_whose_reference_fails_is_named(
+    kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes what the reference does not."""
+
+    def fails(alone: Program, *args: Any, **kwargs: Any) -> Any:
+        if any("silu_mul" in node.name for node in alone.calls()):
+            raise RuntimeError("no such inputs")
+        return meant(alone, *args, **kwargs)
+
+    meant = one_call.meaning
+    monkeypatch.setattr(one_call, "meaning", fails)
+    verdict = blame(kernels(SMALL), SMALL)
+    assert verdict is not None and (verdict.kind, verdict.op) == (Kind.PROVIDER, "ingot.silu_mul"), verdict
+    assert "no such inputs" in verdict.found
+
+
+def test_a_step_that_fails_between_instructions_names_the_last(
+    kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_artifact(kernels(SMALL))
+    for bucket in loaded.executor._buckets:
+        second = next(index for index, step in enumerate(bucket._steps) if step.what == "ingot.silu_mul")
+        bucket._steps[second] = replace(bucket._steps[second], frees=(10**6,))
+    verdict = blame(kernels(SMALL), SMALL, loaded=loaded)
+    assert verdict is not None and verdict.op == "ingot.silu_mul" and "fails behind it" in verdict.found, verdict
 
 
 def test_a_reused_buffer_is_named(kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,32 @@ def test_a_step_that_was_faulty_while_packing(
     assert "the artifact has" in verdict.found
 
 
+def _raising(step: Step) -> Step:
+    """A part that does not fit the others: torch raises."""
+    return lambda args, attrs: step([args[0][..., None], *args[1:]], attrs)
+
+
+def _wider(step: Step) -> Step:
+    return lambda args, attrs: _changed(step(args, attrs), lambda tensor: torch.cat([tensor, tensor[:1]]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [(_raising, "cannot be applied"), (_wider, "gives")], ids=["does not fit", "another shape"]
+)
+def test_a_step_of_shapes_that_do_not_fit(
+    fault: Callable[[Step], Step],
+    words: str,
+    artifact: Callable[..., Path],
+    blame: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = artifact("llama-biased", backend="reference")
+    plant(monkeypatch, "concat", fault)
+    verdict = blame(folder, "llama-biased")
+    assert verdict is not None and (verdict.kind, verdict.blamed) == (Kind.RECIPE, "concat"), verdict
+    assert words in verdict.found and verdict.node
+
+
 def test_a_changed_byte_is_of_no_step(artifact: Callable[..., Path], blame: Callable[..., Any], tmp_path: Path) -> None:
     folder = tmp_path / "faulty.ingot"
     shutil.copytree(artifact("llama-biased", backend="reference"), folder)

@@ -22,7 +22,7 @@ from ingot.debug.bisect.execution.provider_reproducer import CALL, write_reprodu
 from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.identity import exe_key
-from ingot.ir.errors import ArtifactError, BackendError, TargetError
+from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
 from ingot.ir.plan import Plan, Plans, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
@@ -162,6 +162,8 @@ def _of_misstep(misstep: Misstep, target: Target) -> Verdict:
         fault = region_fault(region, inputs, misstep.results, BACKENDS[region.backend](), target)
     except (BackendError, TargetError) as error:
         return replace(verdict, found=f"{verdict.found}; which of its nodes, no compiler tells here: {error.what}")
+    except (IngotError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        return replace(verdict, found=f"{verdict.found}; which of its nodes cannot be told: {error}")
     where = _inside(node, fault.node) if fault.node is not None else {}
     alone = (
         f"the executable {instruction.target.removeprefix('exe.'):.12} of region '{region.name}' is wrong by itself: "

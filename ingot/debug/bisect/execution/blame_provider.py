@@ -23,7 +23,6 @@ from ingot.debug.bisect.execution.one_call import (
     wrong_results,
 )
 from ingot.debug.bisect.execution.tensor_check import Wrong, copied, first_changed, same_bits
-from ingot.ir.errors import IngotError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Instruction, Ref
 from ingot.ir.program import Program
@@ -115,9 +114,10 @@ def _run(
         watched = _Watched(executor, calls, params, states, number, inputs, swapped, everywhere)
         try:
             executor.launch(inputs, watched)
-        except IngotError:
-            if watched.misstep is None:
+        except Exception as error:
+            if watched.last is None:  # not even the first instruction was reached
                 raise
+            watched.blame_last(error)
         if watched.misstep is not None:
             return watched.misstep
     return None
@@ -139,12 +139,14 @@ class _Watched:
     live: dict[str, torch.Tensor] = field(default_factory=dict)
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     misstep: Misstep | None = None
+    last: Call | None = None
 
     def __post_init__(self) -> None:
         self.live = dict(self.inputs)
         self.kept = {name: copied(tensor) for name, tensor in self.inputs.items()}
 
     def __call__(self, call: Call) -> Any:
+        self.last = call
         if self.misstep is not None:
             return call()
         arguments = zip(call.instruction.args, call.args, strict=True)
@@ -158,13 +160,22 @@ class _Watched:
         except Exception as error:
             self._blame(call, inputs, "", f"it raises {type(error).__name__}: {error}")
             raise
-        self._check_others(call, given, inputs)
-        if self.misstep is None:
-            self._check_results(call, given, inputs, result)
+        try:
+            self._check_others(call, given, inputs)
+            if self.misstep is None:
+                self._check_results(call, given, inputs, result)
+        except Exception as error:  # it gives what nobody can judge, or its reference takes no such inputs
+            self._blame(call, inputs, "", f"what it gives cannot be judged: {type(error).__name__}: {error}")
+            raise
         for name in call.instruction.frees:
             self.live.pop(name, None)
             self.kept.pop(name, None)
         return result
+
+    def blame_last(self, error: Exception) -> None:
+        """Whom nobody has blamed yet, and behind whose instruction the step failed."""
+        if self.misstep is None and self.last is not None:
+            self._blame(self.last, {}, "", f"the step fails behind it: {error}")
 
     def _is_swapped(self, instruction: Instruction) -> bool:
         other = self.swapped

@@ -51,11 +51,16 @@ def weight_fault(
             known = replace(step, output="") in checked
             try:
                 step.execute(read, memo)
+                problem = None if known else _problem(step, memo, read)
             except IngotError as error:
                 return WeightFault(name, step, False, str(error.what))
-            if not known and (problem := _problem(step, memo, read)):
+            except (RuntimeError, LookupError, TypeError, ValueError) as error:  # torch's, of shapes that do not fit
+                return WeightFault(name, step, False, f"{_called(step)} raises {type(error).__name__}: {error}")
+            if problem:
                 return WeightFault(name, step, False, f"{_called(step)} gives {problem}")
         made = spec.recipe.execute(read, memo).contiguous()
+        if problem := spec.type.mismatch(made, {}):
+            return WeightFault(name, spec.recipe, False, f"{_called(spec.recipe)} gives {problem}")
         checked.update({step: memo[step] for step in spec.recipe.shared_steps()})
         if problem := _unlike(packed[name], made):
             likely, how = _explained(spec.recipe, packed[name], memo, read)
