@@ -48,6 +48,8 @@ def draw(setup: Setup, programs: Sequence[Program], draw: random.Random) -> Faul
         place = f"exe/{target.name}/{key}/{LIBRARY}"
         if not (artifact / place).is_file():
             raise NoFault(f"{place} is not in the artifact: the machine or its compiler changed in between")
+        # Compiling has run the library: written in place, it would change under whoever has mapped it.
+        (artifact / place).unlink()
         shutil.copyfile(build(), artifact / place)
         sign(artifact, place)
 
