@@ -18,11 +18,13 @@ from torch import fx
 
 from ingot import compile_model
 from ingot.debug.bisect import bisect
-from ingot.debug.bisect.case import Case
+from ingot.debug.bisect.case import Case, recorded_requests
 from ingot.debug.bisect.programs import chain
 from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
 from ingot.debug.bisect.verdict import Kind, Verdict
+from ingot.debug.golden import read_golden
 from ingot.ir import build, ops
+from ingot.ir.artifact import GOLDEN
 from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
@@ -290,6 +292,16 @@ def test_an_overflow_of_the_model_is_no_rewrites_fault(checkpoint: Callable[[str
     verdict = bisect(tmp_path / "a.ingot")
     assert (verdict.kind, verdict.layer, verdict.op) == (Kind.OVERFLOW, 1, "ingot.linear")
     assert "float16" in verdict.found or "f16" in verdict.found
+
+
+def test_the_golden_run_is_run_beside_the_drawn_prompts(artifact: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "a.ingot"
+    shutil.copytree(artifact("llama-plain", **OPTIONS), path)
+    case = Case.open(path)
+    golden = [list(request) for request in read_golden(case.artifact).requests]
+    assert golden and recorded_requests(case.artifact, case) == [*case.prompts(), *golden]
+    (path / GOLDEN).unlink()
+    assert recorded_requests(case.artifact, case) == case.prompts()
 
 
 def test_a_checkpoint_that_has_moved(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

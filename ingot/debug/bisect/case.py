@@ -10,7 +10,9 @@ import torch
 
 from ingot.debug.bisect.programs.chain import Chain, chains
 from ingot.debug.bisect.programs.params import Params
+from ingot.debug.golden import read_golden
 from ingot.ir import ops
+from ingot.ir.artifact import GOLDEN
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
@@ -77,5 +79,9 @@ class Case:
 
 
 def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
-    """The prompts of the artifact's recorded run, as token ids; drawn where it has none."""
-    return case.prompts()
+    """Token ids to run the artifact on: the drawn prompts, which cross pages and windows whatever was compiled, then
+    the requests of its golden run, by which a fault may have been seen first. Raises ArtifactError for one that is
+    malformed; an artifact for several devices has none."""
+    if not (artifact.folder / GOLDEN).exists():
+        return case.prompts()
+    return [*case.prompts(), *map(list, read_golden(artifact).requests)]

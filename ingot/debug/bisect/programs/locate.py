@@ -345,7 +345,8 @@ class _Search:
             return None  # the body has the names of what its first call stands for
         assert isinstance(call.target, RegionCall)
         body = self.after.regions[call.target.name].body
-        values = [self.new.value(node) for node in call.all_input_nodes]
+        # All of them, twice where one is given twice.
+        values = [self.new.value(node) for node in call.args if isinstance(node, fx.Node)]
         sources = [value for value in values if value is not None]
         if len(sources) < len(values):
             return None
