@@ -9,14 +9,16 @@ from run_seed import again, run_seed
 
 pytestmark = pytest.mark.xdist_group("planted faults")
 
-# What bisects quickly: one fault of each side.
-_SAMPLE = ("merge-linears", "insert-paged-kv", "fuse-add-rms-norm", "cpu", "recipe", "weights")
+# What bisects quickly: one fault of each side. Those that cost seconds wait for the slow run, and kernels have tests of
+# their own.
+_SAMPLE = ("merge-linears", "recipe")
+_MORE = ("insert-paged-kv", "fuse-add-rms-norm", "cpu", "weights")
 _FAULTS, _HEALTHY, _CHUNK = 200, 50, 10
 # Of 200 faults this many are named to pass or provider, rewrite and node.
 _EXACT = 0.95
 
 
-@pytest.mark.parametrize("source", _SAMPLE)
+@pytest.mark.parametrize("source", [*_SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)])
 def test_a_planted_fault_is_named(source: str) -> None:
     result = try_fault(f"{run_seed()} {source}", (source,))
     assert result["score"]["blamed"], again(result)

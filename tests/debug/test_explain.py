@@ -81,6 +81,7 @@ def test_claims_and_times(plain: Path) -> None:
     assert bucket.seconds() == pytest.approx(sum(call.seconds or 0 for call in bucket.calls))
 
 
+@pytest.mark.slow  # compiles regions
 @inductor
 def test_regions(artifact: Artifacts) -> None:
     found = explain(artifact("llama-biased", backend="inductor"))
