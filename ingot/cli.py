@@ -24,7 +24,7 @@ from ingot.commands.target import show_target
 from ingot.commands.verify import verify_artifact
 from ingot.commands.why_miss import why_artifacts_differ
 from ingot.console import console
-from ingot.ir.errors import IngotError, InternalError, OutputError
+from ingot.ir.errors import IngotError, InternalError, OutputError, PassError
 
 DONE, OUR_FAULT, BAD_INPUT = 0, 1, 2
 INTERRUPTED, NO_READER = 130, 141  # 128 + SIGINT and 128 + SIGPIPE, as shells report them
@@ -104,6 +104,8 @@ def _guarded(body: Callable[[], object]) -> int:
             sys.stdout.flush()  # here and not at exit, where nobody could report it
         return code if isinstance(code, int) else DONE
     except IngotError as error:
+        if isinstance(error, PassError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # a mistake in a pass of ours: the report should hold its place
         _complain(str(error))
         if isinstance(error, InternalError):
             console(stderr=True).print("This is Ingot's fault: please report it, with the command line.", markup=False)

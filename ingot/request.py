@@ -16,7 +16,7 @@ from ingot.identity import Document, request_document
 from ingot.ir.artifact import REQUEST, TIMINGS
 from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_json
-from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError
+from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
@@ -137,6 +137,12 @@ class Request:
         folder = checkpoint or _compiled_from(artifact)
         try:
             return Request.read(folder, **made["options"])
+        except UnknownPassError as error:
+            raise ArtifactError(
+                f"the artifact was compiled with the pass '{error.name}', which is not installed",
+                where=str(artifact.folder),
+                hint="install the package that brings it",
+            ) from None
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
 

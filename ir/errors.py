@@ -49,6 +49,18 @@ class MismatchError(ArtifactError):
     """An artifact that does not compute what it did when it was compiled."""
 
 
+class UnknownPassError(OptionError):
+    """A pass that neither Ingot nor an installed package has; `name` is what was asked for."""
+
+    def __init__(self, name: str, *, where: str = "", expected: str = "", hint: str = "") -> None:
+        self.name = name
+        super().__init__(f"unknown pass '{name}'", where=where, expected=expected, hint=hint)
+
+
+class UserPassError(IngotError):
+    """A pass of another package that raised, made no valid program, or broke its numerics contract."""
+
+
 class RequestError(IngotError):
     """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
 

@@ -38,6 +38,17 @@ def load_user_ops() -> tuple[str, ...]:
     return tuple(entry.name for entry in found)
 
 
-def user_passes() -> dict[str, object]:
-    """What stands under `ingot.passes`, by name."""
-    return {entry.name: _load(entry) for entry in entry_points(group=PASSES_GROUP)}
+def user_pass_names() -> tuple[str, ...]:
+    """The names under `ingot.passes`. Imports nothing."""
+    return tuple(sorted({entry.name for entry in entry_points(group=PASSES_GROUP)}))
+
+
+def load_user_pass(name: str) -> object | None:
+    """What the entry point `name` of `ingot.passes` gives, None where no package has it. Imports that one alone. Raises
+    OptionError where it does not load, and where two packages have one of that name."""
+    found = {entry.value: entry for entry in entry_points(group=PASSES_GROUP, name=name)}
+    if len(found) > 1:
+        raise OptionError(
+            f"two packages bring a pass '{name}'", where=", ".join(sorted(found)), hint="remove one of the packages"
+        )
+    return _load(next(iter(found.values()))) if found else None

@@ -1,5 +1,6 @@
 """What a pass is: a frozen dataclass whose fields are its options, with a numerics contract."""
 
+import dataclasses
 import hashlib
 import inspect
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ingot.ir.backend import Backend
+from ingot.ir.errors import OptionError
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Region, Stage
 from ingot.ir.record import Numerics
@@ -77,3 +79,31 @@ class Pass(ABC):
     def source_hash(self) -> str:
         """SHA-256 of the file that defines the pass: part of every identity that the pass bears on."""
         return hashlib.sha256(Path(inspect.getfile(sys.modules[type(self).__module__])).read_bytes()).hexdigest()
+
+
+def check_pass_class(made: object, name: str) -> type[Pass]:
+    """`made`, which another package gives as its pass `name`, if it is made as passes are. Raises OptionError."""
+    if not isinstance(made, type) or not issubclass(made, Pass):
+        raise _misfit(name, made, "gives", "a subclass of ingot.passes.base.Pass")
+    if getattr(made, "name", None) != name:
+        raise _misfit(name, made, f"calls itself {getattr(made, 'name', None)!r} and gives", f'name = "{name}"')
+    if not isinstance(getattr(made, "numerics", None), Numerics):
+        kinds = ", ".join(f"Numerics.{kind.name}" for kind in Numerics)
+        raise _misfit(name, made, "does not say what it promises:", f"`numerics` is one of {kinds}")
+    if not isinstance(made.joins, Stage):
+        raise _misfit(name, made, "does not say where it runs:", "`joins` is a Stage")
+    params = vars(made).get("__dataclass_params__")  # of the class itself: a subclass may lack the decorator
+    if params is None or not params.frozen:
+        raise _misfit(name, made, "gives", "a frozen dataclass: @dataclass(frozen=True) above the class")
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    fields = dataclasses.fields(made)  # type: ignore[arg-type]  # a dataclass
+    if bare := [one.name for one in fields if (one.default, one.default_factory) == missing]:
+        raise _misfit(name, made, f"has options without a default ({', '.join(bare)}):", "a default for each option")
+    if left := sorted(made.__abstractmethods__):
+        raise _misfit(name, made, f"does not define {', '.join(left)}:", "run(self, rewriter, context)")
+    return made
+
+
+def _misfit(name: str, made: object, problem: str, expected: str) -> OptionError:
+    shown = f"{made.__module__}.{made.__qualname__}" if isinstance(made, type) else repr(made)
+    return OptionError(f"the pass '{name}' {problem} {shown}", where="--passes", expected=expected)

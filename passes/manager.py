@@ -1,16 +1,18 @@
 """The pass manager: runs the pipeline; verifies, counts, times and records every pass."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ingot.ir.errors import InternalError, PassError
+from ingot.ir.errors import NumericsError, PassError, VerifyError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ParamSpec, Program, Stage, op_counts
 from ingot.ir.record import PassRecord, Snapshot
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.blame import input_error, is_ours, raised, user_pass_error
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.pipeline import PIPELINE, Phase
 from ingot.passes.resident import peak_between, resident
@@ -46,17 +48,26 @@ def run_pass(
     declared to be of where the pass has `reached` it.
 
     `fuel` bounds the rewrites; the number that the model owes is then not asked for.
+
+    Raises VerifyError where the program breaks a rule, and says so where `program` did before; UserPassError where a
+    pass of another package raises, InternalError where one of Ingot's does.
     """
     rewriter = Rewriter(program.copy(), fuel)
     counts, held, begin = op_counts(program), resident(), time.perf_counter()
     try:
         one.run(rewriter, context)
-    except InternalError as error:
-        error.args = (f"pass {one.name}: {error.args[0]}",)
-        raise
+    except Exception as error:
+        if earlier := input_error(one, program, under):
+            raise earlier from error
+        if (said := raised(one, error)) is error:
+            raise
+        raise said from error
     eliminate_dead_code(rewriter.program)
     seconds, peak = time.perf_counter() - begin, peak_between(held, resident())
-    verify(rewriter.program, under=under, after=one.name)
+    try:
+        verify(rewriter.program, under=under, after=one.name)
+    except VerifyError as error:
+        raise input_error(one, program, under) or error from None
     if reached:
         rewriter.program.stage = under
     after = op_counts(rewriter.program)
@@ -102,16 +113,32 @@ def _run_phase(
 ) -> Program:
     for one in phase.passes:
         before = program
-        program, record = run_pass(one, before, context, under=phase.stage, reached=one is phase.passes[-1])
-        records.append(record)
-        if on_pass is not None:
-            on_pass(before, program)
+        with _charged(one):
+            program, record = run_pass(one, before, context, under=phase.stage, reached=one is phase.passes[-1])
+            records.append(record)
+            if on_pass is not None:
+                on_pass(before, program)
     if not phase.passes:  # else nobody holds the program at an earlier stage
         program = program.copy()
     eliminate_dead_code(program)
     program.stage = phase.stage
-    verify(program, after=phase.passes[-1].name if phase.passes else "")
+    if not phase.passes:
+        verify(program)
+        return program
+    with _charged(phase.passes[-1]):
+        verify(program, after=phase.passes[-1].name)
     return program
+
+
+@contextmanager
+def _charged(one: Pass) -> Iterator[None]:
+    """A rule or a contract that a pass of another package broke is not a promise of Ingot's."""
+    try:
+        yield
+    except (VerifyError, NumericsError) as error:
+        if is_ours(one):
+            raise
+        raise user_pass_error(one, error) from error
 
 
 def run_pipeline(

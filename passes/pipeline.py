@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.ir.errors import OptionError
-from ingot.ir.plugins import user_passes
+from ingot.ir.errors import OptionError, UnknownPassError
+from ingot.ir.plugins import load_user_pass, user_pass_names
 from ingot.ir.program import Stage
-from ingot.passes.base import Pass
+from ingot.passes.base import Pass, check_pass_class
 from ingot.passes.choose_layouts import ChooseLayouts
 from ingot.passes.choose_providers import ChooseProviders
 from ingot.passes.cse import EliminateCommonSubexpressions
@@ -115,14 +115,10 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
     """The pipeline with the pass `name`, if it is one that runs on request."""
     if any(one.name == name for phase in pipeline for one in phase.passes):
         return pipeline
-    made = ON_REQUEST.get(name) or user_passes().get(name)
+    made = ON_REQUEST.get(name) or load_user_pass(name)
     if made is None:
         return pipeline
-    one = made() if isinstance(made, type) and issubclass(made, Pass) else None
-    if one is None or one.name != name:
-        raise OptionError(
-            f"the entry point '{name}' gives {made!r}", where="--passes", expected=f"a Pass whose name is '{name}'"
-        )
+    one = check_pass_class(made, name)()
     if all(phase.stage is not one.joins for phase in pipeline):
         pipeline = tuple(sorted((*pipeline, Phase(one.joins, ())), key=lambda phase: phase.stage))
     joined = next(place for place, phase in enumerate(pipeline) if phase.stage is one.joins)
@@ -153,10 +149,10 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
     if name in ON_REQUEST and name not in known:
         raise OptionError(f"pass '{name}' does not run by default", where="--passes", hint=f"leave '-{name}' out")
     if name not in known:
-        names = [*known, *ON_REQUEST]
+        names = list(dict.fromkeys([*known, *ON_REQUEST, *user_pass_names()]))
         nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-        raise OptionError(
-            f"unknown pass '{name}'",
+        raise UnknownPassError(
+            name,
             where="--passes",
             expected=", ".join(names),
             hint=f"the nearest is '{nearest[0]}'" if nearest else "",

@@ -1,15 +1,20 @@
 """Ops and passes of another package, found by its entry points: in the pipeline, in an artifact, in a new process."""
 
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny import TINY
 
-from ingot.ir.errors import OptionError
-from ingot.ir.plugins import load_user_ops, user_passes
+import ingot.cli as cli
+from ingot import compile_model
+from ingot.ir.errors import OptionError, UnknownPassError
+from ingot.ir.plugins import load_user_ops, load_user_pass, user_pass_names
 from ingot.ir.program import Stage
 from ingot.passes.pipeline import PIPELINE, edit_pipeline
 
@@ -72,6 +77,19 @@ class Nameless(CutLogits):
 
 not_a_pass = 7
 '''
+PASS = """
+from dataclasses import dataclass
+from typing import ClassVar
+from ingot.ir import ops
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass
+@dataclass(frozen=True)
+class {made}(Pass):
+    name: ClassVar[str] = "{name}"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    def run(self, rewriter, context):
+        {body}
+"""
 ENTRY_POINTS = {
     "ingot.ops": {"my_ops": "my_package.ops"},
     "ingot.passes": {
@@ -139,8 +157,10 @@ assert [place[:2] for place in places("default,early,cut-logits")] == [("NORMAL"
 assert edit_pipeline("default,cut-logits,-merge-linears")[2].passes[-1].name == "cut-logits"
 assert problem("default,cut-logits{size=1}") == ("pass 'cut-logits' has no option 'size'", "scale, calls")
 assert problem("default,cut-logits{scale=big}") == ("option 'scale' of pass 'cut-logits' is 'big'", "a value like 1.5")
-assert problem("default,nameless")[1] == "a Pass whose name is 'nameless'"
-assert problem("default,seven") == ("the entry point 'seven' gives 7", "a Pass whose name is 'seven'")
+assert problem("default,nameless") == (
+    "the pass 'nameless' calls itself 'another-name' and gives my_package.passes.Nameless", 'name = "nameless"'
+)
+assert problem("default,seven") == ("the pass 'seven' gives 7", "a subclass of ingot.passes.base.Pass")
 assert problem("default,cut-logit")[0] == "unknown pass 'cut-logit'"
 print("ok")
 """
@@ -297,11 +317,101 @@ def test_a_broken_entry_point_names_its_package(group: str, kind: str, importabl
 
 def test_a_broken_package_troubles_nobody_who_does_not_ask(importable: Path) -> None:
     install(importable, "gone_quiet", {"ingot.passes": {"mine": "gone_quiet.nothing:Pass"}})
+    good = {"ingot.passes": {"good-pass": "good_package.code:Good"}}
+    install(importable, "good_package", good, code=PASS.format(name="good-pass", made="Good", body="pass"))
     assert edit_pipeline("default") == PIPELINE
     assert edit_pipeline("default,-normalize") != PIPELINE
+    assert any(one.name == "good-pass" for phase in edit_pipeline("default,good-pass") for one in phase.passes)
+
+
+def test_an_unknown_pass_is_looked_for_among_the_packages_by_name_alone(importable: Path) -> None:
+    install(importable, "gone_quiet", {"ingot.passes": {"select-rows-early": "gone_quiet.nothing:Pass"}})
+    with pytest.raises(UnknownPassError, match="the nearest is 'select-rows-early'") as caught:
+        edit_pipeline("default,select-row-early")
+    assert caught.value.expected.endswith(", select-rows-early")
+
+
+def test_two_packages_with_one_name(importable: Path) -> None:
+    for package in ("one_package", "other_package"):
+        install(importable, package, {"ingot.passes": {"mine": f"{package}.code:Good"}}, code="1 / 0")
+    with pytest.raises(OptionError, match="two packages bring a pass 'mine'"):
+        edit_pipeline("default,mine")
+
+
+MADE = {  # what is changed in a right class, and what is said
+    "no name": ('    name: ClassVar[str] = "mine"\n', "", "calls itself None"),
+    "no promise": ("    numerics: ClassVar[Numerics] = Numerics.EXACT\n", "", "does not say what it promises"),
+    "a promise in words": ("= Numerics.EXACT", '= "exact"', "does not say what it promises"),
+    "a stage in words": ("    def run", '    joins = "NORMAL"\n\n    def run', "does not say where it runs"),
+    "not frozen": ("(frozen=True)", "", "@dataclass(frozen=True) above the class"),
+    "no dataclass": ("@dataclass(frozen=True)\n", "", "@dataclass(frozen=True) above the class"),
+    "no default": ("    def run", "    size: int\n\n    def run", "has options without a default (size)"),
+    "no run": ("def run", "def go", "does not define run"),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_class_that_is_no_pass_is_refused_by_name(kind: str, importable: Path) -> None:
+    old, new, said = MADE[kind]
+    package = f"made_{list(MADE).index(kind)}"
+    code = PASS.format(name="mine", made="Made", body="pass")
+    assert old in code
+    install(importable, package, {"ingot.passes": {"mine": f"{package}.code:Made"}}, code=code.replace(old, new))
+    with pytest.raises(OptionError, match="the pass 'mine'") as caught:
+        edit_pipeline("default,mine")
+    assert said in str(caught.value) and f"{package}.code.Made" in caught.value.what
+
+
+# What a pass of another package does wrong is its author's to mend.
+
+WRONG = {
+    "raises": ("return [][1]", "raised IndexError: list index out of range", "code.py, line 12, in run"),
+    "breaks a rule": (
+        "next(iter(rewriter.program.calls())).meta.pop('type')",
+        "makes a program that breaks a rule: a node without a type",
+        "after pass mine",
+    ),
+    "breaks its promise": (
+        "node = list(rewriter.program.calls(ops.rms_norm.overload))[-1]; node.kwargs = {**node.kwargs, 'eps': 0.5}",
+        "changes what the program computes: pass mine broke its numerics contract, exact",
+        "program main; first at %",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_the_fault_of_another_package(
+    kind: str, importable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body, said, where = WRONG[kind]
+    package = f"wrong_{list(WRONG).index(kind)}"
+    code = PASS.format(name="mine", made="Made", body=body)
+    install(importable, package, {"ingot.passes": {"mine": f"{package}.code:Made"}}, code=code)
+    source = TINY["llama-plain"].write(tmp_path / "checkpoint")
+    options = "--backend reference --max-batch 2 --max-tokens 32 --max-seq-len 40 -j 1 --check-numerics --passes"
+    command = [str(source), "-o", str(tmp_path / "m.ingot"), *options.split(), "default,mine"]
+    assert cli.run(cli.COMPILE_MODEL, command) == cli.BAD_INPUT
+    err = capsys.readouterr().err
+    assert f"error: pass mine of {package}.code {said}" in err and where in err and "mend the pass" in err
+    assert "Ingot's fault" not in err and "Traceback" not in err
+    assert not (tmp_path / "m.ingot").exists()
+
+
+def test_an_artifact_whose_pass_is_gone(importable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = PASS.format(name="mine", made="Made", body="pass")
+    install(importable, "leaving", {"ingot.passes": {"mine": "leaving.code:Made"}}, code=code)
+    source = TINY["llama-plain"].write(tmp_path / "checkpoint")
+    options = dict(backend="reference", max_seq_len=40, max_batch=2, max_tokens=32, jobs=1)
+    compile_model(source, tmp_path / "m.ingot", passes="default,mine", **options)  # type: ignore[arg-type]
+    shutil.rmtree(importable / "leaving-1.0.dist-info")
+    importlib.invalidate_caches()
+    assert cli.run(cli.INGOT, ["bisect", str(tmp_path / "m.ingot")]) == cli.BAD_INPUT
+    err = capsys.readouterr().err
+    assert "compiled with the pass 'mine', which is not installed" in err
+    assert "install the package that brings it" in err and "--passes" not in err
 
 
 def test_without_packages_there_is_nothing() -> None:
     load_user_ops.cache_clear()
-    assert load_user_ops() == () and user_passes() == {}
+    assert load_user_ops() == () and user_pass_names() == () and load_user_pass("mine") is None
     assert all(one.joins is Stage.FUSED for phase in PIPELINE for one in phase.passes)

@@ -8,7 +8,8 @@ from staged import LIMITS, pass_context, staged, traced
 from tiny import TINY
 
 from ingot.ir import ops
-from ingot.ir.errors import OptionError, PassError
+from ingot.ir.errors import OptionError, PassError, UserPassError, VerifyError
+from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Stage, op_counts
 from ingot.ir.record import Numerics
@@ -211,10 +212,44 @@ class _Failing(Pass):
         raise PassError("something is odd", where="%linear", expected="otherwise")
 
 
-def test_an_error_names_its_pass() -> None:
+@dataclass(frozen=True)
+class _Raising(_Failing):
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        raise LookupError("no such node")
+
+
+def test_an_error_names_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = MODEL.entries["main"]
+    for one in (_Failing, _Raising):
+        monkeypatch.setattr(one, "__module__", "ingot.passes.failing")
     with pytest.raises(PassError) as caught:
-        run_pass(_Failing(), MODEL.entries["main"], pass_context(), under=Stage.NORMAL)
+        run_pass(_Failing(), main, pass_context(), under=Stage.NORMAL)
     assert str(caught.value).startswith("pass failing: something is odd\n") and caught.value.where == "%linear"
+    with pytest.raises(PassError, match="pass failing: LookupError: no such node") as caught:
+        run_pass(_Raising(), main, pass_context(), under=Stage.NORMAL)
+    assert isinstance(caught.value.__cause__, LookupError) and f"{__file__}, line " in caught.value.where
+
+
+def test_a_pass_of_another_package_is_not_ours() -> None:
+    with pytest.raises(UserPassError, match=f"pass failing of {__name__} raised: something is odd") as caught:
+        run_pass(_Failing(), MODEL.entries["main"], pass_context(), under=Stage.NORMAL)
+    assert caught.value.where.startswith(f"{__file__}, line ") and caught.value.where.endswith("%linear")
+
+
+@dataclass(frozen=True)
+class _Nothing(_Failing):
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        pass
+
+
+@pytest.mark.parametrize("one", [_Nothing(), _Raising(), FuseAddRMSNorm()])
+def test_a_program_that_was_wrong_before(one: Pass) -> None:
+    text = "program p stage=NORMAL\ninput x: f32[T, 4]\n%y = aten.mul.Tensor(%x, %x) : f32[T, 4]\nreturn y=%y\n"
+    with pytest.raises(
+        VerifyError, match=f"the program was wrong before pass {one.name} saw it: dim T is not"
+    ) as caught:
+        run_pass(one, parse_program(text), pass_context(), under=Stage.FUSED)
+    assert "after pass" not in str(caught.value) and "line 2" in caught.value.where
 
 
 def test_a_pass_refuses_other_fields() -> None:

@@ -134,7 +134,7 @@ def folder(accept: None, checkpoint: Callable[[str], Path], tmp_path_factory: py
     output = tmp_path_factory.mktemp("two-entries") / "both.ingot"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ARCHITECTURES, "LlamaForCausalLM", drafting)  # type: ignore[arg-type]  # a dict
-        patch.setattr(pipeline, "user_passes", lambda: {AcceptDrafts.name: AcceptDrafts})
+        patch.setattr(pipeline, "load_user_pass", {AcceptDrafts.name: AcceptDrafts}.get)
         compile_model(
             checkpoint(NAME),
             output,

@@ -211,7 +211,7 @@ def hybrid() -> Iterator[None]:
     """The ops, the architecture and the pass are there."""
     with toy_ops(conv_ops), pytest.MonkeyPatch.context() as patch:
         patch.setitem(ARCHITECTURES, ARCHITECTURE, HYBRID)  # type: ignore[arg-type]  # a dict
-        patch.setattr(pipeline, "user_passes", lambda: {InsertConvState.name: InsertConvState})
+        patch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
         yield
 
 
