@@ -35,19 +35,25 @@ def bisect_artifact(
     checkpoint
         The checkpoint folder that was compiled, where it has moved.
     output
-        The folder for what shows the fault by itself; NAME.bisect by default.
+        The folder for what shows the fault by itself; NAME.bisect beside the artifact by default.
     json
         As JSON.
     """
     from ingot.debug.bisect import bisect
 
-    folder = output or f"{Path(artifact).name.removesuffix('.ingot')}.bisect"
-    verdict = bisect(artifact, oracle=oracle, checkpoint=checkpoint, output=folder)
+    verdict = bisect(artifact, oracle=oracle, checkpoint=checkpoint, output=output or default_output(artifact))
     if json:
         print_json(verdict.to_json())
     else:
         print_verdict(verdict)
     return CULPRIT if verdict else 0
+
+
+def default_output(artifact: str) -> Path:
+    """NAME.bisect beside NAME.ingot."""
+    path = Path(artifact)
+    path = path if path.name not in ("", "..") else path.resolve()  # "." has no name of its own
+    return path.with_name(f"{path.name.removesuffix('.ingot')}.bisect")
 
 
 def print_verdict(verdict: "Verdict") -> None:
@@ -61,14 +67,15 @@ def print_verdict(verdict: "Verdict") -> None:
         ("recipe step" if verdict.kind.value == "recipe" else verdict.kind.value, verdict.blamed),
         ("entry", "" if verdict.entry == "main" else verdict.entry),
         ("bucket class", verdict.bucket or ""),
-        ("rewrite", f"{rewrite.index}, at %{rewrite.anchor.removeprefix('%')}" if rewrite else ""),
+        ("rewrite", f"no. {rewrite.index + 1}, at %{rewrite.anchor.removeprefix('%')}" if rewrite else ""),
         ("node", f"%{verdict.node} ({verdict.op})" if verdict.node and verdict.op else verdict.node),
         ("first wrong", f"%{verdict.tensor}" if verdict.tensor else ""),
         ("layer", "" if verdict.layer is None else str(verdict.layer)),
         ("origin", verdict.origin),
         ("found", verdict.found),
+        ("note", verdict.note),
         ("runs", str(verdict.runs)),
         ("reproducer", str(verdict.reproducer or "")),
-        ("golden", str(verdict.golden or "")),
+        ("program", str(verdict.golden or "")),
     ]
     print_table(out, facts([row for row in rows if row[1]]))

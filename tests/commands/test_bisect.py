@@ -11,12 +11,12 @@ from tiny import TINY
 
 from ingot import compile_model
 from ingot.cli import INGOT, run
-from ingot.commands.bisect import CULPRIT
+from ingot.commands.bisect import CULPRIT, default_output
 from ingot.debug.bisect import bisect
 from ingot.debug.bisect.programs import oracles
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import ops
-from ingot.ir.errors import OptionError
+from ingot.ir.errors import OptionError, OutputError
 from ingot.models import dense
 
 pytestmark = pytest.mark.xdist_group("bisect")
@@ -72,6 +72,19 @@ def test_transformers_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(OptionError, match="pip install transformers"):
         oracles.open_oracle("transformers")
+
+
+def test_what_shows_the_fault_lies_beside_the_artifact(
+    healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_output("made/early.ingot/") == Path("made/early.bisect")
+    assert default_output("early") == Path("early.bisect")
+    (tmp_path / "here.ingot").mkdir()
+    monkeypatch.chdir(tmp_path / "here.ingot")
+    assert default_output(".") == tmp_path / "here.bisect"
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot be made"):
+        bisect(healthy, output=tmp_path / "file" / "fault")
 
 
 class _Ops:

@@ -1,6 +1,8 @@
 """ingot bisect on the side of the passes: faults planted by hand are named by pass, rewrite and node, and shown."""
 
 import dataclasses
+import json
+import re
 import runpy
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +19,7 @@ from tiny import TINY
 from torch import fx
 
 from ingot import compile_model
+from ingot.commands.bisect import print_verdict
 from ingot.debug.bisect import bisect
 from ingot.debug.bisect.case import Case
 from ingot.debug.bisect.programs import chain
@@ -217,16 +220,25 @@ def test_nobody_is_to_blame_on_a_mesh(name: str, tmp_path: Path) -> None:
     assert blame_pass(case, Judge(case)) is None
 
 
-def test_a_fault_of_the_compile_alone_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_fault_of_the_compile_alone_is_named(
+    checkpoint: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The pass was mended since: its program is in the trace, and the pass makes another one now."""
     fault = FAULTS[1]
     with planted(fault.whose, fault.index, fault.harm):
         compile_model(checkpoint("llama-plain"), tmp_path / "a.ingot", **OPTIONS)
     verdict = bisect(tmp_path / "a.ingot", output=tmp_path / "shown")
-    assert verdict.blamed == fault.whose.name and "changed since" in verdict.found
+    assert verdict.blamed == fault.whose.name and "changed" not in verdict.found
+    assert verdict.note == "the pass has changed since the artifact was compiled: compile it again"
+    print_verdict(verdict)
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"note {verdict.note} " in printed and f"program {verdict.golden} " in printed + " "
+    assert f"rewrite no. {fault.index + 1}, at %" in printed
     assert verdict.rewrite is not None and verdict.rewrite.index == fault.index
     assert verdict.reproducer is not None
     assert _ends_with(verdict.reproducer) == 1
+    text = verdict.reproducer.read_text()
+    assert "The pass is not run: before.ir is compared with after.ir" in text and text[:3] == '"""'
 
 
 def _ends_with(script: Path) -> int:
@@ -246,11 +258,32 @@ def test_the_reproducer_shows_the_fault_by_itself(
         assert _ends_with(verdict.reproducer) == 1
     assert "the fault is there" in capsys.readouterr().out
     assert _ends_with(verdict.reproducer) == 0, "the pass does no harm any more"
+    assert "from ingot.reproduce import reproduce" in verdict.reproducer.read_text(), "the name that stays"
     program = parse_program(verdict.golden.read_text())
     if fault.index == 0:
         assert len(list(program.calls())) <= 2, "the smallest program that shows it"
     with pytest.raises(OutputError, match="exists already"):
         bisect(path, output=tmp_path / "shown")
+    _damage(verdict.reproducer, capsys)
+
+
+def _damage(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be run says so, and does not look like the fault."""
+    file = script.with_name("pass.json")
+    about = json.loads(file.read_text())
+    for change, said in [
+        ({"module": "gone_package.passes"}, "the package 'gone_package' is not installed"),
+        ({"module": "ingot.passes.gone"}, "cannot be made: ModuleNotFoundError"),
+        ({"class": "Gone"}, "cannot be made: AttributeError"),
+        ({"options": {"size": 1}}, "cannot be made: TypeError"),
+        ({"class": "Stage"}, "cannot be made"),
+        ({"pages": "many"}, "ValueError"),
+    ]:
+        file.write_text(json.dumps({**about, **change}))
+        assert _ends_with(script) == 2
+        assert said in capsys.readouterr().err
+    file.write_text("{")
+    assert _ends_with(script) == 2 and "the reproducer is not whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tiny import CHECKPOINTS, TINY
 from ingot import compile_model
 from ingot.debug.bisect.execution.rerun import rerun
 from ingot.debug.bisect.verdict import Kind
+from ingot.reproduce import reproduce
 from ingot.runtime import loader
 from ingot.runtime.loader import load_artifact
 
@@ -232,4 +233,8 @@ def test_the_reproducer_shows_the_fault_and_passes_without(
         assert verdict is not None and verdict.reproducer == tmp_path / "fault" / "reproduce.py"
         assert verdict.golden is not None and "ingot.add_rms_norm" in verdict.golden.read_text()
         assert "is" in (rerun(tmp_path / "fault") or "")
-    assert rerun(tmp_path / "fault") is None
+        assert reproduce(tmp_path / "fault") == 1
+        assert "from ingot.reproduce import reproduce" in verdict.reproducer.read_text(), "the name that stays"
+    assert rerun(tmp_path / "fault") is None and reproduce(tmp_path / "fault") == 0
+    (tmp_path / "fault" / "call.ir").unlink()
+    assert reproduce(tmp_path / "fault") == 2, "neither there nor gone"

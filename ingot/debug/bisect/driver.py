@@ -1,5 +1,6 @@
 """Who is to blame when an artifact computes the wrong thing: a pass, a provider, a recipe, the model's definition."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +40,18 @@ def bisect(
     folder = None if output is None else Path(output)
     if folder is not None and folder.exists():
         raise OutputError(f"{folder} exists already", hint="remove it, or name another folder with -o")
+    if folder is not None and not _can_be_made(folder):
+        raise OutputError(f"{folder} cannot be made", where=str(folder.parent), hint="name another folder with -o")
     asked = None if oracle is None else open_oracle(oracle)
     case = Case.open(artifact, checkpoint)
     verdict = _blame(case, asked, folder) or Verdict(Kind.HEALTHY)
     return replace(verdict, runs=max(case.runs, verdict.runs))
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Whether the nearest folder above that is there can be written to."""
+    above = next(path for path in folder.absolute().parents if path.exists())
+    return above.is_dir() and os.access(above, os.W_OK)
 
 
 def _blame(case: Case, oracle: Oracle | None, folder: Path | None) -> Verdict | None:
@@ -95,9 +104,7 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
     if site is not None and site.text and site.text not in found:
         found += f"; at %{site.tensor}" + (f", which stands for %{site.instead_of}" if site.instead_of else "")
         found += f": {site.text}"
-    if blame.changed:
-        found += "; the pass as it is now makes another program: its source has changed since"
-    elif blame.rewrite is None:
+    if blame.rewrite is None and not blame.changed:
         found += "; the pass does this outside of its rewrites"
     return Verdict(
         Kind.PASS,
@@ -111,6 +118,7 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
         layer=_layer(site, blame),
         origin=site.origin if site else (blame.rewrite.origin if blame.rewrite else ""),
         found=found,
+        note="the pass has changed since the artifact was compiled: compile it again" if blame.changed else "",
     )
 
 

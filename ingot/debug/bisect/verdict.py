@@ -29,7 +29,8 @@ class Verdict:
     pass that does harm. `node` is the call (or for recipes and weights the param) whose inputs are right and whose
     result is wrong, in the program of `entry` and `bucket`; `tensor` the first wrong value there, `origin` the model's
     line and `layer` its layer. `found` says in words what is wrong, with numbers. `runs` counts the runs of programs
-    that it took. `reproducer` is a script that shows the fault by itself, `golden` the program before it as text.
+    that it took. `note` is what else is to be known before anything is done about it. `reproducer` is a script that
+    shows the fault by itself, `golden` the program before it as text.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Verdict:
     layer: int | None = None
     origin: str = ""
     found: str = ""
+    note: str = ""
     runs: int = 0
     reproducer: Path | None = None
     golden: Path | None = None

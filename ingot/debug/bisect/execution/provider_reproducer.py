@@ -19,16 +19,17 @@ CALL, INPUTS, INSTRUCTION, EXECUTABLE, SCRIPT = (
     "executable.json",
     "reproduce.py",
 )
-_TEXT = '''"""One instruction against its reference, where Ingot is installed. Exits with 1 while the fault is there."""
+_TEXT = '''"""One instruction against its reference, where Ingot is installed.
+
+Exits with 1 while the fault is there, with 0 when it is gone, and with 2 when that cannot be told.
+"""
 
 import sys
 from pathlib import Path
 
-from ingot.debug.bisect.execution.rerun import rerun
+from ingot.reproduce import reproduce
 
-problem = rerun(Path(__file__).parent)
-print(problem or "the instruction is right")
-sys.exit(problem is not None)
+sys.exit(reproduce(Path(__file__).parent))
 '''
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Step, is_cached
 from ingot.ir.contracts import Measured, breach
-from ingot.ir.errors import VerifyError
+from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
 from ingot.ir.plugins import load_user_ops
@@ -48,15 +49,19 @@ def replay(folder: Path) -> Replay:
     """Run the pass of a reproducer as it is now, and compare the program before it with the one that it makes.
 
     Where the folder has after.ir, that was made by a pass that has changed since, and is compared in its place.
+    Raises ArtifactError where the folder is not whole, or the pass is not there to be run.
     """
     load_user_ops()
-    about = json.loads((folder / PASS).read_text(encoding="utf-8"))
-    tensors = load_file(folder / TENSORS)
-    program = parse_program((folder / BEFORE).read_text(encoding="utf-8"))
+    try:
+        about = json.loads((folder / PASS).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS)
+        program = parse_program((folder / BEFORE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"the reproducer is not whole: {error}", where=str(folder)) from error
     if (folder / AFTER).exists():
         result = parse_program((folder / AFTER).read_text(encoding="utf-8"))
     else:
-        one = _pass(about)
+        one = _pass(about, folder)
         try:
             result, _ = rewritten(one, program, _context(about), Stage[about["under"]], reached=about["reached"])
         except VerifyError as error:
@@ -64,9 +69,25 @@ def replay(folder: Path) -> Replay:
     return _compared(about, tensors, program, result)
 
 
-def _pass(about: Mapping[str, Any]) -> Pass:
-    made = getattr(importlib.import_module(about["module"]), about["class"])(**about["options"])
-    assert isinstance(made, Pass)
+def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
+    """The pass as it is now. Whatever another package raises when it is imported, it is not the fault in question."""
+    place, package = f"{about['module']}.{about['class']}", str(about["module"]).partition(".")[0]
+    if find_spec(package) is None:
+        raise ArtifactError(
+            f"the pass {place} is not there: the package '{package}' is not installed",
+            where=str(folder),
+            hint="install the package that brings it",
+        )
+    try:
+        made = getattr(importlib.import_module(about["module"]), about["class"])(**about["options"])
+    except Exception as error:
+        raise ArtifactError(
+            f"the pass {place} cannot be made: {type(error).__name__}: {error}",
+            where=str(folder),
+            hint="run `ingot bisect` again, with the pass as it is now",
+        ) from error
+    if not isinstance(made, Pass):
+        raise ArtifactError(f"{place} is no pass any more", where=str(folder), hint="run `ingot bisect` again")
     return made
 
 

@@ -28,20 +28,25 @@ SCRIPT = "reproducer.py"
 _HOPS = (0, 1, 2, 4)
 # Weights beyond this are not copied: their place is taken by random ones of the same shapes.
 _MOST_BYTES = 256 << 20
-_TEXT = '''"""{title}
+_TEXT = '''"""What the pass {name} does wrong.
 
-Exits with 1 while the fault is there. It needs Ingot{package}, and neither artifact nor checkpoint: {before} is
-the program before the pass, for a test of it too, and {tensors} what the program is given.
+Exits with 1 while the fault is there, with 0 when it is gone, and with 2 when that cannot be told. It needs
+Ingot{package}, and neither artifact nor checkpoint: {before} is the program before the pass, for a test of it
+too, and {tensors} what the program is given.
 """
 
 import sys
 from pathlib import Path
 
-from ingot.debug.bisect.programs.replay import replay
+from ingot.reproduce import reproduce
 
-result = replay(Path(__file__).parent)
-print(result)
-sys.exit(bool(result.problem))
+sys.exit(reproduce(Path(__file__).parent))
+'''
+# In place of the first line, where the pass as it is now makes another program.
+_CHANGED = f'''"""What the pass {{name}} did wrong when the artifact was compiled; it has changed since.
+
+The pass is not run: {BEFORE} is compared with {AFTER}, which it made then, so this ends with 1 for good. To
+see what the pass does now, compile the model again.
 '''
 
 
@@ -137,15 +142,10 @@ def _write(
     if blame.changed:
         (folder / AFTER).write_text(print_program(blame.after), encoding="utf-8")
     package = whose.__module__.partition(".")[0]
-    (folder / SCRIPT).write_text(
-        _TEXT.format(
-            title=f"What the pass {link.name} does wrong.",
-            package="" if package == "ingot" else f" and {package}",
-            before=BEFORE,
-            tensors=TENSORS,
-        ),
-        encoding="utf-8",
-    )
+    text = _CHANGED + _TEXT.partition("\n")[2] if blame.changed else _TEXT
+    needs = "" if package == "ingot" or blame.changed else f" and {package}"
+    script = text.format(name=link.name, package=needs, before=BEFORE, tensors=TENSORS)
+    (folder / SCRIPT).write_text(script, encoding="utf-8")
 
 
 def _known(expected: Expectation, before: Program, after: Program, *, at_once: bool) -> dict[str, torch.Tensor]:
