@@ -18,6 +18,7 @@ from ingot.ir.recipe import Recipe
 from ingot.ir.text import print_call, print_placeholder, value_name
 
 Follows = Callable[[Item], bool] | None
+Differ = Callable[[Value | None, Value | None], bool]
 
 
 class Comparison:
@@ -68,25 +69,45 @@ class Comparison:
         if item.is_call != twin.is_call:
             yield _layout_change(item, twin)
             return
+        told: list[Difference] = []
+        rewired: list[Difference] = []
         if item.op != twin.op:
-            yield _change(item, twin, "op", _op_text(item), _op_text(twin))
+            told.append(_change(item, twin, "op", _op_text(item), _op_text(twin)))
         elif item.is_call:
-            yield from self._arguments(item, twin)
+            told += [*self._attributes(item, twin), *self._arguments(item, twin, self._moved)]
+            # Beside what changed in the call itself, even what was put in front of it.
+            slots = {one.field for one in told}
+            others = self._arguments(item, twin, self._is_other) if told else ()
+            rewired += [one for one in others if one.field not in slots and one.old != one.new]
+        yield from told
+        yield from rewired
         for field, old, new, follows in _declared(item, twin):
-            if old != new and not (follows and follows(item) and follows(twin)):
+            plain = field == "type" and rewired  # not to be seen from the line alone
+            if old != new and (plain or not (follows and follows(item) and follows(twin))):
                 yield _change(item, twin, field, old, new)
 
-    def _arguments(self, item: Item, twin: Item) -> Iterator[Difference]:
+    def _attributes(self, item: Item, twin: Item) -> Iterator[Difference]:
         for name in dict.fromkeys([*item.attrs, *twin.attrs]):
             old, new = item.attrs.get(name, ABSENT), twin.attrs.get(name, ABSENT)
             slots = [{slot for slot in one.args if slot.partition("[")[0] == name} for one in (item, twin)]
             if old != new and slots[0] == slots[1]:
                 yield _change(item, twin, name, old, new)
+
+    def _arguments(self, item: Item, twin: Item, differ: Differ) -> Iterator[Difference]:
         for slot in dict.fromkeys([*item.args, *twin.args]):
             before, after = item.args.get(slot), twin.args.get(slot)
-            if self._moved(before, after):
+            if differ(before, after):
                 texts = item.reads.get(slot, ABSENT), twin.reads.get(slot, ABSENT)
                 yield _change(item, twin, slot, *_told_apart(texts, before, after))
+
+    def _is_other(self, before: Value | None, after: Value | None) -> bool:
+        """Another value is read than before, whether or not that shows in what was added and removed."""
+        if before is None or after is None:
+            return before is not after
+        (source, index), (twin, place) = before, after
+        image = self.pairs.after.get(source)
+        known = {source.full, *self._images.get(source.full, ())}
+        return index != place or (image is not twin and twin.full not in known)
 
     def _moved(self, before: Value | None, after: Value | None) -> bool:
         """Another value is read than before, and that does not show in what was added and removed."""

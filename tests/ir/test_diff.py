@@ -352,6 +352,31 @@ return y=%silu_mul
     assert only(changed(("(%item, %item_1)", "(%item, %item)"), text=after)).field == "up"
 
 
+def test_a_call_that_changed_tells_what_was_put_in_front_of_it() -> None:
+    before = """\
+program main stage=NORMAL
+dim T in [1, 64]
+input x: f32[T, 256]
+%linear = aten.mul.Tensor(%x, %x) : f32[T, 256]
+%slice_1 = aten.slice.Tensor(%linear, 1, 0, {end}) : {type}
+return y=%slice_1
+"""
+    text = before.format(end=256, type="f32[T, 256]")
+    view = "%half = aten.slice.Tensor(%linear, 1, 64, 128) : f32[T, 64; 256, 1]\n%slice_41 ="
+    after = text.replace("%slice_1 =", view).replace(
+        "(%linear, 1, 0, 256) : f32[T, 256]", "(%half, 1, 0, 4) : f32[T, 4; 256, 1]"
+    )
+    found = parse_program(text).diff(parse_program(after.replace("=%slice_1", "=%slice_41")))
+    assert str(found).splitlines() == [
+        "~ %slice_41 (was slice_1) = aten.slice.Tensor(...): "
+        "end 256 -> 4; self %linear -> %half; type f32[T, 256] -> f32[T, 4; 256, 1]",
+        "+ %half = aten.slice.Tensor(%linear, 1, 64, 128) : f32[T, 64; 256, 1]",
+    ]
+    # What stands on the line says all: no type behind it, and nothing of what did not change.
+    shorter = parse_program(text).diff(parse_program(before.format(end=4, type="f32[T, 4; 256, 1]")))
+    assert str(shorter) == "~ %slice_1 = aten.slice.Tensor(...): end 256 -> 4"
+
+
 def test_a_call_that_is_made_once_instead_of_twice() -> None:
     twice = (
         "%silu_mul = ingot.silu_mul(%linear,",
