@@ -46,7 +46,7 @@ class CompileReport:
     regions: int
     distinct_regions: int
     cached_executables: int
-    nodes_per_backend: dict[str, int]
+    nodes_per_provider: dict[str, int]
     weight_bytes: int
     artifact_bytes: int
     plans: Plans
@@ -249,11 +249,11 @@ def _report(
     copies: tuple[SecondCopy, ...],
     no_golden_run: str,
 ) -> CompileReport:
-    per_backend: dict[str, int] = {}
+    per_provider: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
     for bucket in buckets:
         for name, count in bucket.nodes_per_provider().items():
-            per_backend[name] = per_backend.get(name, 0) + count
+            per_provider[name] = per_provider.get(name, 0) + count
     return CompileReport(
         output=writer.output,
         build_id=build_id,
@@ -264,7 +264,7 @@ def _report(
         ),
         distinct_regions=len(plans.executables),
         cached_executables=len(emitter.hits & plans.executables.keys()),
-        nodes_per_backend=per_backend,
+        nodes_per_provider=per_provider,
         weight_bytes=packed.bytes,
         plans=plans,
         second_copies=copies,

@@ -277,7 +277,7 @@ def test_compiling_tells_its_progress_and_reports(world: World) -> None:
         "weights",
         "write",
         "regions",
-        "nodes per backend  reference ",
+        "nodes per provider  reference ",
         "artifact",
         "build id",
         "Memory",
@@ -435,6 +435,7 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
     for text in ("Qwen3ForCausalLM (qwen3), f32", "max_seq_len 64, max_batch 4, max_tokens 32", "merge-linears", "any"):
         assert text in done.out
     assert all(line == line.rstrip() for line in done.out.splitlines())
+    assert "seconds  process at most\n" in done.out, "resident memory is the process's, and no pass's own"
     answer = json.loads(ingot("inspect", world.artifact, "--json").out)
     assert answer["identities"]["build_id"] in done.out and answer["identities"]["build_id"] in world.compiled.out
     assert list(answer) == [

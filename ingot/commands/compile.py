@@ -115,7 +115,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
         facts(
             [
                 ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
-                ("nodes per backend", counts_text(report.nodes_per_backend)),
+                ("nodes per provider", counts_text(report.nodes_per_provider)),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
                 *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),

@@ -53,3 +53,8 @@ def _print(found: "Verification") -> None:
     print_table(out, table(columns, rows))
     if found.holds:
         out.print("\nThe golden run repeats.", style="bold")
+        out.print(
+            "The artifact computes what it did when it was compiled, right or wrong; `ingot bisect` judges that.",
+            markup=False,
+            soft_wrap=True,
+        )

@@ -40,7 +40,7 @@ def read_side(text: str) -> Side:
     name, _, which = step.partition("@")
     texts = _step_texts(open_artifact(folder), name)
     found = [
-        program
+        (key, program)
         for key, one in texts.items()
         for program in _parsed(one, f"{text}, {key}")
         if _is_meant(program, key, which)
@@ -49,7 +49,22 @@ def read_side(text: str) -> Side:
         raise OptionError(
             f"no program '{which}' after {name}", where=text, expected=", ".join(filter(None, texts)) or name
         )
-    return Side(text, _by_place(found))
+    _check_one_step(text, name, which, found)
+    return Side(text, _by_place([program for _, program in found]))
+
+
+def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
+    """A pass that ran on the way to several stages is as many steps."""
+    keys: dict[Place, list[str]] = {}
+    for key, program in found:
+        keys.setdefault(_place(program), []).append(key)
+    if several := next((some for some in keys.values() if len(some) > 1), None):
+        steps = [f"{name}@" + "@".join(filter(None, (which, key.split()[-1]))) for key in several]
+        raise OptionError(
+            f"'{name}' ran {len(several)} times, on the way to different stages",
+            where=text,
+            expected=" or ".join(steps),
+        )
 
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
@@ -86,5 +101,8 @@ def _parsed(text: str, where: str) -> list[Program]:
 
 
 def _by_place(programs: list[Program]) -> dict[Place, Program]:
-    """Of several runs of a pass the last."""
-    return {(program.name, program.bucket.name if program.bucket else None): program for program in programs}
+    return {_place(program): program for program in programs}
+
+
+def _place(program: Program) -> Place:
+    return program.name, program.bucket.name if program.bucket else None

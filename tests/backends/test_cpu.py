@@ -329,7 +329,7 @@ def test_a_model_is_served_by_the_kernels(
     assert len(json.loads((again.output / "timings.json").read_text())["cached"]) == 1, "the library of kernels"
     # In each bucket class, a layer: norm, q/k/v, rope and write, attention, o, norm, gate and up, silu, down; at the
     # end a norm and the head; and the ends of the step.
-    assert report.nodes_per_backend["cpu"] == 2 * (9 * 3 + 2 + 3)
+    assert report.nodes_per_provider["cpu"] == 2 * (9 * 3 + 2 + 3)
 
     loaded = load_artifact(tmp_path / "out.ingot", num_pages=64)
     for bucket in loaded.plan.buckets:

@@ -114,6 +114,7 @@ def test_limits_show_in_manifest_plan_and_program(artifacts: Artifacts, diff: Di
     [
         (":normalize", ":TRACED", "no differences"),
         (":cse@NORMAL", ":normal", "no differences"),
+        (":cse@main@NORMAL", ":normal", "no differences"),
         (":cse@FUSED", ":merge-linears", "- %add_rms_norm = ingot.add_rms_norm("),
         (":insert-sampling", ":merge-linears", "  + %slice_1 = aten.slice.Tensor(%linear_15, 1, 0, 60)"),
         (":choose-providers@any", "", "~ stage FUSED -> PLANNED"),
@@ -149,6 +150,8 @@ def test_files_of_programs(artifacts: Artifacts, diff: Diff, tmp_path: Path) -> 
         ("{}:cze", "no pass 'cze' ran"),
         ("{}:QUANTIZED", "no program reached a stage 'QUANTIZED'"),
         ("{}:cse@decode", "no program 'decode' after cse"),
+        ("{}:cse", "expected: cse@NORMAL or cse@FUSED"),
+        ("{}:cse@main", "expected: cse@main@NORMAL or cse@main@FUSED"),
         ("{}/trace", "is no artifact"),
     ],
 )

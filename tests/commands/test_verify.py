@@ -36,7 +36,8 @@ def test_a_table(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(INGOT, ["verify", str(plain)]) == DONE
     said = capsys.readouterr()
     lines = [line.split() for line in said.out.splitlines()]
-    assert ["any", "5", "47", "47", "47", "0", "0"] in lines and "The golden run repeats." in said.out
+    assert ["any", "5", "47", "47", "47", "0", "0"] in lines and "\nThe golden run repeats.\n" in said.out
+    assert said.out.endswith("when it was compiled, right or wrong; `ingot bisect` judges that.\n")
     assert said.err == "" and "\x1b" not in said.out
 
 

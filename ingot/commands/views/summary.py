@@ -121,7 +121,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     print_table(
         out,
         table(
-            ("pass", "bucket", "leads to", "numerics", "matches>", "refusals>", "seconds>", "memory>"),
+            ("pass", "bucket", "leads to", "numerics", "matches>", "refusals>", "seconds>", "process at most>"),
             [
                 (
                     one["name"] + _options_text(one["options"]),
