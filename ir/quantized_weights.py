@@ -16,7 +16,7 @@ from ingot.ir.tolerances import TOLERANCES
 
 @dataclass(frozen=True)
 class WeightBreach:
-    """A quantized weight, by the param that holds its elements, and what is wrong with it."""
+    """A quantized weight, by the param that is wrong in it, and what is wrong with it."""
 
     param: str
     breach: Breach
@@ -55,9 +55,16 @@ def weight_breaches(
             continue
         for old, new in zip(before_params, after_params, strict=True):
             if problem := weight_breach(old[one.original], *one.tensors(new), one.scheme):
-                found.append(WeightBreach(name, problem))
+                found.append(WeightBreach(_wrong_part(one, old[one.original], new), problem))
                 break
     return found
+
+
+def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
+    """The param that alone is not what quantizing gives; that of the elements where several are not."""
+    expected = quantize(original, one.scheme)
+    wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
+    return wrong[0] if len(wrong) == 1 else one.parts["weight"]
 
 
 def weight_breach(
@@ -132,7 +139,10 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
             continue
         seen.add(parts["weight"])
         step = _quantizing(after.params[parts["weight"]].recipe)
-        yield _Quantized(parts, find_scheme(bound["scheme"]), names.get(step.inputs[0]) if step else None)
+        # Its name says what it stands for, whatever a wrong recipe makes it of.
+        named = f"{parts['weight'].removesuffix('.qweight')}.weight"
+        original = named if named in before.params else names.get(step.inputs[0]) if step else None
+        yield _Quantized(parts, find_scheme(bound["scheme"]), original)
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:
