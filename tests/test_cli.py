@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import ingot.cli as cli
-from ingot.ir.errors import InternalError
+from ingot.ir.errors import InternalError, PassError
 from ingot.ir.plan import Plans
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -651,10 +651,22 @@ def test_a_damaged_artifact_is_refused(world: World, ingot: Command, tmp_path: P
 # How commands end.
 
 
+def _caused() -> PassError:
+    """A mistake in the code of one of Ingot's passes."""
+    error = PassError("pass p: broke")
+    error.__cause__ = LookupError("no node")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
         (InternalError("it broke", hint="nothing"), cli.OUR_FAULT, ("error: it broke", "please report it")),
+        (
+            _caused(),
+            cli.OUR_FAULT,
+            ("LookupError: no node", "error: pass p: broke", "please report it"),
+        ),
         (ZeroDivisionError("one [over] zero"), cli.OUR_FAULT, ("Traceback", "[over]", "internal error", "report")),
         (KeyboardInterrupt(), cli.INTERRUPTED, ("interrupted",)),
     ],

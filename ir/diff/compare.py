@@ -69,22 +69,23 @@ class Comparison:
         if item.is_call != twin.is_call:
             yield _layout_change(item, twin)
             return
-        told: list[Difference] = []
         rewired: list[Difference] = []
         if item.op != twin.op:
-            told.append(_change(item, twin, "op", _op_text(item), _op_text(twin)))
+            yield _change(item, twin, "op", _op_text(item), _op_text(twin))
         elif item.is_call:
-            told += [*self._attributes(item, twin), *self._arguments(item, twin, self._moved)]
-            # Beside what changed in the call itself, even what was put in front of it.
-            slots = {one.field for one in told}
-            others = self._arguments(item, twin, self._is_other) if told else ()
-            rewired += [one for one in others if one.field not in slots and one.old != one.new]
-        yield from told
-        yield from rewired
+            told = [*self._attributes(item, twin), *self._arguments(item, twin, self._moved)]
+            rewired = self._rewired(item, twin, told)
+            yield from (*told, *rewired)
         for field, old, new, follows in _declared(item, twin):
             plain = field == "type" and rewired  # not to be seen from the line alone
             if old != new and (plain or not (follows and follows(item) and follows(twin))):
                 yield _change(item, twin, field, old, new)
+
+    def _rewired(self, item: Item, twin: Item, told: list[Difference]) -> list[Difference]:
+        """Beside what is told of a call that changed itself: what was put in front of it."""
+        slots = {one.field for one in told}
+        others = self._arguments(item, twin, self._is_other) if told else ()
+        return [one for one in others if one.field not in slots and one.old != one.new]
 
     def _attributes(self, item: Item, twin: Item) -> Iterator[Difference]:
         for name in dict.fromkeys([*item.attrs, *twin.attrs]):

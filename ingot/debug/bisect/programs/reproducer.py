@@ -45,8 +45,8 @@ sys.exit(reproduce(Path(__file__).parent))
 # In place of the first line, where the pass as it is now makes another program.
 _CHANGED = f'''"""What the pass {{name}} did wrong when the artifact was compiled; it has changed since.
 
-The pass is not run: {BEFORE} is compared with {AFTER}, which it made then, so this ends with 1 for good. To
-see what the pass does now, compile the model again.
+The pass is not run: {BEFORE} is compared with {AFTER}, which it made then, so mending the pass changes nothing
+here. To see what it does now, compile the model again.
 '''
 
 
