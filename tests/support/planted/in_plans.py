@@ -33,6 +33,8 @@ def draw(setup: Setup, programs: list[Program], draw: random.Random) -> Fault:
     label = draw.choice(sorted({name for name, *_ in found}))
     _, number, what, edit = draw.choice([item for item in found if item[0] == label])
     names = _names(program, bucket["instructions"], number)
+    if label == "wrong order":  # of two that changed places either is to blame
+        names += _names(program, bucket["instructions"], number - 1)
     name = program.bucket.name
 
     if draw.random() < 0.5:
