@@ -230,7 +230,7 @@ def changed_norm(program: Program) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (scaled_step, r"(?s)lossy: a value is off by 2\.\d+ steps of .*param layers\.1\.attention\.k\.qweight"),
+        (scaled_step, r"(?s)lossy: a value is off by 2\.\d+ steps of .*param layers\.1\.attention\.k\.scales"),
         (exchanged_weights, r"(?s)lossy: beside the rounding of weights, the meaning changed.*first at %.*layer 1"),
         (changed_norm, r"(?s)lossy: beside the rounding of weights, .*first at %rms_norm_3 \(layer 1"),
     ],
