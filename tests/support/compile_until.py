@@ -6,6 +6,7 @@ prints each phase as it begins. In PHASE, once a step of it is done, it prints "
 It ends with "done", or with "error: " and the IngotError's text.
 """
 
+import signal
 import sys
 
 from ingot import IngotError, compile_model
@@ -33,4 +34,5 @@ def main(checkpoint: str, output: str, backend: str, stop: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests in the background
     main(*sys.argv[1:])
