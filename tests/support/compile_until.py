@@ -34,5 +34,6 @@ def main(checkpoint: str, output: str, backend: str, stop: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests in the background
+    # A shell that started the tests in the background had it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main(*sys.argv[1:])
