@@ -1,6 +1,5 @@
 """Every tensor that a program computes of given inputs, named so that programs of one model can be compared."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.ir import origin
 from ingot.ir.contracts import Measured, RankParams
 from ingot.ir.harness import MeshRun, Run
 from ingot.ir.mesh import Mesh, groups, world_size
@@ -129,9 +129,6 @@ def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
     return torch.cat([torch.cat(segment, place.dim) for segment in zip(*split, strict=True)], place.dim)
 
 
-_LAYER = re.compile(r"\blayer (\d+)")
-
-
 def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
     """The layer of a node by its origin. A body names the layers of the region that it was made of, first of all
     calls; in another one, layers lie further behind by as much as its call does."""
@@ -144,5 +141,4 @@ def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
 
 
 def _first_layer(node: fx.Node) -> int | None:
-    match = _LAYER.search(str(node.meta.get("origin", "")))
-    return int(match[1]) if match else None
+    return origin.layer_of(str(node.meta.get("origin", "")))

@@ -15,6 +15,7 @@ from ingot.ir.artifact import TIMINGS
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.json_text import dump_json
+from ingot.ir.origin import in_later_layer, layer_of
 from ingot.ir.parse import parse_programs
 from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.plugins import load_user_ops
@@ -159,7 +160,7 @@ def _calls(
     def call(node: fx.Node, one: Program, **more: Any) -> Call:
         cost, origin = call_cost(node, one, sizes), str(node.meta.get("origin", ""))
         claims: dict[str, float | str] = {**choice.candidates.get(node.name, {}), **refused.get(node.name, {})}
-        facts = {"provider": node.meta.get("provider", ""), "layer": _layer(origin), "origin": origin, **more}
+        facts = {"provider": node.meta.get("provider", ""), "layer": layer_of(origin), "origin": origin, **more}
         return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
 
     firsts: dict[str, int | None] = {}  # by region: the layer of the call whose origins its body kept
@@ -172,23 +173,15 @@ def _calls(
             body = program.regions[node.target.name].body
             for inner in body.calls():
                 if inner.target is not operator.getitem:
-                    origin = _moved(str(inner.meta.get("origin", "")), away)
-                    facts = {"origin": origin, "layer": _layer(origin), "provider": made.provider, "region": node.name}
+                    # Equal regions share one body, which keeps the origins of the first.
+                    origin = in_later_layer(str(inner.meta.get("origin", "")), away)
+                    facts = {
+                        "origin": origin,
+                        "layer": layer_of(origin),
+                        "provider": made.provider,
+                        "region": node.name,
+                    }
                     yield call(inner, body, **facts)
-
-
-_LAYER = re.compile(r"\blayer (\d+)")
-
-
-def _layer(origin: str) -> int | None:
-    """The first layer that an origin names."""
-    found = _LAYER.search(origin)
-    return int(found[1]) if found else None
-
-
-def _moved(origin: str, by: int) -> str:
-    """The origin in a layer further on: equal regions share one body, which keeps the origins of the first."""
-    return _LAYER.sub(lambda found: f"layer {int(found[1]) + by}", origin)
 
 
 # Passes.

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
+from ingot.commands.views.plan import read_plans
 from ingot.debug.explain import explain
 from ingot.debug.explained import BucketCosts, Explained
 from ingot.ir.artifact import TIMINGS
 from ingot.ir.errors import ArtifactError
-from ingot.ir.plan import Plans
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
 from ingot.runtime.artifact import Artifact
 
@@ -103,7 +101,7 @@ class Report:
 
 def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
     """All of an open artifact that the page shows. Raises ArtifactError."""
-    manifest, plans = artifact.manifest, _plans(artifact)
+    manifest, plans = artifact.manifest, read_plans(artifact)
     steps = read_steps(artifact)
     return Report(
         title=manifest.name,
@@ -169,17 +167,6 @@ def _times(artifact: Artifact) -> Times:
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(f"{TIMINGS} is malformed: {error}", where=str(artifact.folder)) from error
-
-
-def _plans(artifact: Artifact) -> Plans:
-    """plan.json. Raises ArtifactError."""
-    try:
-        return Plans.model_validate_json(artifact.read_text("plan.json"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ArtifactError(
-            f"plan.json, field {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(artifact.folder)
-        ) from error
 
 
 def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:

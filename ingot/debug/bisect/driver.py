@@ -1,7 +1,6 @@
 """Who is to blame when an artifact computes the wrong thing: a pass, a provider, a recipe, the model's definition."""
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ingot.debug.bisect.programs.oracles import Oracle, open_oracle
 from ingot.debug.bisect.programs.reproducer import write_reproducer
 from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.errors import OutputError
+from ingot.ir.origin import layer_of
 
 
 def bisect(
@@ -126,7 +126,7 @@ def _layer(site: Site | None, blame: Blame) -> int | None:
     """The layer of the node to blame; of a param by its name, and of what has none that of the rewrite."""
     texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
     texts += [] if blame.rewrite is None else [blame.rewrite.origin]
-    return next((int(found[1]) for text in texts if (found := re.search(r"\blayer (\d+)", text))), None)
+    return next((found for text in texts if (found := layer_of(text)) is not None), None)
 
 
 def _blame_execution(case: Case, folder: Path | None) -> Verdict | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.commands.views.plan import read_plans
 from ingot.debug.bisect.execution.blame_plan import PlanFault, plan_fault
 from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_recipe import weight_fault
@@ -23,7 +24,7 @@ from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.identity import exe_key
 from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
-from ingot.ir.plan import Plan, Plans, Ref
+from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
 from ingot.request import BACKENDS
@@ -48,7 +49,7 @@ def blame_execution(
     the checkpoint by name, `requests` are token ids to run. `loaded` is the artifact ready to run, else it is loaded;
     its states are overwritten. Into the folder `reproducer` goes what shows a provider's fault by itself.
     """
-    plans = Plans.model_validate_json(artifact.read_text("plan.json"))
+    plans = read_plans(artifact)
     by_entry: dict[str, dict[str, Program]] = {}
     for program in programs:
         by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.ir.contracts import ROUNDING_FACTOR
 from ingot.ir.tolerances import TOLERANCES
 
-# A result's largest error may be this many times the reference's, plus the table's tolerance (architecture, section 3).
-_LARGEST = 1.25
 # Its root mean square error may be this many times the reference's, by the dtype that is computed in. A wrong constant
 # moves all elements a little, in bfloat16 by less than any one of them may be off; their mean shows it. Measured on
 # healthy artifacts of every family in tests/support/tiny.py: at most 1.8 in float32, whose sums run in another order,
@@ -96,7 +95,8 @@ def check_tensor(
     error, own = torch.where(usable, f - e, 0.0).abs(), torch.where(usable, p - e, 0.0).abs()
     tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16])
     size = torch.where(usable, e, 0.0).abs()
-    allowed = _LARGEST * own.max() + tolerance.atol + tolerance.rtol * size
+    # The largest error: as a pass that rounds promises it.
+    allowed = ROUNDING_FACTOR * own.max() + tolerance.atol + tolerance.rtol * size
     if bool((error > allowed).any()):
         index = _worst(error / allowed)
         count = int((error > allowed).sum())

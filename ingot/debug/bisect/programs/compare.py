@@ -2,11 +2,8 @@
 
 import torch
 
+from ingot.ir.contracts import MEANING_FACTOR
 from ingot.ir.tolerances import TOLERANCES
-
-# Values sum products of sums, and the table is for single ops: a hundred times its tolerance, as in the passes'
-# contract (`ingot.ir.contracts`).
-FACTOR = 100
 
 
 def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
@@ -30,7 +27,7 @@ def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
         tolerance, finite = TOLERANCES[torch.float64], right[right.isfinite()]
         size = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
         error = (left - right).abs()
-        excess = error / (FACTOR * (tolerance.atol * size + tolerance.rtol * right.abs()))
+        excess = error / (MEANING_FACTOR * (tolerance.atol * size + tolerance.rtol * right.abs()))
         wrong = ~same & ~(excess <= 1)
         excess = torch.where(wrong, excess.nan_to_num(nan=float("inf")), 0.0)
     if not bool(wrong.any()):
