@@ -1,0 +1,52 @@
+"""What a lowering is given: a call of an op, with values in place of nodes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.types import DTYPE_NAMES, TensorType
+
+
+class Refused(Exception):
+    """There is no kernel for a call; the message is the reason, for whoever reads the choices."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the op `op`: its tensors by parameter name (None where an optional one is absent), its attributes,
+    and the types of its results, those that are states left out."""
+
+    op: str
+    values: Mapping[str, Value | None]
+    attributes: Mapping[str, Any]
+    results: tuple[TensorType, ...]
+
+    def value(self, name: str) -> Value:
+        """An argument that must be there."""
+        value = self.values[name]
+        assert value is not None, f"{self.op} without {name}"
+        return value
+
+    def optional(self, name: str) -> Value | None:
+        return self.values.get(name)
+
+    def want(self, holds: bool, reason: str) -> None:
+        """Refuse the call unless `holds`."""
+        if not holds:
+            raise Refused(reason)
+
+    def want_dense_rows(self, *names: str) -> None:
+        """Refuse a call with an argument whose last axis is strided."""
+        for name in names:
+            value = self.values.get(name)
+            if value is not None and value.strides[-1] != 1:
+                raise Refused(f"{name} is strided along its last axis: {value.type}")
+
+    def dtype_name(self, name: str) -> str:
+        return DTYPE_NAMES[self.value(name).type.dtype]
+
+
+# Adds the launches of a call to a schedule and gives its results; raises Refused where there is no kernel for it. It
+# looks at types, attributes and the schedule's target and bucket alone.
+Lowering = Callable[[Call, Schedule], tuple[Value, ...]]

@@ -1,0 +1,106 @@
+"""What a lowering writes: launches of Triton kernels over values and buffers, before anything is compiled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ingot.backends.triton.launches import Buffer, Expr
+from ingot.ir.plan import BucketClass
+from ingot.ir.types import DTYPE_NAMES, TensorType
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that kernels read or write: an input of the call by its place, or a buffer by its name.
+
+    The address is that of its first element; where its elements lie, `type.strides` says, and kernels get that as
+    compile-time constants.
+    """
+
+    type: TensorType
+    input: int | None = None
+    buffer: str | None = None
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, by axis. A symbol stands in front at most, or the axes behind it have none."""
+        if self.type.strides is not None:
+            return self.type.strides
+        strides, step = [], 1
+        for size in reversed(self.type.shape):
+            strides.append(step)
+            step *= size if isinstance(size, int) else 1
+        return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """A launch of the `triton.jit` function `kernel`.
+
+    `arguments` are Values, Exprs (i32 integers, sizes among them) and None, by the names of the kernel's parameters
+    without `tl.constexpr`; `constants` are the others. Where `dependent`, each program of the kernel begins with
+    `gdc_launch_dependents()` and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes;
+    weights it may load before.
+    """
+
+    kernel: Any
+    grid: tuple[Expr, ...]
+    arguments: Mapping[str, "Value | Expr | None"]
+    constants: Mapping[str, Any]
+    warps: int = 4
+    stages: int = 3
+    dependent: bool = False
+    only_if: tuple[str, int, int] | None = None
+
+
+@dataclass
+class Schedule:
+    """The launches that compute a call or a region, in order, and the buffers that they need.
+
+    `sm` is the compute capability that is compiled for (90 for Hopper), `cores` its multiprocessors, `bucket` the steps
+    that the call serves: lowerings choose kernels and tile sizes by them. `dependent`: the target knows programmatic
+    dependent launch.
+    """
+
+    sm: int
+    cores: int
+    bucket: BucketClass
+    dependent: bool = False
+    launches: list[KernelLaunch] = field(default_factory=list)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def output(self, value_type: TensorType) -> Value:
+        """A new result, row-major."""
+        return self._buffer("output", value_type.dtype, value_type.shape)
+
+    def scratch(self, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
+        """Memory for this call alone; what it holds at first is anything, NaN among it."""
+        return self._buffer("scratch", dtype, shape)
+
+    def counter(self, shape: Sequence[Expr]) -> Value:
+        """Integers that are zero when a call begins, and that the call must leave zero. No dims in the shape."""
+        return self._buffer("counter", torch.int32, shape)
+
+    def _buffer(self, kind: str, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
+        name = f"{kind}{sum(buffer.kind == kind for buffer in self.buffers.values())}"
+        self.buffers[name] = Buffer(dtype=DTYPE_NAMES[dtype], shape=tuple(shape), kind=kind)
+        sizes = tuple(size if isinstance(size, int | str) else 0 for size in shape)
+        return Value(TensorType(dtype, sizes), buffer=name)
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: Sequence[Expr],
+        arguments: Mapping[str, "Value | Expr | None"],
+        constants: Mapping[str, Any],
+        *,
+        warps: int = 4,
+        stages: int = 3,
+        dependent: bool = False,
+        only_if: tuple[str, int, int] | None = None,
+    ) -> None:
+        self.launches.append(
+            KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, dependent, only_if)
+        )

@@ -1,0 +1,96 @@
+"""Runs a schedule of Triton launches on tensors: by Triton's interpreter on a CPU, by its compiler on a GPU.
+
+Import it before anything imports triton: without a GPU it turns the interpreter on.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from ingot.backends.triton.launches import evaluate
+from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.ops import Op
+from ingot.ir.plan import BucketClass
+from ingot.ir.types import DTYPES, TensorType
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter computes in float32: bf16 products come out wrong there.
+TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_available() else (torch.float32,)
+
+
+def new_schedule(tokens: tuple[int, int] = (1, 16), sm: int = 90) -> Schedule:
+    """A schedule for a bucket class of steps of so many tokens. Dependent launch needs the driver: not here."""
+    return Schedule(sm=sm, cores=132, bucket=BucketClass(name="test", tokens=tokens))
+
+
+def run_schedule(
+    schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+) -> list[torch.Tensor]:
+    """The outputs; states among the inputs are updated in place. Outputs and scratch hold NaN, or -7, at first."""
+    buffers: dict[str, torch.Tensor] = {}
+    for name, buffer in schedule.buffers.items():
+        dtype = DTYPES[buffer.dtype]
+        shape = [evaluate(size, sizes) for size in buffer.shape]
+        fill: Any = 0 if buffer.kind == "counter" else float("nan") if dtype.is_floating_point else -7
+        buffers[name] = torch.full(shape, fill, dtype=dtype, device=DEVICE)
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, Value):
+            return inputs[value.input] if value.input is not None else buffers[str(value.buffer)]
+        return None if value is None else evaluate(value, sizes)
+
+    for launch in schedule.launches:
+        if launch.only_if is not None:
+            dim, low, high = launch.only_if
+            if not low <= sizes[dim] <= high:
+                continue
+        grid = tuple(evaluate(size, sizes) for size in launch.grid)
+        arguments = {name: argument(value) for name, value in launch.arguments.items()}
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        launch.kernel[grid](**arguments, **launch.constants, **options)
+    for name, buffer in schedule.buffers.items():
+        assert buffer.kind != "counter" or not bool(buffers[name].any()), f"{name} is not zero after the call"
+    return [buffers[str(value.buffer)] for value in outputs]
+
+
+def run_lowering(
+    op: Op,
+    lowering: Lowering,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    tokens: tuple[int, int] = (1, 16),
+    dims: Mapping[str, int] | None = None,
+) -> list[torch.Tensor]:
+    """A call of `op` by its lowering, on tensors (moved to the device; a state is updated in a copy, which is the last
+    result). `dims` are sizes that the types keep as symbols; the leading axis of a tensor argument whose size is one of
+    them gets its name."""
+    bound = op.bind(list(args), dict(kwargs))
+    tensors = {name: value.to(DEVICE) for name, value in bound.items() if isinstance(value, torch.Tensor)}
+    for name in op.states:
+        tensors[name] = tensors[name].clone()
+    names = {size: dim for dim, size in (dims or {}).items()}
+    values: dict[str, Value | None] = {name: None for name, value in bound.items() if value is None}
+    for place, (name, tensor) in enumerate(tensors.items()):
+        values[name] = Value(_typed(tensor, names), input=place)
+    attributes = {name: value for name, value in bound.items() if name not in values}
+    with torch.device("meta"):
+        moved = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in args]
+        made = op.fake(*moved, **kwargs)
+    results = [made] if isinstance(made, torch.Tensor) else list(made)
+    types = tuple(_typed(result, names) for result in results[: len(results) - len(op.states)])
+    schedule = new_schedule(tokens)
+    outputs = lowering(Call(op.name, values, attributes, types), schedule)
+    found = run_schedule(schedule, outputs, list(tensors.values()), dict(dims or {}))
+    return [*found, *(tensors[name] for name in op.states)]
+
+
+def _typed(tensor: torch.Tensor, names: Mapping[int, str]) -> TensorType:
+    shape = tuple(names.get(size, size) if axis == 0 else size for axis, size in enumerate(tensor.shape))
+    return TensorType(tensor.dtype, shape, None if tensor.is_contiguous() else tuple(tensor.stride()))
