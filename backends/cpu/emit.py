@@ -48,6 +48,7 @@ class Cpu:
 
     name = "cpu"
     compiles_regions = False
+    compiles_calls = False
     emits_library = True
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
@@ -65,6 +66,12 @@ class Cpu:
             batch_invariant &= op is not ops.paged_attention
         rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
         return Yes(cost, rows, batch_invariant)
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        return None
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        return False
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return costliest(node.target, len(os.sched_getaffinity(0)))
