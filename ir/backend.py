@@ -49,9 +49,9 @@ def alternatives(claim: Claim) -> tuple[Yes, ...]:
 class Backend(Protocol):
     """The compile side of a backend.
 
-    `compiles_regions`: it emits executables for subgraphs. `compiles_calls`: it emits an executable for each single call
-    that it takes, for just the types of that call. `emits_library`: it has kernels, which are built once for a target.
-    One with none of these brings functions that are there already.
+    `compiles_regions`: it emits executables for subgraphs. `compiles_calls`: it emits an executable for each single
+    call that it takes, for just the types of that call. `emits_library`: it has kernels, which are built once for a
+    target. One with none of these brings functions that are there already.
     """
 
     name: str

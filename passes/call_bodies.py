@@ -31,7 +31,9 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
     args: Any = fx.node.map_arg(node.args, placeholder)
     call = build.call(body, node.target, args, dict(node.kwargs))
     items = getattr(call.meta["type"], "items", None)
-    results = [call] if items is None else [build.call(body, operator.getitem, (call, i), {}) for i in range(len(items))]
+    results = (
+        [call] if items is None else [build.call(body, operator.getitem, (call, i), {}) for i in range(len(items))]
+    )
     outputs: dict[str, fx.Node] = {str(state.target): state for state in body.placeholders("state")}
     for index, result in enumerate(results):
         value_type = result.meta["type"]

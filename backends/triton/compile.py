@@ -98,4 +98,5 @@ def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
         for name, value in launch.arguments.items()
     }
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
-    return (launch.kernel.fn, tuple(sorted(kinds.items(), key=lambda item: item[0])), constants, launch.warps, launch.stages)
+    chosen = (launch.warps, launch.stages, launch.dependent)
+    return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, *chosen)

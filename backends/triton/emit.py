@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
@@ -31,7 +30,7 @@ _COST = 0.5
 
 
 class Triton:
-    """Every call of a decoder's step; for few tokens also its products, with what stands in front of and behind them."""
+    """Every call of a decoder's step; for few tokens also its products, with what stands around them."""
 
     name = "triton"
     compiles_regions = True

@@ -121,8 +121,7 @@ class _Executable:
 
 def _kinds(launch: Launch) -> tuple[Any, ...]:
     return tuple(
-        ctypes.c_void_p if isinstance(argument, Pointer) else _INTEGERS[argument.dtype]
-        for argument in launch.arguments
+        ctypes.c_void_p if isinstance(argument, Pointer) else _INTEGERS[argument.dtype] for argument in launch.arguments
     )
 
 
