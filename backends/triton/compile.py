@@ -42,6 +42,9 @@ def is_aligned(value: Value) -> bool:
     pass on lie so. The host's inputs of a step, vectors of numbers among them, lie at multiples of 4 only."""
     if value.buffer is not None:
         return True
+    if value.type.strides is not None:  # a part of a merged product: it begins where a head or a half of it may
+        last = value.type.shape[-1]
+        return isinstance(last, int) and last * value.type.dtype.itemsize % ALIGNMENT == 0
     return value.type.dtype.is_floating_point and not _is_vector_of_step(value.type)
 
 
