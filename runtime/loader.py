@@ -75,7 +75,7 @@ class Loaded:
 def load_artifact(
     path: str | Path, *, num_pages: int | None = None, memory: int | None = None, threads: int | None = None
 ) -> Loaded:
-    """Load an artifact onto the CPU.
+    """Load an artifact onto the device that it was compiled for.
 
     `memory` bounds in bytes what serving may take (default: the machine's): by the plan's numbers weights and
     activations come first, and the KV pool gets what is left, as far as the limits need it. `num_pages` sizes the pool
@@ -84,8 +84,7 @@ def load_artifact(
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
-    target = Target.detect("cpu")
-    artifact = open_artifact(path, check=lambda manifest: check_target(manifest, target), threads=threads)
+    artifact = open_artifact(path, check=check_target, threads=threads)
     loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads)
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return loaded
@@ -105,7 +104,7 @@ def bind(
 
     `verify` checks the digests of the weights, the only ones that opening left.
     """
-    target = Target.detect("cpu")
+    target = this_machine(artifact.manifest)
     plans = _plans(artifact)
     limits = _limits(artifact, plans)
     eos = _eos_token_ids(artifact)
@@ -126,7 +125,21 @@ def bind(
     return Loaded(artifact, plans, executors, None, eos, limits, pages)
 
 
-def check_target(manifest: Manifest, target: Target) -> None:
+def this_machine(manifest: Manifest) -> Target:
+    """This machine's device of the kind that the artifact is for. Raises TargetError when it has none."""
+    if manifest.target.get("device") != "cuda":
+        return Target.detect("cpu")
+    try:
+        return Target.detect("cuda")
+    except TargetError as error:
+        raise TargetError(
+            f"the artifact was compiled for a GPU, {manifest.target.get('name')!s:.80}, and {error.what}",
+            expected="a machine like the one it was compiled for",
+            hint="compile it again with --target cpu, or run it where there is such a GPU",
+        ) from None
+
+
+def check_target(manifest: Manifest) -> None:
     """Refuse what was compiled for several devices, or for another machine, naming the first field that differs."""
     if manifest.model.get("mesh") is not None:
         mesh = _mesh(manifest)
@@ -135,6 +148,7 @@ def check_target(manifest: Manifest, target: Target) -> None:
             expected="one: serving on more than one device is not supported yet",
             hint="compile the model without a mesh",
         )
+    target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
     if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity()):
         raise TargetError(

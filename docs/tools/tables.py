@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ingot.commands.target import one_call_of_each
 from ingot.ir.backend import No
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS
@@ -15,9 +14,10 @@ from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES
 from ingot.models.config import ConfigReader
 from ingot.models.dense import DenseSpec
+from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
-from ingot.request import BACKEND_CHOICES, BACKENDS
+from ingot.providers import BACKEND_CHOICES, BACKENDS
 
 HEAD = """\
 # Reference
@@ -79,7 +79,7 @@ def _first_sentence(text: str | None) -> str:
 
 def _ops() -> Iterator[str]:
     _, calls = one_call_of_each(OPS)
-    backends = [BACKENDS[name]() for name in BACKEND_CHOICES["auto"]]
+    backends = [BACKENDS[name]() for name in BACKEND_CHOICES["cpu"]["auto"]]
     target = Target.detect("cpu")
     claims = {  # by backend, then op: the bucket classes in which it claims a call
         backend.name: {

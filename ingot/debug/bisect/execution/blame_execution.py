@@ -27,7 +27,7 @@ from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
 from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
-from ingot.request import BACKENDS
+from ingot.providers import BACKENDS
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact, load_weights
 
@@ -53,7 +53,7 @@ def blame_execution(
     by_entry: dict[str, dict[str, Program]] = {}
     for program in programs:
         by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program
-    target = Target.detect("cpu")
+    target = Target.named(str(artifact.manifest.target.get("name")))
     for entry, plan in plans.plans.items():
         if entry not in by_entry:
             raise ArtifactError(f"program.ir has no program of the entry '{entry}'", where=str(artifact.folder))
