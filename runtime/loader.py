@@ -1,7 +1,5 @@
 """From an artifact folder to a bound executor: target first, then digests, then executables and weights."""
 
-import math
-import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,25 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ingot.backends.cpu import load as cpu
 from ingot.backends.inductor import load as inductor
-from ingot.ir.artifact import Manifest, WeightEntry
+from ingot.backends.triton import load as triton
+from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.memory import MemoryNeed
-from ingot.ir.mesh import Rank, mesh_text, parse_mesh, world_size
+from ingot.ir.mesh import mesh_text, parse_mesh, world_size
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
-from ingot.ir.types import DTYPES
-from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.weights import copy_weights
 from ingot.runtime.executor import Executor
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.weights import map_weights
 
-LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {"inductor": inductor.load}
+LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {
+    "inductor": inductor.load,
+    "triton": triton.load,
+}
 LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
 # What a KV pool takes on a CPU when nobody bounds the memory: vLLM's default for its CPU backend, 4 GiB, and never more
 # than half of the machine.
@@ -55,7 +59,7 @@ class Loaded:
 
     artifact: Artifact
     plans: Plans
-    executors: Mapping[str, Executor]
+    executors: Mapping[str, Executor | CudaExecutor]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     limits: Limits
@@ -67,7 +71,7 @@ class Loaded:
         return self.plans.plans["main"]
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> Executor | CudaExecutor:
         """The executor of the entry `main`."""
         return self.executors["main"]
 
@@ -110,19 +114,27 @@ def bind(
     eos = _eos_token_ids(artifact)
     pages = _pages(plans, limits, target, num_pages, memory)
     with ThreadPoolExecutor(1) as background:
-        weights_whole = background.submit(artifact.verify_files, artifact.weight_files() if verify else (), threads)
+        weights = background.submit(_weights, artifact, torch.device(target.device), threads, verify)
         executables = {
             executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
         }
         libraries = {name: _load_library(library, artifact, target) for name, library in plans.libraries.items()}
-        params = load_weights(artifact)
         sizes = {"pages": pages, "S": limits.max_batch}
-        states = States(plans.states, sizes)
+        states = States(plans.states, sizes, torch.device(target.device))
+        params = weights.result()
+        runs = CudaExecutor if target.device == "cuda" else Executor
         executors = {
-            entry: Executor(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
+            entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
-        weights_whole.result()
     return Loaded(artifact, plans, executors, None, eos, limits, pages)
+
+
+def _weights(artifact: Artifact, device: torch.device, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
+    if device.type != "cpu":
+        return copy_weights(artifact, device, threads=threads, verify=verify)
+    if verify:
+        artifact.verify_files(artifact.weight_files(), threads)
+    return map_weights(artifact)
 
 
 def this_machine(manifest: Manifest) -> Target:
@@ -169,15 +181,9 @@ def _plans(artifact: Artifact) -> Plans:
     try:
         plans = Plans.model_validate_json(artifact.read_text("plan.json"))
     except ValidationError as error:
-        raise _malformed("plan.json", error) from None
+        raise malformed("plan.json", error) from None
     check_plans(plans)
     return plans
-
-
-def _malformed(file: str, error: ValidationError) -> ArtifactError:
-    first = error.errors()[0]
-    field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
-    return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
 
 
 def _limits(artifact: Artifact, plans: Plans) -> Limits:
@@ -242,84 +248,6 @@ def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Pa
     for name in executable.files:
         artifact.file(f"{folder}/{name}")
     return artifact.folder / folder
-
-
-_WEIGHTS = TypeAdapter(dict[str, WeightEntry])
-
-
-def load_weights(artifact: Artifact, rank: Rank | None = None) -> dict[str, torch.Tensor]:
-    """Every weight by name, backed by its file's pages: nothing is copied.
-
-    Of an artifact for a mesh, `rank` says whose parts; only its files and those of all ranks are opened.
-    """
-    try:
-        index = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
-    except ValidationError as error:
-        raise _malformed("weights.json", error) from None
-    files = frozenset(artifact.weight_files())
-    maps: dict[str, mmap.mmap] = {}
-    params: dict[str, torch.Tensor] = {}
-    for name, entry in index.items():
-        if entry.same_as is not None:
-            continue
-        file, offset = _place(name, entry, rank)
-        if file not in files:
-            raise _weight_error(name, f"the file {file!r:.200} is none", "a weight file of the manifest")
-        if file not in maps:
-            maps[file] = _map_file(artifact, file)
-        params[name] = _view(name, entry, offset, maps[file])
-    for name, entry in index.items():
-        if entry.same_as is not None:
-            if entry.same_as not in params:
-                raise _weight_error(name, f"same_as is {entry.same_as!r:.200}", "a weight with a place in a file")
-            params[name] = params[entry.same_as]
-    return params
-
-
-def _place(name: str, entry: WeightEntry, rank: Rank | None) -> tuple[str, int]:
-    """The file and offset of a weight, or of the rank's part of it."""
-    if entry.file is not None:
-        return entry.file, entry.offset
-    parts = entry.parts or ()
-    count = math.prod(size for _, _, size in rank.axes) if rank is not None else 1
-    if rank is None or len(parts) != count:
-        raise _weight_error(name, f"it has parts of {len(parts)} ranks", f"parts of {count}")
-    return parts[rank.index].file, parts[rank.index].offset
-
-
-def _map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
-    try:
-        with artifact.file(relpath).open("rb") as file:
-            # Copy-on-write, so that a stray write never reaches the file.
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
-
-
-def _view(name: str, entry: WeightEntry, offset: int, buffer: mmap.mmap) -> torch.Tensor:
-    if entry.dtype not in DTYPES:
-        raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
-    dtype = DTYPES[entry.dtype]
-    count = math.prod(entry.shape)
-    end = offset + count * dtype.itemsize
-    if end > len(buffer) or offset % dtype.itemsize:
-        raise _weight_error(
-            name,
-            f"it lies at bytes [{offset}, {end})",
-            f"a place within {len(buffer)} bytes, at a multiple of {dtype.itemsize}",
-        )
-    if count == 0:
-        return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(entry.shape)
-
-
-def _weight_error(name: str, what: str, expected: str) -> ArtifactError:
-    return ArtifactError(
-        f"weights.json is malformed: {what}",
-        where=f"weights.json, {name[:200]}",
-        expected=expected,
-        hint="compile the model again",
-    )
 
 
 def _pages(plans: Plans, limits: Limits, target: Target, asked: int | None, memory: int | None) -> int:

@@ -1,1 +1,1 @@
-"""Running on a CUDA GPU."""
+"""What serving on a GPU adds: weights copied to it, and its memory shared out."""

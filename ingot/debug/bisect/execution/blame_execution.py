@@ -29,7 +29,8 @@ from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
 from ingot.providers import BACKENDS
 from ingot.runtime.artifact import Artifact
-from ingot.runtime.loader import Loaded, load_artifact, load_weights
+from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.weights import map_weights
 
 Read = Callable[[str], torch.Tensor]
 
@@ -61,7 +62,7 @@ def blame_execution(
             return _of_plan(fault)
     index = artifact.read_json("weights.json")
     assert isinstance(index, dict)
-    packed = load_weights(artifact)
+    packed = map_weights(artifact)
     if wrong := weight_fault(merged_params(programs), packed, index, read):
         blamed = wrong.step.step if wrong.step else "packing"
         kind = Kind.WEIGHTS if wrong.packed else Kind.RECIPE
