@@ -1,0 +1,1 @@
+"""Triton kernels: functions of `triton.jit` alone, which lowerings put into schedules."""
