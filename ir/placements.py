@@ -165,6 +165,10 @@ def _qk_norm_rope_append(call: Call) -> Fit:
     return _by_heads(call, {"kv": 3, "q": 1, "k": 1, "v": 1}, (call.shard(1), call.shard(3)))
 
 
+def _append_attention(call: Call) -> Fit:
+    return _by_heads(call, {"kv": 3, "q": 1, "k": 1, "v": 1, "sinks": 0}, (call.shard(1), call.shard(3)))
+
+
 def _between_steps(call: Call) -> Fit:
     """A rank copies, moves and clears its part of a state, split along any axis but the one of pages or slots."""
     state = call.at["state"]
@@ -272,6 +276,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.advance": whole,
     "ingot.all_gather": _collective("shard", "replicated"),
     "ingot.all_reduce": _collective("partial", "replicated"),
+    "ingot.append_attention": _append_attention,
     "ingot.attention": _attention,
     "ingot.cast": _elementwise,
     "ingot.count_tokens": whole,

@@ -1,5 +1,6 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
+from ingot.ir.ops.append_attention import append_attention
 from ingot.ir.ops.attention import attention, kv_append, paged_attention
 from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
@@ -35,6 +36,7 @@ __all__ = [
     "advance",
     "all_gather",
     "all_reduce",
+    "append_attention",
     "attention",
     "cast",
     "count_tokens",

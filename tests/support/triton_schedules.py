@@ -24,9 +24,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_available() else (torch.float32,)
 
 
-def new_schedule(tokens: tuple[int, int] = (1, 16), sm: int = 90) -> Schedule:
+def new_schedule(tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132) -> Schedule:
     """A schedule for a bucket class of steps of so many tokens. Dependent launch needs the driver: not here."""
-    return Schedule(sm=sm, cores=132, bucket=BucketClass(name="test", tokens=tokens))
+    return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens))
 
 
 def run_schedule(
@@ -67,6 +67,7 @@ def run_lowering(
     *,
     tokens: tuple[int, int] = (1, 16),
     dims: Mapping[str, int] | None = None,
+    cores: int = 132,
 ) -> list[torch.Tensor]:
     """A call of `op` by its lowering, on tensors (moved to the device; a state is updated in a copy, which is the last
     result). `dims` are sizes that the types keep as symbols; the leading axis of a tensor argument whose size is one of
@@ -85,7 +86,7 @@ def run_lowering(
         made = op.fake(*moved, **kwargs)
     results = [made] if isinstance(made, torch.Tensor) else list(made)
     types = tuple(_typed(result, names) for result in results[: len(results) - len(op.states)])
-    schedule = new_schedule(tokens)
+    schedule = new_schedule(tokens, cores=cores)
     outputs = lowering(Call(op.name, values, attributes, types), schedule)
     found = run_schedule(schedule, outputs, list(tensors.values()), dict(dims or {}))
     return [*found, *(tensors[name] for name in op.states)]

@@ -1,0 +1,99 @@
+"""What attention kernels share: a walk over the pages of a sequence, and the tokens that no sequence owns.
+
+Softmax in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691): of the keys seen so far a row holds the
+largest score, the sum of weights against it, and the weighted sum of values.
+"""
+
+import triton
+import triton.language as tl
+
+# Stands for the largest score of no scores at all: below every score, and finite, so that differences are numbers.
+LOWEST = tl.constexpr(-1.0e38)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def weighed(
+    scores,
+    values,
+    total,
+    weight_sum,
+    peak,
+    seen,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
+    """Keys with `scores` [M, N] (before scaling) and `values` [N, D] join the running state of M rows, where `seen`."""
+    if SOFT_CAP is None:
+        scores = scores * (SCALE * LOG2_E)
+    else:
+        # tanh by the logistic function, which every target has.
+        bounded = 2.0 * tl.sigmoid(scores * (2.0 * SCALE / SOFT_CAP)) - 1.0
+        scores = bounded * (SOFT_CAP * LOG2_E)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    shrunk = tl.exp2(peak - higher)
+    weight_sum = weight_sum * shrunk + tl.sum(weights, 1)
+    total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
+    return total, weight_sum, higher
+
+
+@triton.jit
+def attended(
+    total,
+    weight_sum,
+    peak,
+    query,
+    query_places,
+    kv,
+    pages,
+    head,
+    begin,
+    end,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The cached positions begin … end - 1 of a sequence with page ids `pages` join the state of `query` [M, BLOCK_DIM].
+
+    `query_places` [M] are the rows' own positions; with CAUSAL, positions behind them are not seen.
+    """
+    d = tl.arange(0, BLOCK_DIM)
+    for start in range(begin, end, BLOCK_N):
+        place = start + tl.arange(0, BLOCK_N)
+        inside = place < end
+        page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
+        rows = kv + page * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
+        held = inside[:, None] & (d < DIM)[None, :]
+        keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        seen = inside[None, :]
+        if CAUSAL:
+            seen = seen & (place[None, :] <= query_places[:, None])
+        if WINDOW is not None:
+            seen = seen & (place[None, :] > query_places[:, None] - WINDOW)
+        values = tl.load(rows[:, None] + PART_STRIDE + d[None, :], mask=held, other=0.0)
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCALE, SOFT_CAP)
+    return total, weight_sum, peak
+
+
+@triton.jit
+def unowned(tokens, q_starts, q_lens, sequences):
+    """Which of `tokens` [N] no sequence owns."""
+    owned = tl.zeros(tokens.shape, tl.int32)
+    for first in range(0, sequences, 32):
+        b = first + tl.arange(0, 32)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        hits = (tokens[:, None] >= start[None, :]) & (tokens[:, None] < (start + count)[None, :])
+        owned += tl.sum(hits.to(tl.int32), 1)
+    return owned == 0

@@ -1,0 +1,196 @@
+"""q/k norm, rotary embedding and the cache write, each head a row of a program's tile."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _normed(x, rstd, weight, dtype: tl.constexpr):
+    """rms_norm of float32 rows, rounded as that op rounds; values in float32."""
+    if weight.dtype == dtype:
+        return ((x * rstd).to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+    return (x * rstd * weight.to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def prepared(
+    x,
+    rows,
+    held,
+    positions,
+    table,
+    weight,
+    EPS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Heads normed by `weight` (None: not normed) and rotated to their positions: [N, BLOCK_DIM] in x's dtype.
+
+    `rows` [N] are the offsets of heads in x and `positions` [N] or [1] rows of `table`; a head that `held` [N] does not
+    hold is zero, as are the elements from DIM on. The norm is rounded before the rotation.
+    """
+    dtype: tl.constexpr = x.dtype.element_ty
+    HALF: tl.constexpr = ROTARY // 2
+    d = tl.arange(0, BLOCK_DIM)
+    inside = held[:, None] & (d < DIM)[None, :]
+    own = tl.load(x + rows[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    # Each element is turned against its partner, which comes from memory as well: registers hold no shuffle of it.
+    if INTERLEAVED:
+        partner = d ^ 1
+        frequency = d // 2
+        sign = tl.where(d % 2 == 0, -1.0, 1.0)
+    else:
+        partner = tl.where(d < HALF, d + HALF, d - HALF)
+        frequency = tl.where(d < HALF, d, d - HALF)
+        sign = tl.where(d < HALF, -1.0, 1.0)
+    rotary = d < ROTARY
+    both = held[:, None] & rotary[None, :]
+    other = tl.load(x + rows[:, None] + partner[None, :], mask=both, other=0.0).to(tl.float32)
+    angles = table + positions.to(tl.int64)[:, None] * ROTARY + frequency[None, :]
+    cos = tl.load(angles, mask=both, other=1.0)
+    sin = tl.load(angles + HALF, mask=both, other=0.0)
+    if weight is not None:
+        rstd = tl.rsqrt(tl.sum(own * own, 1) / DIM + EPS)[:, None]
+        own = _normed(own, rstd, tl.load(weight + d, mask=d < DIM, other=0.0)[None, :], dtype)
+        other = _normed(other, rstd, tl.load(weight + partner, mask=rotary, other=0.0)[None, :], dtype)
+    return tl.where(both, own * cos + sign[None, :] * other * sin, own).to(dtype)
+
+
+@triton.jit
+def rope(
+    out,
+    x,
+    positions,
+    table,
+    HEADS: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: tokens, blocks of heads."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    position = tl.load(positions + token + tl.zeros((1,), tl.int32))
+    rows = token * TOKEN_STRIDE + head * HEAD_STRIDE
+    turned = prepared(
+        x, rows, head < HEADS, position, table, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
+    )
+    d = tl.arange(0, BLOCK_DIM)
+    into = out + token * HEADS * DIM + head[:, None] * DIM + d[None, :]
+    tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
+def cache_rows(slots, SLOT_STRIDE: tl.constexpr, PAGE_STRIDE: tl.constexpr, PAGE: tl.constexpr):
+    """Offsets of slots in a cache [pages, 2, page, kv_heads, head_dim]."""
+    slots = slots.to(tl.int64)
+    return slots // PAGE * PAGE_STRIDE + slots % PAGE * SLOT_STRIDE
+
+
+@triton.jit
+def kv_append(
+    kv,
+    k,
+    v,
+    slots,
+    K_TOKEN: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_TOKEN: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: tokens, blocks of heads."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    d = tl.arange(0, BLOCK_DIM)[None, :]
+    slot = tl.load(slots + token)
+    inside = (head < KV_HEADS) & (d < DIM) & (slot >= 0)
+    into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM + d
+    tl.store(into, tl.load(k + token * K_TOKEN + head * K_HEAD + d, mask=inside), mask=inside)
+    tl.store(into + PART_STRIDE, tl.load(v + token * V_TOKEN + head * V_HEAD + d, mask=inside), mask=inside)
+
+
+@triton.jit
+def qk_norm_rope_append(
+    out,
+    kv,
+    q,
+    k,
+    v,
+    positions,
+    table,
+    slots,
+    q_weight,
+    k_weight,
+    HEADS: tl.constexpr,
+    Q_TOKEN: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_TOKEN: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_TOKEN: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    EPS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: tokens, blocks of the heads of q and then of those of k and v."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    position = tl.load(positions + token + tl.zeros((1,), tl.int32))
+    d = tl.arange(0, BLOCK_DIM)[None, :]
+    if block < Q_BLOCKS:
+        head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        rows = token * Q_TOKEN + head * Q_HEAD
+        turned = prepared(
+            q, rows, head < HEADS, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
+        )
+        into = out + token * HEADS * DIM + head[:, None] * DIM + d
+        tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM))
+    else:
+        slot = tl.load(slots + token)
+        head = (block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        held = (head < KV_HEADS) & (slot >= 0)
+        rows = token * K_TOKEN + head * K_HEAD
+        turned = prepared(
+            k, rows, held, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
+        )
+        inside = held[:, None] & (d < DIM)
+        into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * DIM + d
+        tl.store(into, turned, mask=inside)
+        value = tl.load(v + token * V_TOKEN + head[:, None] * V_HEAD + d, mask=inside)
+        tl.store(into + PART_STRIDE, value, mask=inside)

@@ -1,0 +1,119 @@
+"""Lowerings of rotary embedding and of cache writes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.backends.triton.kernels import rope as kernels
+from ingot.backends.triton.launches import cdiv
+from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.heads import (
+    cache_of,
+    dim_constants,
+    power_of_two,
+    static,
+    strides_of,
+    tokens_of,
+    want_one_dtype,
+)
+from ingot.backends.triton.schedule import Schedule, Value
+
+# Elements of a tile: 16 a thread of 4 warps, which leaves registers for partners and angles.
+_TILE = 2048
+
+
+def rotation(call: Call) -> dict[str, Any]:
+    """Constants of a call's rotary embedding."""
+    table = call.value("table")
+    call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
+    call.want_dense_rows("table")
+    return {"ROTARY": static(table, 1), "INTERLEAVED": bool(call.attributes["interleaved"])}
+
+
+def _block_heads(heads: int, block_dim: int) -> int:
+    return min(power_of_two(heads), max(1, _TILE // block_dim))
+
+
+def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    x = call.value("x")
+    strides = strides_of(call, "x")
+    dim = dim_constants(call, "x")
+    heads = static(x, 1)
+    block = _block_heads(heads, dim["BLOCK_DIM"])
+    out = schedule.output(call.results[0])
+    schedule.launch(
+        kernels.rope,
+        (tokens_of(call, "x"), cdiv(heads, block), 1),
+        {"out": out, "x": x, "positions": call.value("positions"), "table": call.value("table")},
+        {
+            "HEADS": heads,
+            "TOKEN_STRIDE": strides["X_TOKEN"],
+            "HEAD_STRIDE": strides["X_HEAD"],
+            "BLOCK_HEADS": block,
+            "DEPENDENT": schedule.dependent,
+            **rotation(call),
+            **dim,
+        },
+        dependent=schedule.dependent,
+    )
+    return (out,)
+
+
+def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    cache = cache_of(call)
+    want_one_dtype(call, "kv", "k", "v")
+    dim = dim_constants(call, "k")
+    block = _block_heads(cache.kv_heads, dim["BLOCK_DIM"])
+    schedule.launch(
+        kernels.kv_append,
+        (tokens_of(call, "k"), cdiv(cache.kv_heads, block), 1),
+        {name: call.value(name) for name in ("kv", "k", "v", "slots")},
+        {
+            "BLOCK_HEADS": block,
+            "DEPENDENT": schedule.dependent,
+            **strides_of(call, "k", "v"),
+            **cache.constants(),
+            **dim,
+        },
+        dependent=schedule.dependent,
+    )
+    return ()
+
+
+def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    cache = cache_of(call)
+    want_one_dtype(call, "kv", "q", "k", "v")
+    dim = dim_constants(call, "k")
+    heads = static(call.value("q"), 1)
+    block = _block_heads(max(heads, cache.kv_heads), dim["BLOCK_DIM"])
+    out = schedule.output(call.results[0])
+    names = ("kv", "q", "k", "v", "positions", "table", "slots")
+    schedule.launch(
+        kernels.qk_norm_rope_append,
+        (tokens_of(call, "q"), cdiv(heads, block) + cdiv(cache.kv_heads, block), 1),  # type: ignore[operator]
+        {"out": out, **{name: call.value(name) for name in names}, **norms_of(call)},
+        {
+            "HEADS": heads,
+            "EPS": float(call.attributes["eps"]),
+            "BLOCK_HEADS": block,
+            "DEPENDENT": schedule.dependent,
+            **strides_of(call, "q", "k", "v"),
+            **rotation(call),
+            **cache.constants(),
+            **dim,
+        },
+        dependent=schedule.dependent,
+    )
+    return (out,)
+
+
+def norms_of(call: Call) -> dict[str, Value | None]:
+    """The gains of q/k norm. As in the reference, q and k are normed together or not at all."""
+    gains = {name: call.optional(name) for name in ("q_weight", "k_weight")}
+    return gains if all(gain is not None for gain in gains.values()) else dict.fromkeys(gains)
+
+
+LOWERINGS: Mapping[str, Lowering] = {
+    "rope": _rope,
+    "kv_append": _kv_append,
+    "qk_norm_rope_append": _qk_norm_rope_append,
+}

@@ -1,0 +1,155 @@
+"""Fused: q/k norm, rotary embedding, the cache write and attention of a step, all that lies between two products."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.ir.ops.attention import paged_attention
+from ingot.ir.ops.registry import Sample, bytes_of, define
+from ingot.ir.ops.rope_append import qk_norm_rope_append
+from ingot.ir.tables import make_table
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    # Two sequences, of 20 and 9 positions, feed three tokens and one; between and behind them is padding.
+    q, k, v = (part.view(6, -1, 16) for part in randn(6, 8 * 16).split([64, 32, 32], 1))
+    pages, attrs = ints(3, 0, 5, 1).view(2, 2), {"rope_type": "default", "positions": 64, "theta": 1e4}
+    table = make_table({"kind": "rope", **attrs, "rotary_dim": 16})
+    slots = torch.tensor([0 * 16 + 1, 0 * 16 + 2, 0 * 16 + 3, -1, 5 * 16 + 8, -1])
+    step = (ints(17, 18, 19, 0, 8, 0), table, slots, pages, ints(0, 4), ints(3, 1), ints(20, 9))
+    args = (randn(6, 2, 16, 2, 16), q, k, v, *step)
+    return [
+        Sample(args, {"eps": 1e-6, "scale": 0.25}),
+        Sample(
+            (*args, randn(16), randn(16), randn(4)),
+            {"eps": 1e-6, "interleaved": True, "scale": 0.25, "window": 5, "soft_cap": 2.0},
+        ),
+    ]
+
+
+def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
+    """`function` of what the first part of a call is given."""
+    names = ("kv", "q", "k", "v", "positions", "table", "slots")
+    norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
+    order = {"interleaved": True} if call["interleaved"] else {}
+    return function(*(call[name] for name in names), *norms, eps=call["eps"], **order)
+
+
+def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
+    """`function` of what the second part is given: `q` and `kv` of the first one."""
+    names = ("page_table", "q_starts", "q_lens", "kv_lens")
+    sinks = () if call["sinks"] is None else (call["sinks"],)
+    options = {name: call[name] for name in ("window", "soft_cap") if call[name] is not None}
+    return function(q, kv, *(call[name] for name in names), *sinks, scale=call["scale"], **options)
+
+
+def _decompose(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = append_attention.bind(args, kwargs)
+    q, kv = _write(call, qk_norm_rope_append)
+    return _read(call, paged_attention, q, kv), kv
+
+
+def _rowwise(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = append_attention.bind(args, kwargs)
+    q, kv = _write(call, qk_norm_rope_append.rowwise)
+    return _read(call, paged_attention.rowwise, q, kv), kv
+
+
+def _in_place(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = append_attention.bind(args, kwargs)
+    assert qk_norm_rope_append.in_place is not None
+    q = _write(call, qk_norm_rope_append.in_place)
+    return _attention(_read(call, paged_attention.reference, q, call["kv"]))
+
+
+def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
+    call = append_attention.bind(args, kwargs)
+    q = _write(call, qk_norm_rope_append.costliest)
+    return _attention(_read(call, paged_attention.costliest, q, call["kv"]))
+
+
+def _attention(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
+
+
+def _sum(part: str) -> Callable[..., float]:
+    """The flops or the traffic of both parts."""
+
+    def run(*args: Any, **kwargs: Any) -> float:
+        call = append_attention.bind(args, kwargs)
+        first = _write(call, getattr(qk_norm_rope_append, part))
+        return float(first + _read(call, getattr(paged_attention, part), call["q"], call["kv"]))
+
+    return run
+
+
+def _traffic(*args: Any, **kwargs: Any) -> float:
+    """That of both parts, but for q, which goes from one to the other and stays where it is."""
+    call = append_attention.bind(args, kwargs)
+    return _sum("traffic")(*args, **kwargs) - 2 * bytes_of(call["q"])
+
+
+@define(
+    "append_attention(Tensor kv, Tensor q, Tensor k, Tensor v, Tensor positions, Tensor table, Tensor slots,"
+    " Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens, Tensor? q_weight=None, Tensor? k_weight=None,"
+    " Tensor? sinks=None, *, float eps, bool interleaved=False, float scale, int? window=None, float? soft_cap=None)"
+    " -> (Tensor, Tensor)",
+    samples=_samples,
+    rowwise=_rowwise,
+    fake=_fake,
+    states=("kv",),
+    in_place=_in_place,
+    costliest=_costliest,
+    decompose=_decompose,
+    flops=_sum("flops"),
+    traffic=_traffic,
+    fusible=False,
+)
+def append_attention(
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    eps: float,
+    interleaved: bool = False,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, and then
+    `paged_attention` over what it wrote.
+
+    The slot of a sequence's token is where `page_table` has the token's place in the sequence: a provider may take what
+    the step feeds from k and v, and what was fed before from the cache.
+    """
+    prepared, written = qk_norm_rope_append.reference(
+        kv, q, k, v, positions, table, slots, q_weight, k_weight, eps=eps, interleaved=interleaved
+    )
+    lens = (page_table, q_starts, q_lens, kv_lens)
+    return (
+        paged_attention.reference(prepared, written, *lens, sinks, scale=scale, window=window, soft_cap=soft_cap),
+        written,
+    )
