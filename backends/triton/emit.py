@@ -44,7 +44,7 @@ class Triton:
             return No(f"kernels need compute capability 8.0, and this is {target.sm // 10}.{target.sm % 10}")
         layouts: dict[str, Layout] = {}
         for node in nodes:
-            lowering = _lowerings().get(target_name(node.target))
+            lowering = _lowering_of(node)
             if lowering is None:
                 return No(f"no kernel for {target_name(node.target)}")
             try:
@@ -91,8 +91,9 @@ class Triton:
         for place, node in enumerate(body.placeholders()):
             values[node] = Value(_type_of(node, body), input=place)
         calls = list(node for node in body.calls() if node.target is not operator.getitem)
-        if len(calls) == 1 and target_name(calls[0].target) in _lowerings():
-            outputs = _lowerings()[target_name(calls[0].target)](_call(calls[0], values), schedule)
+        lowering = _lowering_of(calls[0]) if len(calls) == 1 else None
+        if lowering is not None:
+            outputs = lowering(_call(calls[0], values), schedule)
         else:
             from ingot.backends.triton.lower.regions import lower_region
 
@@ -117,11 +118,12 @@ class Triton:
         raise BackendError(f"backend '{self.name}' compiles calls for their types and has no library")
 
 
-def _lowerings() -> Mapping[str, Lowering]:
-    """By the printed names of what they lower. Imported late: the kernels need Triton, which only compiling has."""
+def _lowering_of(node: fx.Node) -> Lowering | None:
+    """Imported late: the kernels need Triton, which only compiling has."""
     from ingot.backends.triton.lower.table import LOWERINGS
 
-    return LOWERINGS
+    op = op_of(node.target)
+    return LOWERINGS.get(op.name if op is not None else target_name(node.target))
 
 
 def _schedule(target: Target, bucket: BucketClass) -> Schedule:
@@ -156,7 +158,9 @@ def _held(state: str, graph: fx.Graph) -> TensorType:
 def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
     op = op_of(node.target)
     if op is None:
-        bound = {f"arg{place}": value for place, value in enumerate(node.args)} | dict(node.kwargs)
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # aten's
+        bound = {"x" if name == "self" else name: value for name, value in zip(names, node.args, strict=False)}
+        bound |= node.kwargs
     else:
         bound = op.bind(node.args, node.kwargs)
     tensors: dict[str, Value | None] = {}

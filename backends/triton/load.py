@@ -34,6 +34,7 @@ def load(executable: Executable, directory: Path, *, dependent: bool = True) -> 
         launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise BackendError(f"{LAUNCHES} does not read: {error}"[:500], where=str(directory)) from error
+    _make_context_current()
     functions = {
         (launch.kernel, launch.entry): _function(directory / launch.kernel, launch.entry, launch.shared)
         for launch in launches.launches
@@ -145,10 +146,22 @@ def _dependent_attribute(driver: Any) -> Any:
     return attribute
 
 
+def _make_context_current() -> None:
+    """The context that torch uses, in this thread too: what the driver loads belongs to the current one."""
+    from cuda.bindings import driver
+
+    torch.cuda.init()
+    _, device = driver.cuDeviceGet(torch.cuda.current_device())
+    status, context = driver.cuDevicePrimaryCtxRetain(device)
+    if status == driver.CUresult.CUDA_SUCCESS:
+        (status,) = driver.cuCtxSetCurrent(context)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise BackendError(f"the GPU cannot be used: {status.name}")
+
+
 def _function(path: Path, entry: str, shared: int) -> Any:
     from cuda.bindings import driver
 
-    torch.cuda.current_stream()  # the context of torch is the current one
     try:
         code = path.read_bytes()
     except OSError as error:
