@@ -4,15 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering
+from triton_schedules import DEVICE, TESTED, run_lowering
 
-from ingot.backends.triton.lower import linear_tiles
-from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.linear import LOWERINGS
-from ingot.backends.triton.schedule import Value
 from ingot.ir import ops
 from ingot.ir.tolerances import compare
-from ingot.ir.types import TensorType
 
 
 def _check(args: tuple[Any, ...], dtype: torch.dtype, tokens: tuple[int, int]) -> None:
