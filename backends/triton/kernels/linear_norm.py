@@ -12,7 +12,14 @@ from ingot.backends.triton.kernels.linear_parts import scaled
 
 @triton.jit
 def normalize_rows(
-    x, gain, y, K: tl.constexpr, X_STRIDE: tl.constexpr, EPS: tl.constexpr, BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr
+    x,
+    gain,
+    y,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Program i: row i of y [rows, K] is that of x, normed; BLOCK_K >= K."""
     if DEPENDENT:

@@ -10,7 +10,7 @@ from ingot.backends.triton.kernels.linear_norm import normalize_rows
 from ingot.backends.triton.kernels.linear_tile import linear_tile
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
-from ingot.backends.triton.lower.linear_tiles import Product, Tiles, matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles, matvec_tiles, tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import TensorType
 
@@ -80,11 +80,22 @@ def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     return (schedule_linear(Linear(call.value("x"), call.value("weight"), call.optional("bias"), result), schedule),)
 
 
-def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
-    """Add the launches that compute `linear`. Raises Refused."""
-    most = _most_rows(linear, schedule)
+def schedule_linear(linear: Linear, schedule: Schedule, chosen: MatvecTiles | Tiles | None = None) -> Value:
+    """Add the launches that compute `linear`; `chosen` are tile sizes to try instead of the best known. Raises
+    Refused."""
     _check(linear)
-    return _matvec(linear, schedule) if most == 1 else _tile(linear, schedule, most)
+    tokens = padded_tokens(_most_rows(linear, schedule))
+    if chosen is None:
+        product = linear.product()
+        chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, schedule.cores)
+    if isinstance(chosen, MatvecTiles):
+        return _matvec(linear, schedule, chosen)
+    return _tile(linear, schedule, tokens, chosen)
+
+
+def padded_tokens(most: int) -> int:
+    """The rows that a kernel works on for up to `most` of them: a tensor-core product has 16 columns at least."""
+    return 1 if most == 1 else max(16, 1 << (most - 1).bit_length())
 
 
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
@@ -114,8 +125,7 @@ def _check(linear: Linear) -> None:
         raise Refused(f"a norm over {linear.depth} elements; {MOST_NORMED} fit in a program")
 
 
-def _matvec(linear: Linear, schedule: Schedule) -> Value:
-    chosen = matvec_tiles(linear.product())
+def _matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Value:
     result = schedule.output(linear.result)
     schedule.launch(
         linear_matvec,
@@ -144,9 +154,7 @@ def _matvec(linear: Linear, schedule: Schedule) -> Value:
     return result
 
 
-def _tile(linear: Linear, schedule: Schedule, most: int) -> Value:
-    tokens = max(16, 1 << (most - 1).bit_length())  # a tensor-core product has 16 columns at least in Triton
-    chosen = tiles(linear.product(), tokens, schedule.cores)
+def _tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles) -> Value:
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
     blocks = -(-linear.columns // chosen.block_n)

@@ -104,7 +104,7 @@ def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]
 
 def _is_part_of_columns(node: fx.Node) -> bool:
     """Whether a node is a slice of a matrix along its second axis, in steps of one."""
-    return is_call(node, _SLICE) and len(node.args) == 4 and node.args[1] == 1 and not node.kwargs
+    return is_call(node, _SLICE) and len(node.args) == 4 and bool(node.args[1] == 1) and not node.kwargs
 
 
 def _first_column(part: fx.Node) -> int:
