@@ -1,0 +1,1 @@
+"""Kernels: `triton.jit` functions and nothing else."""
