@@ -1,1 +1,1 @@
-"""Triton kernels: functions of `triton.jit` alone, which lowerings put into schedules."""
+"""Kernels: `triton.jit` functions and nothing else."""

@@ -80,7 +80,7 @@ def _own_item(
     return sequence, place, splits, owned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def decode_attention(
     out,
     partial,
@@ -262,9 +262,9 @@ def _combine(
     """
     g = tl.arange(0, BLOCK_HEADS)
     d = tl.arange(0, BLOCK_DIM)
-    s = tl.arange(0, MAX_SPLITS)
-    held = (s < splits)[:, None] & (g < GROUP)[None, :]
-    at = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
+    all_splits = tl.arange(0, MAX_SPLITS)
+    held = (all_splits < splits)[:, None] & (g < GROUP)[None, :]
+    at = stats + (item + all_splits)[:, None] * (2 * GROUP) + g[None, :]
     peaks = tl.load(at, mask=held, other=LOWEST, cache_modifier=".cg")
     sums = tl.load(at + GROUP, mask=held, other=0.0, cache_modifier=".cg")
     peak = tl.max(peaks, 0)
@@ -272,11 +272,12 @@ def _combine(
     total = tl.zeros((BLOCK_HEADS, BLOCK_DIM), tl.float32)
     for start in range(0, splits, BLOCK_SPLITS):
         s = start + tl.arange(0, BLOCK_SPLITS)
-        held = (s < splits)[:, None] & (g < GROUP)[None, :]
-        at = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
-        share = tl.exp2(tl.load(at, mask=held, other=LOWEST, cache_modifier=".cg") - peak[None, :])
-        at = partial + ((item + s)[:, None] * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
-        parts = tl.load(at, mask=held[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg")
+        some = (s < splits)[:, None] & (g < GROUP)[None, :]
+        own_peaks = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
+        share = tl.exp2(tl.load(own_peaks, mask=some, other=LOWEST, cache_modifier=".cg") - peak[None, :])
+        own_totals = partial + ((item + s)[:, None] * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
+        inside = some[:, :, None] & (d < DIM)[None, None, :]
+        parts = tl.load(own_totals, mask=inside, other=0.0, cache_modifier=".cg")
         total += tl.sum(parts * share[:, :, None], 0)
     result = total / weight_sum[:, None]
     into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
