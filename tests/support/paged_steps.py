@@ -54,7 +54,7 @@ def paged_step(
     behind: int = 0,
 ) -> PagedStep:
     """A step with `behind` tokens and sequences of padding at its end. q, k and v are parts of one product."""
-    counts, cached = [fed for fed, _ in sequences], [before for _, before in sequences]
+    counts = [fed for fed, _ in sequences]
     needed = [-(-(fed + before) // page) for fed, before in sequences]
     width = max(needed, default=1) + 1
     pages = sum(needed) + 2

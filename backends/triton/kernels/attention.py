@@ -63,9 +63,9 @@ def attended(
     BLOCK_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The cached positions begin … end - 1 of a sequence with page ids `pages` join the state of `query` [M, BLOCK_DIM].
+    """The cached positions begin … end - 1 of the sequence with page ids `pages` join the state of M rows.
 
-    `query_places` [M] are the rows' own positions; with CAUSAL, positions behind them are not seen.
+    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. CAUSAL: those behind are not seen.
     """
     d = tl.arange(0, BLOCK_DIM)
     for start in range(begin, end, BLOCK_N):

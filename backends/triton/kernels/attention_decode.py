@@ -80,7 +80,7 @@ def _own_item(
     return sequence, place, splits, owned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def decode_attention(
     out,
     partial,
@@ -154,7 +154,11 @@ def decode_attention(
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
         g = tl.arange(0, BLOCK_GROUP)
         into = out + ((row * KV_HEADS + item % KV_HEADS) * GROUP * DIM)[:, None] + g[:, None] * DIM + d[None, :]
-        tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=free[:, None] & (g < GROUP)[:, None] & (d < DIM)[None, :])
+        tl.store(
+            into,
+            tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty),
+            mask=free[:, None] & (g < GROUP)[:, None] & (d < DIM)[None, :],
+        )
     if sequence < 0:
         return
 
@@ -180,15 +184,13 @@ def decode_attention(
     rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
     if APPEND:
         position = tl.load(positions + token + tl.zeros((1,), tl.int32))
-        query = prepared(
-            q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
-        )
+        query = prepared(q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     else:
         query = tl.load(q + rows[:, None] + d[None, :], mask=(g < GROUP)[:, None] & (d < DIM)[None, :], other=0.0)
     total = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
     weight_sum = tl.zeros((BLOCK_GROUP,), tl.float32)
     peak = tl.full((BLOCK_GROUP,), LOWEST, tl.float32)
-    if sinks is not None:
+    if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if split == 0:
             peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
@@ -200,7 +202,7 @@ def decode_attention(
         total, weight_sum, peak, query, places, kv, pages, head, begin, end,
         SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
     )  # fmt: skip
-    if APPEND:
+    if APPEND:  # noqa: SIM102
         if split == splits - 1:
             for start in range(0, nth + 1, 16):
                 fed = start + tl.arange(0, 16)
@@ -227,7 +229,11 @@ def decode_attention(
     own = (g < GROUP)[:, None] & (d < DIM)[None, :]
     if splits == 1:
         result = total / weight_sum[:, None]
-        tl.store(out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=own)
+        tl.store(
+            out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :],
+            result.to(out.dtype.element_ty),
+            mask=own,
+        )
         return
     tl.store(partial + item * (GROUP * DIM) + g[:, None] * DIM + d[None, :], total, mask=own)
     tl.store(stats + item * (2 * GROUP) + g, peak, mask=g < GROUP)
@@ -238,7 +244,20 @@ def decode_attention(
     tl.debug_barrier()
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
-        _combine(out, partial, stats, pair, item - split, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS)
+        _combine(
+            out,
+            partial,
+            stats,
+            pair,
+            item - split,
+            splits,
+            GROUP,
+            DIM,
+            BLOCK_DIM,
+            BLOCK_HEADS,
+            MAX_SPLITS,
+            BLOCK_SPLITS,
+        )
 
 
 @triton.jit
@@ -262,9 +281,9 @@ def _combine(
     """
     g = tl.arange(0, BLOCK_HEADS)
     d = tl.arange(0, BLOCK_DIM)
-    s = tl.arange(0, MAX_SPLITS)
-    held = (s < splits)[:, None] & (g < GROUP)[None, :]
-    at = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
+    all_splits = tl.arange(0, MAX_SPLITS)
+    held = (all_splits < splits)[:, None] & (g < GROUP)[None, :]
+    at = stats + (item + all_splits)[:, None] * (2 * GROUP) + g[None, :]
     peaks = tl.load(at, mask=held, other=LOWEST, cache_modifier=".cg")
     sums = tl.load(at + GROUP, mask=held, other=0.0, cache_modifier=".cg")
     peak = tl.max(peaks, 0)
@@ -272,11 +291,12 @@ def _combine(
     total = tl.zeros((BLOCK_HEADS, BLOCK_DIM), tl.float32)
     for start in range(0, splits, BLOCK_SPLITS):
         s = start + tl.arange(0, BLOCK_SPLITS)
-        held = (s < splits)[:, None] & (g < GROUP)[None, :]
-        at = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
-        share = tl.exp2(tl.load(at, mask=held, other=LOWEST, cache_modifier=".cg") - peak[None, :])
-        at = partial + ((item + s)[:, None] * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
-        parts = tl.load(at, mask=held[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg")
+        some = (s < splits)[:, None] & (g < GROUP)[None, :]
+        own_peaks = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
+        share = tl.exp2(tl.load(own_peaks, mask=some, other=LOWEST, cache_modifier=".cg") - peak[None, :])
+        own_totals = partial + ((item + s)[:, None] * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
+        inside = some[:, :, None] & (d < DIM)[None, None, :]
+        parts = tl.load(own_totals, mask=inside, other=0.0, cache_modifier=".cg")
         total += tl.sum(parts * share[:, :, None], 0)
     result = total / weight_sum[:, None]
     into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]

@@ -7,7 +7,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, unowned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def prefill_attention(
     out,
     kv,

@@ -83,9 +83,7 @@ def rope(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
     rows = token * TOKEN_STRIDE + head * HEAD_STRIDE
-    turned = prepared(
-        x, rows, head < HEADS, position, table, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
-    )
+    turned = prepared(x, rows, head < HEADS, position, table, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     d = tl.arange(0, BLOCK_DIM)
     into = out + token * HEADS * DIM + head[:, None] * DIM + d[None, :]
     tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
@@ -176,9 +174,7 @@ def qk_norm_rope_append(
     if block < Q_BLOCKS:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         rows = token * Q_TOKEN + head * Q_HEAD
-        turned = prepared(
-            q, rows, head < HEADS, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
-        )
+        turned = prepared(q, rows, head < HEADS, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         into = out + token * HEADS * DIM + head[:, None] * DIM + d
         tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM))
     else:
@@ -186,9 +182,7 @@ def qk_norm_rope_append(
         head = (block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         held = (head < KV_HEADS) & (slot >= 0)
         rows = token * K_TOKEN + head * K_HEAD
-        turned = prepared(
-            k, rows, held, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
-        )
+        turned = prepared(k, rows, held, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         inside = held[:, None] & (d < DIM)
         into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * DIM + d
         tl.store(into, turned, mask=inside)

@@ -28,7 +28,10 @@ def table(rotary: int) -> torch.Tensor:
 def agree(name: str, args: tuple[Any, ...], options: dict[str, Any], step: PagedStep, most: int) -> None:
     """The lowering against the reference; what the cache holds elsewhere is untouched, NaN included."""
     op, dtype = OPS[name], step.q.dtype
-    found = [one.cpu() for one in run_lowering(op, LOWERINGS[name], args, options, tokens=(1, most), dims=step.dims, cores=CORES)]
+    found = [
+        one.cpu()
+        for one in run_lowering(op, LOWERINGS[name], args, options, tokens=(1, most), dims=step.dims, cores=CORES)
+    ]
     wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
     # Not what the table holds in float32: cosines are as exact as that in any dtype.
     expected = op.reference(*wide, **options)

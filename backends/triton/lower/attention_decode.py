@@ -1,0 +1,85 @@
+"""Attention of steps of few tokens: how contexts are cut, and the launch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.backends.triton.kernels.attention_decode import decode_attention
+from ingot.backends.triton.launches import Term, times
+from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
+from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.heads import power_of_two, strides_of, want_one_dtype
+from ingot.backends.triton.lower.rope import norms_of, rotation
+from ingot.backends.triton.schedule import Schedule, Value
+
+# The most splits of one context, whose statistics one tile holds.
+_MAX_SPLITS = 64
+# Elements of partial results that are added at once: 64 for each thread of 4 warps.
+_COMBINED = 8192
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """`keys` of a tile; `stages` of a loop, of which two thirds are tiles in flight (page ids take a stage each);
+    contexts are cut for `programs` on each multiprocessor."""
+
+    keys: int
+    stages: int
+    programs: int
+    warps: int = 4
+
+
+def decode_tiles(attention: Attention) -> DecodeTiles:
+    """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs, or three of
+    two, fit into the 227 KiB of a multiprocessor (compute capability 9.0)."""
+    keys = 64 * 128 * 2 // (attention.block_dim * attention.itemsize)
+    return DecodeTiles(keys=max(16, min(64, keys)), stages=5, programs=2)
+
+
+def schedule_decode(
+    call: Call, schedule: Schedule, *, append: bool, tiles: DecodeTiles | None = None
+) -> tuple[Value, ...]:
+    """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
+    attention = attention_of(call)
+    tiles = tiles or decode_tiles(attention)
+    cache, heads = attention.cache, power_of_two(attention.group)
+    shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
+    items = times(Term(op="add", left=attention.tokens, right=shares), cache.kv_heads)
+    out = schedule.output(call.results[0])
+    prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
+    fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "INTERLEAVED": False}
+    fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
+    if append:
+        want_one_dtype(call, "kv", "k", "v")
+        prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
+        fixed = {"EPS": float(call.attributes["eps"]), **rotation(call), **strides_of(call, "k", "v")}
+    schedule.launch(
+        decode_attention,
+        (items, 1, 1),
+        {
+            "out": out,
+            "partial": schedule.scratch(torch.float32, (items, attention.group, cache.dim)),
+            "stats": schedule.scratch(torch.float32, (items, 2, attention.group)),
+            "arrived": schedule.counter((schedule.bucket.tokens[1], cache.kv_heads)),
+            **attention.arguments,
+            **prologue,
+        },
+        {
+            **attention.constants,
+            **fixed,
+            "APPEND": append,
+            "BLOCK_GROUP": max(16, heads),
+            "BLOCK_N": tiles.keys,
+            "SHARES": shares,
+            "MIN_SHARE": tiles.keys,
+            "MAX_SPLITS": _MAX_SPLITS,
+            "BLOCK_HEADS": heads,
+            "BLOCK_SPLITS": max(1, _COMBINED // (heads * attention.block_dim)),
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=tiles.warps,
+        stages=tiles.stages,
+        dependent=schedule.dependent,
+    )
+    return (out,)

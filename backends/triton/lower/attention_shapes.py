@@ -1,0 +1,51 @@
+"""What both attention kernels are given alike."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.backends.triton.launches import Expr
+from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.heads import Cache, cache_of, dim_constants, static, strides_of, want_one_dtype
+from ingot.backends.triton.schedule import Value
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A call as its kernel gets it. `group` heads of q share one head of the cache."""
+
+    cache: Cache
+    group: int
+    block_dim: int
+    itemsize: int
+    tokens: Expr
+    sequences: Expr
+    arguments: dict[str, "Value | Expr | None"]
+    constants: dict[str, Any]
+
+
+def attention_of(call: Call) -> Attention:
+    cache = cache_of(call)
+    want_one_dtype(call, "kv", "q")
+    group = static(call.value("q"), 1) // cache.kv_heads
+    dim = dim_constants(call, "q")
+    window, soft_cap = call.attributes.get("window"), call.attributes.get("soft_cap")
+    names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
+    tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
+    arguments = {
+        **{name: call.value(name) for name in names},
+        "sinks": call.optional("sinks"),
+        "tokens": tokens,
+        "sequences": sequences,
+        "width": call.value("page_table").type.shape[1],
+    }
+    constants = {
+        **strides_of(call, "q"),
+        **cache.constants(),
+        **dim,
+        "GROUP": group,
+        "SCALE": float(call.attributes["scale"]),
+        "WINDOW": window,
+        "SOFT_CAP": None if soft_cap is None else float(soft_cap),
+    }
+    itemsize = call.value("q").type.dtype.itemsize
+    return Attention(cache, group, dim["BLOCK_DIM"], itemsize, tokens, sequences, arguments, constants)
