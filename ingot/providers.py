@@ -8,31 +8,33 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir.backend import Backend
 from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.extras import require
 from ingot.ir.target import Target
 
 
-def _for_gpus(module: str, name: str) -> Callable[[], Backend]:
-    """A backend that is imported when it is asked for, because it needs packages of the extra "cuda"."""
+def _triton() -> Backend:
+    require("triton", "triton", "compiling for a GPU")
+    return _imported("ingot.backends.triton.emit", "Triton")
 
-    def make() -> Backend:
-        try:
-            made: Backend = getattr(importlib.import_module(module), name)()
-        except ImportError as error:
-            raise TargetError(
-                f"the backend '{name.lower()}' cannot be imported: {error}",
-                expected="the packages of the extra 'cuda', where GPUs are compiled for",
-                hint="pip install 'ingot[cuda]'",
-            ) from error
-        return made
 
-    return make
+def _cublas() -> Backend:
+    return _imported("ingot.backends.cublas.emit", "Cublas")
+
+
+def _imported(module: str, name: str) -> Backend:
+    """A backend for GPUs, which nobody imports who compiles for a CPU."""
+    try:
+        made: Backend = getattr(importlib.import_module(module), name)()
+    except ImportError as error:
+        raise TargetError(f"the backend '{name.lower()}' cannot be imported: {error}") from error
+    return made
 
 
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "cpu": Cpu,
     "inductor": Inductor,
-    "triton": _for_gpus("ingot.backends.triton.emit", "Triton"),
-    "cublas": _for_gpus("ingot.backends.cublas.emit", "Cublas"),
+    "triton": _triton,
+    "cublas": _cublas,
     "reference": Reference,
     "rowwise": Rowwise,
 }

@@ -15,6 +15,7 @@ from ingot.backends.inductor import load as inductor
 from ingot.backends.triton import load as triton
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
+from ingot.ir.extras import require
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.mesh import mesh_text, parse_mesh, world_size
 from ingot.ir.parse import parse_type
@@ -138,17 +139,20 @@ def _weights(artifact: Artifact, device: torch.device, threads: int | None, veri
 
 
 def this_machine(manifest: Manifest) -> Target:
-    """This machine's device of the kind that the artifact is for. Raises TargetError when it has none."""
+    """This machine's device of the kind that the artifact is for. Raises TargetError when it has none, or when what
+    runs code on it is not installed."""
     if manifest.target.get("device") != "cuda":
         return Target.detect("cpu")
     try:
-        return Target.detect("cuda")
+        target = Target.detect("cuda")
     except TargetError as error:
         raise TargetError(
             f"the artifact was compiled for a GPU, {manifest.target.get('name')!s:.80}, and {error.what}",
             expected="a machine like the one it was compiled for",
             hint="compile it again with --target cpu, or run it where there is such a GPU",
         ) from None
+    require("cuda.bindings", "cuda-bindings", "running on a GPU")
+    return target
 
 
 def check_target(manifest: Manifest) -> None:

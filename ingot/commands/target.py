@@ -6,6 +6,8 @@ from ingot.commands import Flag
 from ingot.console import console, facts, print_json, print_table, size_text, table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ingot.ir.target import Target
 
 
@@ -97,19 +99,26 @@ def _print(answer: dict[str, Any]) -> None:
         rows = [_feature_row(one) for one in answer["features"]]
         print_table(out, table(("feature", "there", "needs", "without it"), rows))
     out.print()
-    for name, reason in answer["unavailable"].items():
+    _print_claims(out, answer["ops"], answer["unavailable"])
+
+
+def _print_claims(out: "Console", ops: list[dict[str, Any]], unavailable: dict[str, str]) -> None:
+    for name, reason in unavailable.items():
         out.print(f"{name} does not compete: {reason}", markup=False, soft_wrap=True)
-    steps = list(answer["ops"][0]["providers"]) if answer["ops"] else []
-    print_table(
-        out,
-        table(
-            ("op", *(f"T={tokens}" for tokens in steps), "deterministic", "refusals"),
-            [
-                (one["op"], *one["providers"].values(), one["deterministic"], "; ".join(one["refusals"]))
-                for one in answer["ops"]
-            ],
-        ),
-    )
+    everywhere = set.intersection(*(set(one["refusals"]) for one in ops))
+    for reason in sorted(everywhere):
+        out.print(f"of every op: {reason}", markup=False, soft_wrap=True)
+    steps = [f"T={tokens}" for tokens in ops[0]["providers"]]
+    rows = [
+        (
+            one["op"],
+            *one["providers"].values(),
+            one["deterministic"],
+            "; ".join(reason for reason in one["refusals"] if reason not in everywhere),
+        )
+        for one in ops
+    ]
+    print_table(out, table(("op", *steps, "deterministic", "refusals"), rows))
 
 
 def _feature_row(one: dict[str, Any]) -> tuple[str, ...]:
