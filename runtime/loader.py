@@ -20,11 +20,14 @@ from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
-from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.context import start
+from ingot.runtime.cuda.executor import GRAPH_ROWS, CudaExecutor
+from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import copy_weights
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.memory import host_memory, kv_pages
+from ingot.runtime.phases import Phases
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.runtime.weights import map_weights
@@ -40,7 +43,9 @@ LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..
 class Loaded:
     """A model ready to run: an executor for each entry, over the same weights and states.
 
-    `tokenizer` is None when the checkpoint had none.
+    `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
+    of all files but the weights), "plan", "device" (a GPU's context), "weights" (with their digests), "executables",
+    "states", "bind" and "tokenizer"; device and plan run side by side, and so do weights, executables and states.
     """
 
     artifact: Artifact
@@ -50,6 +55,7 @@ class Loaded:
     eos_token_ids: tuple[int, ...]
     limits: Limits
     num_pages: int
+    phases: Phases
 
     @property
     def plan(self) -> Plan:
@@ -67,18 +73,21 @@ def load_artifact(
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
-    `memory` bounds in bytes what serving may take (default: the machine's): by the plan's numbers weights and
-    activations come first, and the KV pool gets what is left, as far as the limits need it. `num_pages` sizes the pool
-    by itself. `threads` check digests.
+    `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
+    numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
-    artifact = open_artifact(path, check=check_target, threads=threads)
-    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads)
+    phases = Phases()
+    with phases.phase("manifest"):
+        artifact = open_artifact(path, check=check_target, threads=threads)
+    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads, phases=phases)
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return loaded
-    tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
+    with phases.phase("tokenizer"):
+        tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
     return replace(loaded, tokenizer=tokenizer, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
 
 
@@ -89,38 +98,57 @@ def bind(
     memory: int | None = None,
     threads: int | None = None,
     verify: bool = True,
+    phases: Phases | None = None,
 ) -> Loaded:
     """`load_artifact` of an open artifact for this machine, without its tokenizer.
 
-    `verify` checks the digests of the weights, the only ones that opening left.
+    `verify` checks the digests of the weights, the only ones that opening left. `phases` takes the times.
     """
     target = this_machine(artifact.manifest)
-    plans = _plans(artifact)
-    limits = read_limits(artifact, plans)
-    eos = _eos_token_ids(artifact)
-    pages = kv_pages(plans, limits, host_memory(target.memory), num_pages, memory)
-    with ThreadPoolExecutor(1) as background:
-        weights = background.submit(_weights, artifact, torch.device(target.device), threads, verify)
-        executables = {
-            executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
-        }
-        libraries = {name: _load_library(library, artifact, target) for name, library in plans.libraries.items()}
-        sizes = {"pages": pages, "S": limits.max_batch}
-        states = States(plans.states, sizes, torch.device(target.device))
+    device = torch.device(target.device)
+    phases = phases or Phases()
+    with ThreadPoolExecutor(2) as background:
+        ready = background.submit(_start, device, phases)
+        with phases.phase("plan"):
+            plans = _plans(artifact)
+            limits = read_limits(artifact, plans)
+            eos = _eos_token_ids(artifact)
+        ready.result()
+        # Before anything is copied: what does not fit is said at once.
+        room = host_memory(target.memory) if device.type == "cpu" else device_memory(device, plans, GRAPH_ROWS)
+        sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
+        weights = background.submit(_weights, artifact, device, threads, verify, phases)
+        with phases.phase("executables"):
+            executables = {one.id: _load_executable(one, artifact, target) for one in plans.executables.values()}
+            libraries = {name: _load_library(one, artifact, target) for name, one in plans.libraries.items()}
+        with phases.phase("states"):
+            states = States(plans.states, sizes, device)
         params = weights.result()
-        runs = CudaExecutor if target.device == "cuda" else Executor
+    with phases.phase("bind"):
+        runs = CudaExecutor if device.type == "cuda" else Executor
         executors = {
             entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
-    return Loaded(artifact, plans, executors, None, eos, limits, pages)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
+    return Loaded(artifact, plans, executors, None, eos, limits, sizes["pages"], phases)
 
 
-def _weights(artifact: Artifact, device: torch.device, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
-    if device.type != "cpu":
-        return copy_weights(artifact, device, threads=threads, verify=verify)
-    if verify:
-        artifact.verify_files(artifact.weight_files(), threads)
-    return map_weights(artifact)
+def _start(device: torch.device, phases: Phases) -> None:
+    if device.type == "cuda":
+        with phases.phase("device"):
+            start(device)
+
+
+def _weights(
+    artifact: Artifact, device: torch.device, threads: int | None, verify: bool, phases: Phases
+) -> dict[str, torch.Tensor]:
+    with phases.phase("weights"):
+        if device.type != "cpu":
+            return copy_weights(artifact, device, threads=threads, verify=verify)
+        if verify:
+            artifact.verify_files(artifact.weight_files(), threads)
+        return map_weights(artifact)
 
 
 def this_machine(manifest: Manifest) -> Target:
