@@ -16,16 +16,19 @@ from ingot.backends.triton import load as triton
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.extras import require
-from ingot.ir.memory import MemoryNeed
 from ingot.ir.mesh import mesh_text, parse_mesh, world_size
-from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
-from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.context import start
+from ingot.runtime.cuda.executor import GRAPH_ROWS, CudaExecutor
+from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import copy_weights
 from ingot.runtime.executor import Executor
+from ingot.runtime.limits import Limits, read_limits
+from ingot.runtime.memory import host_memory, kv_pages
+from ingot.runtime.phases import Phases
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.runtime.weights import map_weights
@@ -35,27 +38,15 @@ LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Ten
     "triton": triton.load,
 }
 LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
-# What a KV pool takes on a CPU when nobody bounds the memory: vLLM's default for its CPU backend, 4 GiB, and never more
-# than half of the machine.
-DEFAULT_KV_BYTES = 4 << 30
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an artifact was compiled for; sizes as in `compile_model`, `page_size` in tokens."""
-
-    vocab_size: int
-    max_seq_len: int
-    max_batch: int
-    max_tokens: int
-    page_size: int
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to run: an executor for each entry, over the same weights and states.
 
-    `tokenizer` is None when the checkpoint had none.
+    `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
+    of all files but the weights), "plan", "device" (a GPU's context), "weights" (with their digests), "executables",
+    "states", "bind" and "tokenizer"; device and plan run side by side, and so do weights, executables and states.
     """
 
     artifact: Artifact
@@ -65,6 +56,7 @@ class Loaded:
     eos_token_ids: tuple[int, ...]
     limits: Limits
     num_pages: int
+    phases: Phases
 
     @property
     def plan(self) -> Plan:
@@ -82,18 +74,21 @@ def load_artifact(
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
-    `memory` bounds in bytes what serving may take (default: the machine's): by the plan's numbers weights and
-    activations come first, and the KV pool gets what is left, as far as the limits need it. `num_pages` sizes the pool
-    by itself. `threads` check digests.
+    `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
+    numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
-    artifact = open_artifact(path, check=check_target, threads=threads)
-    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads)
+    phases = Phases()
+    with phases.phase("manifest"):
+        artifact = open_artifact(path, check=check_target, threads=threads)
+    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads, phases=phases)
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return loaded
-    tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
+    with phases.phase("tokenizer"):
+        tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
     return replace(loaded, tokenizer=tokenizer, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
 
 
@@ -104,38 +99,57 @@ def bind(
     memory: int | None = None,
     threads: int | None = None,
     verify: bool = True,
+    phases: Phases | None = None,
 ) -> Loaded:
     """`load_artifact` of an open artifact for this machine, without its tokenizer.
 
-    `verify` checks the digests of the weights, the only ones that opening left.
+    `verify` checks the digests of the weights, the only ones that opening left. `phases` takes the times.
     """
     target = this_machine(artifact.manifest)
-    plans = _plans(artifact)
-    limits = _limits(artifact, plans)
-    eos = _eos_token_ids(artifact)
-    pages = _pages(plans, limits, target, num_pages, memory)
-    with ThreadPoolExecutor(1) as background:
-        weights = background.submit(_weights, artifact, torch.device(target.device), threads, verify)
-        executables = {
-            executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
-        }
-        libraries = {name: _load_library(library, artifact, target) for name, library in plans.libraries.items()}
-        sizes = {"pages": pages, "S": limits.max_batch}
-        states = States(plans.states, sizes, torch.device(target.device))
+    device = torch.device(target.device)
+    phases = phases or Phases()
+    with ThreadPoolExecutor(2) as background:
+        ready = background.submit(_start, device, phases)
+        with phases.phase("plan"):
+            plans = _plans(artifact)
+            limits = read_limits(artifact, plans)
+            eos = _eos_token_ids(artifact)
+        ready.result()
+        # Before anything is copied: what does not fit is said at once.
+        room = host_memory(target.memory) if device.type == "cpu" else device_memory(device, plans, GRAPH_ROWS)
+        sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
+        weights = background.submit(_weights, artifact, device, threads, verify, phases)
+        with phases.phase("executables"):
+            executables = {one.id: _load_executable(one, artifact, target) for one in plans.executables.values()}
+            libraries = {name: _load_library(one, artifact, target) for name, one in plans.libraries.items()}
+        with phases.phase("states"):
+            states = States(plans.states, sizes, device)
         params = weights.result()
-        runs = CudaExecutor if target.device == "cuda" else Executor
+    with phases.phase("bind"):
+        runs = CudaExecutor if device.type == "cuda" else Executor
         executors = {
             entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
-    return Loaded(artifact, plans, executors, None, eos, limits, pages)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
+    return Loaded(artifact, plans, executors, None, eos, limits, sizes["pages"], phases)
 
 
-def _weights(artifact: Artifact, device: torch.device, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
-    if device.type != "cpu":
-        return copy_weights(artifact, device, threads=threads, verify=verify)
-    if verify:
-        artifact.verify_files(artifact.weight_files(), threads)
-    return map_weights(artifact)
+def _start(device: torch.device, phases: Phases) -> None:
+    if device.type == "cuda":
+        with phases.phase("device"):
+            start(device)
+
+
+def _weights(
+    artifact: Artifact, device: torch.device, threads: int | None, verify: bool, phases: Phases
+) -> dict[str, torch.Tensor]:
+    with phases.phase("weights"):
+        if device.type != "cpu":
+            return copy_weights(artifact, device, threads=threads, verify=verify)
+        if verify:
+            artifact.verify_files(artifact.weight_files(), threads)
+        return map_weights(artifact)
 
 
 def this_machine(manifest: Manifest) -> Target:
@@ -190,35 +204,6 @@ def _plans(artifact: Artifact) -> Plans:
     return plans
 
 
-def _limits(artifact: Artifact, plans: Plans) -> Limits:
-    """The manifest's limits, which must be those of every plan: compiled code is right within them only."""
-    model = artifact.manifest.model
-    for name in Limits.__dataclass_fields__:
-        value = model.get(name)
-        if type(value) is not int or value < 1:
-            raise _limit_error(f"{name} is {value!r:.80}", "a whole number above 0")
-    limits = Limits(**{name: model[name] for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
-    pages = -(-limits.max_seq_len // limits.page_size)
-    for plan in plans.plans.values():
-        for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
-            if dim in plan.dims and plan.dims[dim][1] != needed:
-                raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
-        if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):
-            raise ArtifactError(
-                f"no bucket class of {plan.entry} holds a step of one token", where="plan.json, buckets"
-            )
-    for name, state in plans.states.items():
-        if state.kind == "paged_kv" and limits.page_size not in parse_type(state.type).shape:
-            raise _limit_error(f"page_size is {limits.page_size}", f"that of state {name}, {state.type}")
-    if limits.max_tokens < limits.max_batch:
-        raise _limit_error(f"max_tokens is {limits.max_tokens}", f"at least max_batch, {limits.max_batch}")
-    return limits
-
-
-def _limit_error(what: str, expected: str) -> ArtifactError:
-    return ArtifactError(f"the manifest's limits are wrong: {what}", where="manifest.json, model", expected=expected)
-
-
 def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
     text = artifact.manifest.model.get("eos_token_ids")
     if not isinstance(text, str) or not re.fullmatch(r"(\d{1,18}(,\d{1,18})*)?", text, re.ASCII):
@@ -252,37 +237,3 @@ def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Pa
     for name in executable.files:
         artifact.file(f"{folder}/{name}")
     return artifact.folder / folder
-
-
-def _pages(plans: Plans, limits: Limits, target: Target, asked: int | None, memory: int | None) -> int:
-    """Pages for every sequence at full length, or as many as fit beside all else that the plans need."""
-    for name, value in (("KV pages", asked), ("bytes of memory", memory)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
-    need = MemoryNeed.of(plans)
-    if not need.page:
-        raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
-    limit = min(memory or target.memory, target.memory)
-    fitting = need.pages_within(limit)
-    if asked is not None:
-        if asked > fitting:
-            raise _no_room(need, limit, f"{asked} KV pages of {need.page} bytes", f"at most {max(0, fitting)} pages")
-        return asked
-    per_sequence = need.sequence // need.page
-    if per_sequence > fitting:
-        raise _no_room(
-            need, limit, f"the KV pages of one sequence, {need.sequence} bytes,", f"{need.fixed + need.sequence} bytes"
-        )
-    # Without a word about memory the pool takes its usual share, which holds one sequence at least.
-    share = fitting if memory else max(per_sequence, min(DEFAULT_KV_BYTES, target.memory // 2) // need.page)
-    return min(limits.max_batch * per_sequence, fitting, share)
-
-
-def _no_room(need: MemoryNeed, limit: int, what: str, expected: str) -> OptionError:
-    return OptionError(
-        f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
-        f" {need.activations}, other states {need.states}",
-        where="plan.json, memory",
-        expected=expected,
-        hint="ask for fewer pages or give more memory, or compile for smaller limits",
-    )
