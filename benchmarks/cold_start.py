@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 24
 # The phases of a start by the moment at which each ends; the next one begins there.
 PHASES = {
     "begun": ("start", "starting Python"),
-    "imported": ("import", "importing {engine}"),
+    "imported": ("import", "importing the engine"),
     "loaded": ("load", "loading the model"),
     "first": ("prompt", "the prompt of 128 tokens and its token"),
 }
@@ -37,9 +37,7 @@ def main() -> None:
         tries = [start(options.artifact, options.timeout) for _ in range(options.tries)]
     except ChildError as error:
         sys.exit(f"{options.artifact} gave no token: {error}")
-    report(
-        options.json, {"artifact": options.artifact.name, "tries": options.tries}, first_token_figures(tries, "Ingot")
-    )
+    report(options.json, {"artifact": options.artifact.name, "tries": options.tries}, first_token_figures(tries))
 
 
 def start(artifact: Path, timeout: float) -> Ended:
@@ -58,7 +56,7 @@ def read_files(folder: Path) -> None:
                     pass
 
 
-def first_token_figures(tries: list[Ended], engine: str) -> dict[str, Figure]:
+def first_token_figures(tries: list[Ended]) -> dict[str, Figure]:
     """The time to the first token, and what it was made of in the best try."""
     totals = [one.value["clock"]["first"] - one.started for one in tries]
     best = tries[totals.index(min(totals))]
@@ -70,7 +68,7 @@ def first_token_figures(tries: list[Ended], engine: str) -> dict[str, Figure]:
     before = best.started
     for moment, (name, what) in PHASES.items():
         ended = best.value["clock"][moment]
-        found[f"first_token_{name}"] = Figure(value=ended - before, unit="s", what=what.format(engine=engine))
+        found[f"first_token_{name}"] = Figure(value=ended - before, unit="s", what=what)
         before = ended
     for name, seconds in best.value.get("phases", {}).items():
         found[f"load_{_slug(name)}"] = Figure(value=float(seconds), unit="s", what=f"of loading: {name}")

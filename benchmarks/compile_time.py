@@ -14,7 +14,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from children import ChildError, run_command
@@ -48,11 +48,17 @@ def main() -> None:
                 found |= measure(way, options)
             except ChildError as error:
                 sys.exit(f"the compile '{way}' failed: {error}")
-    if "full" in asked and "few" in asked:
-        ratio = found["compile"].value / found["compile_few"].value
-        found["compile_per_few"] = Figure(value=ratio, unit="", what="all layers over few")
+    found |= depth_ratio(found)
     settings = {"checkpoint": options.checkpoint.name, "few_layers": options.layers}
     report(options.json, {**settings, "options": options.options}, found)
+
+
+def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
+    """How much longer all layers take than few, where both were measured."""
+    if "compile" not in found or "compile_few" not in found:
+        return {}
+    ratio = found["compile"].value / found["compile_few"].value
+    return {"compile_per_few": Figure(value=ratio, unit="", what="all layers over few")}
 
 
 def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:

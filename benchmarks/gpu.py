@@ -24,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from children import ChildError, run_child, run_command
+from compile_time import depth_ratio
 from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, revision, write_result
 
@@ -110,7 +111,7 @@ def write(options: argparse.Namespace, found: Found) -> Path:
     return write_result(
         f"gpu_{options.shape.replace('-', '_').replace('.', '_')}",
         settings,
-        found.figures,
+        found.figures | depth_ratio(found.figures),
         packages=[name for name in PACKAGES if _installed(name)],
         versions=found.versions,
         folder=options.out,

@@ -71,8 +71,8 @@ def environment(site: Path | None, caches: Path) -> dict[str, str]:
 
 def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
     """Of vLLM's starts and steps, under the names of Ingot's with `vllm_` in front."""
-    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([cold], "vLLM").items()}
-    found |= {f"vllm_{name}": figure for name, figure in first_token_figures(warm, "vLLM").items()}
+    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
+    found |= {f"vllm_{name}": figure for name, figure in first_token_figures(warm).items()}
     for batch, measured in warm[-1].value["decode"].items():
         found |= {f"vllm_{name}": figure for name, figure in time_figures(int(batch), _decoded(measured)).items()}
     return found
