@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from copy_bandwidth import copy_bandwidth
+from decode_figures import time_figures
 from decode_method import Decoded, Generate, Lengths, Prompts, lengths_of, measure_decode
 from results import Figure, add_json_option, report
 from traffic import StepTraffic, step_traffic
@@ -72,20 +73,12 @@ def ingot_generate(llm: LLM) -> Generate:
 
 def decode_figures(batch: int, decoded: Decoded, traffic: StepTraffic, copy: float) -> dict[str, Figure]:
     bandwidth = traffic.bytes / decoded.step
-    context = f"at a mean context of {decoded.lengths.context:g}"
-    return {
-        f"batch_{batch}_step": Figure(value=decoded.step, unit="s", what=f"a decode step of {batch}, {context}"),
-        f"batch_{batch}_long": _tries(decoded.long, f"{batch} outputs of {decoded.lengths.long} tokens"),
-        f"batch_{batch}_short": _tries(decoded.short, f"{batch} outputs of {decoded.lengths.short} tokens"),
+    return time_figures(batch, decoded) | {
         f"batch_{batch}_weights": Figure(value=traffic.weights, unit="B", what="weights that a step reads"),
         f"batch_{batch}_cache": Figure(value=traffic.cache, unit="B", what="keys and values that a step moves"),
         f"batch_{batch}_bandwidth": Figure(value=bandwidth, unit="B/s", what=f"those bytes over the step of {batch}"),
         f"batch_{batch}_of_copy": Figure(value=bandwidth / copy, unit="", what="of the copy's bandwidth"),
     }
-
-
-def _tries(seconds: tuple[float, ...], what: str) -> Figure:
-    return Figure(value=min(seconds), unit="s", what=f"{what}, the least", values=seconds)
 
 
 def line(figures: dict[str, Figure], batch: int) -> str:

@@ -61,10 +61,12 @@ def main() -> None:
     figures = {
         "weights": Figure(value=found["weights"], unit="B", what="resident weights, planned"),
         "planned": Figure(value=found["planned"], unit="B", what="activations of the largest step, planned"),
-        "activations": Figure(value=found["activations"], unit="B", what="the same, allocated"),
+        "activations": Figure(value=found["activations"], unit="B", what="activations of the largest step, allocated"),
         "resident": Figure(value=found["resident"], unit="B", what="growth of anonymous memory in that step"),
-        "activations_per_planned": Figure(value=found["activations"] / found["planned"], unit="", what="of the plan"),
-        "resident_per_planned": Figure(value=found["resident"] / found["planned"], unit="", what="of the plan"),
+        "activations_per_planned": Figure(
+            value=found["activations"] / found["planned"], unit="", what="allocated, of the plan"
+        ),
+        "resident_per_planned": Figure(value=found["resident"] / found["planned"], unit="", what="growth, of the plan"),
     }
     print_figures(figures)
     settings = {name: value for name, value in vars(options).items() if name not in ("results", "measure")}

@@ -83,16 +83,24 @@ def write_result(
     figures: Mapping[str, Figure],
     *,
     packages: Sequence[str] = ("torch",),
+    versions: Mapping[str, str] | None = None,
     folder: Path = RESULTS,
     missing: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write NAME.json over an earlier run's; `packages` are those whose versions bear on the figures. Returns it."""
+    """Write NAME.json over an earlier run's; returns it.
+
+    `packages` are those whose versions bear on the figures, `versions` those of what this process cannot import.
+    """
     result = Result(
         name=name,
         revision=revision(),
         date=datetime.now(UTC).date().isoformat(),
         machine=_machine(),
-        versions={"python": platform.python_version(), **{package: version(package) for package in packages}},
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+            **(versions or {}),
+        },
         settings=dict(settings),
         figures=dict(figures),
         missing=dict(missing or {}),
@@ -126,11 +134,13 @@ def report(
     figures: Mapping[str, Figure],
     *,
     packages: Sequence[str] = ("torch",),
+    versions: Mapping[str, str] | None = None,
 ) -> None:
     """Print the figures, and write the result where --json says."""
     print_figures(figures)
     if json is not None:
-        print(write_result(json.stem, settings, figures, packages=packages, folder=json.parent))
+        folder = json.parent
+        print(write_result(json.stem, settings, figures, packages=packages, versions=versions, folder=folder))
 
 
 def revision() -> str:

@@ -5,9 +5,11 @@ _SECONDS_FROM = 1.0  # longer times are not counted in thousands of seconds
 
 
 def quantity(value: float, unit: str) -> str:
-    """Three significant digits; "s", "B" and "B/s" with a decimal prefix. A ratio has no unit and gets none."""
+    """Three significant digits; "s", "B" and "B/s" with a decimal prefix. Ratios and counts have no unit."""
     if unit == "tokens/s":
         return f"{value:,.0f} {unit}"
+    if unit == "" and value.is_integer():
+        return f"{value:,.0f}"  # a count
     if unit not in ("s", "B", "B/s"):
         return _digits(value) + (f" {unit}" if unit else "")
     if value == 0 or (unit == "s" and abs(value) >= _SECONDS_FROM) or (unit != "s" and abs(value) < _PREFIXES[4][0]):
