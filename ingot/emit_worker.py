@@ -28,7 +28,7 @@ def main() -> None:
         answer: dict[str, object]
         try:
             if request.get("warm"):
-                import torch._inductor.compile_fx  # noqa: F401 - loaded while the parent traces
+                backend.warm_up()
 
                 answer = {"ready": True}
             else:

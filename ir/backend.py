@@ -72,6 +72,10 @@ class Backend(Protocol):
         """Whether the backend would rather have the parts of this fused call, for the regions at both its ends."""
         ...
 
+    def warm_up(self) -> None:
+        """Import what `emit` needs, in a process that will soon be asked to emit."""
+        ...
+
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         """For a call that the backend computes by itself: a function of tensors without data that allocates as the
         call does when it needs most."""

@@ -73,6 +73,9 @@ class Cpu:
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
         return False
 
+    def warm_up(self) -> None:
+        pass  # it starts a compiler
+
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return costliest(node.target, len(os.sched_getaffinity(0)))
 

@@ -43,6 +43,9 @@ class Cublas:
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
         return False
 
+    def warm_up(self) -> None:
+        pass  # it emits nothing
+
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return linear.costliest
 

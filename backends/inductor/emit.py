@@ -54,6 +54,9 @@ class Inductor:
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
         return False
 
+    def warm_up(self) -> None:
+        import torch._inductor.compile_fx  # noqa: F401
+
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         raise BackendError(f"backend '{self.name}' computes no single calls", where=f"%{node.name}")
 

@@ -34,6 +34,9 @@ class Reference:
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
         return False
 
+    def warm_up(self) -> None:
+        pass  # it emits nothing
+
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         op = op_of(node.target)
         return node.target if op is None else op.costliest  # type: ignore[return-value]  # an aten call

@@ -68,6 +68,11 @@ class Triton:
             and isinstance(self.claim([node], target, bucket), Yes)
         )
 
+    def warm_up(self) -> None:
+        import triton.compiler  # noqa: F401
+
+        import ingot.backends.triton.lower.table  # noqa: F401
+
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         raise BackendError(f"backend '{self.name}' compiles each call, and says its workspace", where=f"%{node.name}")
 

@@ -2,7 +2,19 @@
 
 from collections.abc import Mapping
 
+from ingot.backends.triton.lower import (
+    attention,
+    elementwise,
+    gate,
+    linear,
+    logprobs,
+    norm,
+    penalties,
+    rope,
+    sampling,
+    step,
+)
 from ingot.backends.triton.lower.call import Lowering
 
-_MODULES: tuple[Mapping[str, Lowering], ...] = ()
-LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.items()}
+_MODULES = (attention, elementwise, gate, linear, logprobs, norm, penalties, rope, sampling, step)
+LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}
