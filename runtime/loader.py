@@ -40,6 +40,9 @@ LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Ten
 LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
 
 
+AnyExecutor = Executor | CudaExecutor
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to run: an executor for each entry, over the same weights and states.
@@ -51,7 +54,7 @@ class Loaded:
 
     artifact: Artifact
     plans: Plans
-    executors: Mapping[str, Executor | CudaExecutor]
+    executors: Mapping[str, AnyExecutor]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     limits: Limits
@@ -64,7 +67,7 @@ class Loaded:
         return self.plans.plans["main"]
 
     @property
-    def executor(self) -> Executor | CudaExecutor:
+    def executor(self) -> AnyExecutor:
         """The executor of the entry `main`."""
         return self.executors["main"]
 

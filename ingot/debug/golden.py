@@ -20,8 +20,9 @@ from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
 from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
-from ingot.runtime.executor import Call, Executor
-from ingot.runtime.loader import Loaded
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executor import Call
+from ingot.runtime.loader import AnyExecutor, Loaded
 
 SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
 TOP = 8  # logits kept of each position
@@ -46,9 +47,12 @@ class StepOutput:
     seconds: tuple[float, ...]
 
 
-def this_machine() -> Machine:
-    """The processor in the words of the kernel, as far as libraries choose code by it, and torch's threads now."""
-    return Machine(processor=_processor(), threads=torch.get_num_threads())
+def this_machine(manifest: Manifest) -> Machine:
+    """What runs an artifact here: the GPU by its product's name, or the processor in the words of the kernel, as far as
+    libraries choose code by it; and torch's threads now."""
+    on_gpu = manifest.target.get("device") == "cuda"
+    processor = torch.cuda.get_device_name() if on_gpu else _processor()
+    return Machine(processor=processor, threads=torch.get_num_threads())
 
 
 # Of /proc/cpuinfo, on x86 and on Arm: what tells two models apart whose instruction sets are the same.
@@ -101,7 +105,7 @@ def record(loaded: Loaded) -> Recording:
         rows = tuple(_row(logits, token) for logits, token in zip(one.logits, one.tokens, strict=True))
         steps.setdefault(one.entry, []).append(StepResult(bucket=one.bucket, rows=rows))
     run = GoldenRun(
-        machine=this_machine(),
+        machine=this_machine(loaded.artifact.manifest),
         files=run_files(loaded.artifact.manifest),
         seed=SEED,
         requests=requests,
@@ -144,7 +148,7 @@ class _TimedRun:
     """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and the time after each instruction,
     the first one before any."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: AnyExecutor) -> None:
         self.executor = executor
         self.bucket = ""
         self.ticks: list[float] = []
@@ -153,17 +157,22 @@ class _TimedRun:
         self.ticks = []
         handle = self.executor.launch(inputs, watch=self._timed)
         self.bucket = handle.bucket
-        return handle.outputs
+        return {name: value.cpu() for name, value in handle.outputs.items()}
 
     def _timed(self, call: Call) -> Any:
         if not self.ticks:
-            self.ticks.append(time.perf_counter())
+            self.ticks.append(self._now())
         result = call()
-        self.ticks.append(time.perf_counter())
+        self.ticks.append(self._now())
         return result
 
+    def _now(self) -> float:
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.stream.synchronize()  # what was launched has run
+        return time.perf_counter()
 
-def providers(executor: Executor) -> dict[str, tuple[str, ...]]:
+
+def providers(executor: AnyExecutor) -> dict[str, tuple[str, ...]]:
     """Who computes each instruction, by bucket class."""
     return {
         bucket.bucket.name: tuple(instruction.provider for instruction in bucket.instructions)

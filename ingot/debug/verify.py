@@ -33,7 +33,7 @@ def verify(path: str | Path) -> Verification:
     """
     artifact = open_artifact(path, check=_check)
     golden = read_golden(artifact)
-    promise, why = _promise(golden)
+    promise, why = _promise(artifact.manifest, golden)
     changed = _changed_files(golden.files, run_files(artifact.manifest))
     rows = _Rows(promise, _tolerance(artifact.manifest))
     failure: IngotError | None = None
@@ -73,8 +73,8 @@ def _check(manifest: Manifest) -> None:
     check_target(manifest)
 
 
-def _promise(golden: GoldenRun) -> tuple[Promise, str]:
-    here, there = this_machine().processor, golden.machine.processor
+def _promise(manifest: Manifest, golden: GoldenRun) -> tuple[Promise, str]:
+    here, there = this_machine(manifest).processor, golden.machine.processor
     if here and here == there:
         return Promise.BITWISE, "the processor is like the one that compiled it"
     return Promise.TOLERANCE, f"it was compiled on {there or 'a processor without a name'} and runs on {here or 'one'}"
