@@ -50,12 +50,14 @@ class Backend(Protocol):
     """The compile side of a backend.
 
     `compiles_regions` tells the two kinds apart: an op provider runs single calls, a region compiler emits executables
-    for subgraphs. An op provider with `emits_library` has kernels, which are built once for a target.
+    for subgraphs. An op provider with `emits_library` has kernels, which are built once for a target; one with
+    `compiles_calls` makes them for the types of each call.
     """
 
     name: str
     compiles_regions: bool
     emits_library: bool
+    compiles_calls: bool
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
         """Whether the backend would compute these nodes, taken together, and how it wants their weights. Reads only."""

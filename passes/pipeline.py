@@ -17,6 +17,7 @@ from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
+from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
@@ -46,7 +47,7 @@ PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
-    Phase(Stage.FUSED, (ChooseLayouts(),), by_bucket=True),
+    Phase(Stage.FUSED, (ChooseLayouts(), FuseAppendAttention()), by_bucket=True),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
@@ -65,6 +66,7 @@ OPTIONAL = frozenset(
         "merge-linears",
         "fuse-add-rms-norm",
         "fuse-qk-norm-rope",
+        "fuse-append-attention",
         "choose-layouts",
         "form-regions",
     }

@@ -49,6 +49,7 @@ class Cpu:
     name = "cpu"
     compiles_regions = False
     emits_library = True
+    compiles_calls = False
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":

@@ -35,6 +35,7 @@ class Inductor:
     name = "inductor"
     compiles_regions = True
     emits_library = False
+    compiles_calls = False
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":

@@ -21,6 +21,7 @@ class Reference:
     name = "reference"
     compiles_regions = False
     emits_library = False
+    compiles_calls = False
     cost = 1e6  # ranks behind every provider that does anything clever
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
