@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from results import Figure, write_result
+from results import Figure, print_figures, write_result
 from transformers import AutoModelForCausalLM
 
 from ingot import LLM, SamplingParams, compile_model
@@ -42,8 +42,7 @@ def main() -> None:
         peer.generation_config.eos_token_id = None  # it goes on to the last token, as Ingot does with ignore_eos
         for batch in map(int, options.batches.split(",")):
             figures |= measure(llm, peer, batch, options.tokens, options.rounds)
-    for name, figure in figures.items():
-        print(f"{name:28} {figure.value:10.4g} {figure.unit:10} {figure.what}")
+    print_figures(figures)
     settings = {**vars(options), "checkpoint": Path(options.checkpoint).name}
     print(write_result("decode_cpu", settings, figures, packages=("torch", "transformers")))
 

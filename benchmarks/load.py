@@ -19,11 +19,10 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from random_llama import Shape, write_checkpoint
-from results import Figure, write_result
+from random_checkpoint import config_of, layer_shapes, write_checkpoint
+from results import Figure, print_figures, write_result
 
 from ingot import compile_model
 from ingot.ir.digest import digest_files
@@ -41,8 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ingot-load-") as folder:
         artifact = _artifact(Path(folder), int(options.gigabytes * 1e9))
         figures = measure(artifact, options.threads, options.repeats)
-    for name, figure in figures.items():
-        print(f"{name:16} {figure.value:10.4g} {figure.unit:4} {figure.what}")
+    print_figures(figures)
     print(write_result("load", vars(options), figures))
 
 
@@ -87,9 +85,10 @@ def _read(files: list[Path], buffer: bytearray) -> None:
 
 def _artifact(folder: Path, size: int) -> Path:
     """An artifact whose weights take about `size` bytes in bfloat16, in as many layers as that takes."""
-    shape = Shape(vocab_size=32000)
-    layers = round((size / 2 - shape.vocab_size * shape.hidden_size) / sum(map(math.prod, shape.layer().values())))
-    checkpoint = write_checkpoint(folder / "checkpoint", replace(shape, num_hidden_layers=max(1, layers)))
+    config = config_of("1b", vocab_size=32000)
+    embedding = config["vocab_size"] * config["hidden_size"]
+    layers = max(1, round((size / 2 - embedding) / sum(map(math.prod, layer_shapes(config).values()))))
+    checkpoint = write_checkpoint(folder / "checkpoint", {**config, "num_hidden_layers": layers})
     output = folder / "model.ingot"
     compile_model(checkpoint, output, backend="reference", max_batch=1, max_tokens=64, max_seq_len=2048)
     return output

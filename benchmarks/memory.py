@@ -23,15 +23,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from random_llama import Shape, write_checkpoint
-from results import Figure, write_result
+from random_checkpoint import config_of, write_checkpoint
+from results import Figure, print_figures, write_result
 
 ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=Shape.num_hidden_layers)
+    parser.add_argument("--layers", type=int, default=config_of("1b")["num_hidden_layers"])
     parser.add_argument("--backend", default="inductor")
     parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--max-seq-len", type=int, default=2048)
@@ -45,7 +45,7 @@ def main() -> None:
     from ingot import compile_model
 
     with tempfile.TemporaryDirectory(prefix="ingot-memory-") as folder:
-        checkpoint = write_checkpoint(Path(folder) / "checkpoint", Shape(num_hidden_layers=options.layers))
+        checkpoint = write_checkpoint(Path(folder) / "checkpoint", config_of("1b", num_hidden_layers=options.layers))
         artifact = Path(folder) / "model.ingot"
         compile_model(
             checkpoint,
@@ -61,13 +61,14 @@ def main() -> None:
     figures = {
         "weights": Figure(value=found["weights"], unit="B", what="resident weights, planned"),
         "planned": Figure(value=found["planned"], unit="B", what="activations of the largest step, planned"),
-        "activations": Figure(value=found["activations"], unit="B", what="the same, allocated"),
+        "activations": Figure(value=found["activations"], unit="B", what="activations of the largest step, allocated"),
         "resident": Figure(value=found["resident"], unit="B", what="growth of anonymous memory in that step"),
-        "activations_per_planned": Figure(value=found["activations"] / found["planned"], unit="", what="of the plan"),
-        "resident_per_planned": Figure(value=found["resident"] / found["planned"], unit="", what="of the plan"),
+        "activations_per_planned": Figure(
+            value=found["activations"] / found["planned"], unit="", what="allocated, of the plan"
+        ),
+        "resident_per_planned": Figure(value=found["resident"] / found["planned"], unit="", what="growth, of the plan"),
     }
-    for name, figure in figures.items():
-        print(f"{name:24} {figure.value:12.6g} {figure.unit:2} {figure.what}")
+    print_figures(figures)
     settings = {name: value for name, value in vars(options).items() if name not in ("results", "measure")}
     print(write_result("memory", settings, figures, **({"folder": options.results} if options.results else {})))
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import RESULTS, ROOT, Figure, write_result
+from results import RESULTS, ROOT, Figure, print_figures, write_result
 
 CAMPAIGN = ROOT / "tests" / "debug" / "campaign.py"
 
@@ -67,8 +67,7 @@ def main() -> None:
         packages=("torch", "transformers"),
         folder=asked.results,
     )
-    for figure in found.values():
-        print(f"{figure.value:10.3f} {figure.unit:2} {figure.what}")
+    print_figures(found)
     print(f"wrote {path}")
 
 

@@ -4,27 +4,35 @@ A benchmark is a script in this folder: it measures, then calls `write_result`. 
 a figure says otherwise, because other work on a machine only ever adds to them.
 """
 
+import argparse
 import os
 import platform
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
+from units import quantity
 
 from ingot.ir.json_text import dump_json
 from ingot.ir.target import Target
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
+REVISION = "INGOT_REVISION"  # the environment variable that names the commit of a copy that is no git checkout
+_NAME = r"^[a-z0-9_]+$"
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Machine(BaseModel):
     """Where it was measured. `cores` are those that the process might use, `memory` is in bytes; `load` is the load
-    average of the minute before, which tells whether the machine was at work on something else."""
+    average of the minute before, which tells whether the machine was at work on something else. `gpu` and `driver` are
+    as nvidia-smi names them, None where there is no GPU."""
 
     model_config = _FROZEN
     processor: str
@@ -33,31 +41,40 @@ class Machine(BaseModel):
     memory: int
     system: str
     load: float
+    gpu: str | None = None
+    driver: str | None = None
 
 
 class Figure(BaseModel):
-    """One number. `unit` is "s", "B", "B/s", "tokens/s" or "" for a ratio; `what` says in words what was measured."""
+    """One number. `unit` is "s", "B", "B/s", "tokens/s" or "" for a ratio; `what` says in words what was measured.
+
+    `values` are those of all tries, where `value` is the best of several and they were kept.
+    """
 
     model_config = _FROZEN
     value: float
     unit: str
     what: str
+    values: tuple[float, ...] = ()
 
 
 class Result(BaseModel):
     """What one run of a benchmark found.
 
-    `name` names the file; `revision` is the commit, with "+" when files differed from it. `settings` are what the
-    benchmark was asked for, `figures` the numbers by name.
+    `name` names the file; `revision` is the commit, with "+" when files differed from it; `date` is the day, in UTC.
+    `settings` are what the benchmark was asked for, `figures` the numbers by name. `missing` says by name what was
+    asked for and not measured, and why.
     """
 
     model_config = _FROZEN
-    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    name: str = Field(pattern=_NAME)
     revision: str
+    date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
     machine: Machine
     versions: dict[str, str]
     settings: dict[str, str | int | float | bool | None]
     figures: dict[str, Figure]
+    missing: dict[str, str] = {}
 
 
 def write_result(
@@ -66,20 +83,31 @@ def write_result(
     figures: Mapping[str, Figure],
     *,
     packages: Sequence[str] = ("torch",),
+    versions: Mapping[str, str] | None = None,
     folder: Path = RESULTS,
+    missing: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write NAME.json over an earlier run's; `packages` are those whose versions bear on the figures. Returns it."""
+    """Write NAME.json over an earlier run's; returns it.
+
+    `packages` are those whose versions bear on the figures, `versions` those of what this process cannot import.
+    """
     result = Result(
         name=name,
-        revision=_revision(),
+        revision=revision(),
+        date=datetime.now(UTC).date().isoformat(),
         machine=_machine(),
-        versions={"python": platform.python_version(), **{package: version(package) for package in packages}},
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+            **(versions or {}),
+        },
         settings=dict(settings),
         figures=dict(figures),
+        missing=dict(missing or {}),
     )
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(dump_json(result.model_dump(mode="json")), encoding="utf-8")
+    path.write_text(dump_json(result.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
     return path
 
 
@@ -88,15 +116,57 @@ def read_result(path: Path) -> Result:
     return Result.model_validate_json(path.read_text(encoding="utf-8"))
 
 
-def _revision() -> str:
+def print_figures(figures: Mapping[str, Figure]) -> None:
+    """A line for each."""
+    width = max(map(len, figures), default=0)
+    for name, figure in figures.items():
+        print(f"{name:{width}}  {quantity(figure.value, figure.unit):14}  {figure.what}")
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """--json FILE.json, for benchmarks whose result is kept only when that is asked for; see `report`."""
+    parser.add_argument("--json", type=_json_file, metavar="FILE", help="where to write the result, NAME.json")
+
+
+def report(
+    json: Path | None,
+    settings: Mapping[str, str | int | float | bool | None],
+    figures: Mapping[str, Figure],
+    *,
+    packages: Sequence[str] = ("torch",),
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Print the figures, and write the result where --json says."""
+    print_figures(figures)
+    if json is not None:
+        folder = json.parent
+        print(write_result(json.stem, settings, figures, packages=packages, versions=versions, folder=folder))
+
+
+def revision() -> str:
+    """The commit that is measured. Ends the benchmark where neither git nor the environment names it."""
+    if named := os.environ.get(REVISION):
+        return named
+
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit(f"{ROOT} is no git checkout: a result names its commit, so say which one with {REVISION}=…")
+
+
+def _json_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".json" or not re.match(_NAME, path.stem):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME.json, with a name of a-z, 0-9 and _")
+    return path
 
 
 def _machine() -> Machine:
     target = Target.detect("cpu")
+    gpu, driver = _gpu()
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     return Machine(
         processor=found[1] if found else platform.processor() or target.arch,
@@ -105,4 +175,19 @@ def _machine() -> Machine:
         memory=target.memory,
         system=f"{platform.system()} {platform.machine()}",
         load=round(os.getloadavg()[0], 2),
+        gpu=gpu,
+        driver=driver,
     )
+
+
+def _gpu() -> tuple[str | None, str | None]:
+    """Names of the first GPU and of its driver, asked of nvidia-smi so that this process takes no memory there."""
+    if shutil.which("nvidia-smi") is None:
+        return None, None
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    first = done.stdout.partition("\n")[0]
+    if done.returncode or "," not in first:
+        return None, None  # it is installed, and there is no GPU
+    name, driver = first.rsplit(",", 1)
+    return name.strip(), driver.strip()

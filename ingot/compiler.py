@@ -224,6 +224,8 @@ def _golden_run(
     """What running the artifact once took, and why it was not run; one of the two is empty."""
     if request.mesh:
         return {}, "artifacts for a mesh cannot be served yet"
+    if missing := request.target.missing_here():
+        return {}, missing
     with clock.phase("golden run"):
         ran = write_golden(writer, sealed)
     return ({}, ran) if isinstance(ran, str) else (ran, "")

@@ -139,7 +139,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
         name=spec.architecture,
         request_key=key,
         exe_keys=sorted(executable.id for executable in plans.all_executables()),
-        target={**identity, "features": list(request.target.features)},
+        target=identity,
         versions=versions,
         model={
             "architecture": spec.architecture,

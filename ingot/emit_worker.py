@@ -19,7 +19,7 @@ def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.request import BACKENDS  # after the noise is redirected: it imports torch
+    from ingot.providers import BACKENDS  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:
@@ -28,7 +28,7 @@ def main() -> None:
         answer: dict[str, object]
         try:
             if request.get("warm"):
-                import torch._inductor.compile_fx  # noqa: F401 - loaded while the parent traces
+                backend.warm_up()
 
                 answer = {"ready": True}
             else:

@@ -30,7 +30,7 @@ Document = dict[str, Any]
 # What a program's text means, and how it becomes another: any change in these rooms is another compile.
 _ROOMS = ("ir", "passes", "backends")
 # What of the front door decides an artifact's files: how weights are packed, plans merged, and all of it written.
-_DRIVER = ("compiler.py", "contents.py", "merged_plans.py", "packing.py")
+_DRIVER = ("buckets.py", "compiler.py", "contents.py", "merged_plans.py", "packing.py")
 _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."
 
@@ -46,7 +46,7 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
         "backend": backend.name,
         "sources": {**_digests(backend.sources()), **_op_sources(op for op in called if op is not None)},
         "toolchain": backend.toolchain(),
-        "target": target.identity(),
+        "target": target.code_identity(),
     }
     return _plain(document)
 
@@ -88,7 +88,7 @@ def request_document(
             **_pass_sources(one for phase in pipeline for one in phase.passes),
         },
         "toolchain": {backend.name: backend.toolchain() for backend in backends},
-        "target": target.identity(),
+        "target": target.code_identity(),
     }
     return _plain(document)
 

@@ -18,6 +18,7 @@ from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.pages import PagePool
+from ingot.runtime.phases import process_age
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler, SchedulerConfig
@@ -50,6 +51,7 @@ class LLM:
         seed: int = 0,
         **compile_options: Any,
     ) -> None:
+        before = process_age()
         path = Path(model)
         if not (path / MANIFEST).is_file() and (path / "config.json").is_file():
             path = compile_cached(path, compile_options)
@@ -76,8 +78,19 @@ class LLM:
             eos_token_ids=self._loaded.eos_token_ids,
             seed=seed,
         )
+        self._start = {"import": before, "ready": process_age()}
         self._ids = itertools.count()
         self._waiting: dict[str, list[RequestOutput]] = {}  # by open request: outputs that its stream has not taken
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of the start: "import" and "ready" since the process was started, until this object was asked for and
+        until it was made; in between the phases of loading (`ingot.runtime.loader.Loaded`), some of which run side by
+        side; and each CUDA graph that was captured so far, "graph 8" for steps of eight sequences."""
+        found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
+        graphs = getattr(self._loaded.executor, "captured", {})
+        found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
+        return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The artifact's tokenizer; None when the checkpoint had none."""

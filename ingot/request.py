@@ -1,15 +1,13 @@
 """A compile, read and checked: which checkpoint, for which machine, with which options."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ingot.backends.cpu.emit import Cpu
-from ingot.backends.inductor.emit import Inductor
-from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.buckets import bucket_classes
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import Document, request_document
@@ -17,29 +15,19 @@ from ingot.ir.artifact import REQUEST, TIMINGS
 from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
+from ingot.ir.gpus import FEATURES
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
-from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ModelSpec
 from ingot.ir.target import Target
 from ingot.ir.trace import LEVELS, Level
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
+from ingot.providers import BACKEND_CHOICES, competing
 from ingot.runtime.artifact import Artifact
 
-BACKENDS: Mapping[str, Callable[[], Backend]] = {
-    "cpu": Cpu,
-    "inductor": Inductor,
-    "reference": Reference,
-    "rowwise": Rowwise,
-}
-# What each choice of --backend lets compete; every op has a provider in each.
-BACKEND_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "auto": ("inductor", "cpu", "reference", "rowwise"),
-    "inductor": ("inductor", "cpu", "reference", "rowwise"),
-    "reference": ("reference", "rowwise"),
-}
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_MAX_BATCH = 64
 DEFAULT_MAX_TOKENS = 2048
@@ -81,32 +69,29 @@ class Request:
         trace: Level = "full",
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
-        if backend not in BACKEND_CHOICES:
-            raise OptionError(f"unknown backend '{backend}'", expected=", ".join(BACKEND_CHOICES))
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
         if trace not in LEVELS:
             raise OptionError(f"unknown level of the trace '{trace}'", expected=", ".join(LEVELS))
         axes = check_mesh(mesh or {})
         edit_pipeline(passes, pipeline_for(axes))
-        machine = Target.detect("cpu") if target == "auto" else Target.detect(target)
-        if machine.device != "cpu":
-            raise TargetError(f"target '{target}' is not supported yet", expected="auto or cpu")
-        backends = tuple(BACKENDS[name]() for name in BACKEND_CHOICES[backend])
+        machine = Target.named(target)
+        backends = competing(backend, machine)
         for one in backends:
             one.toolchain()  # a missing compiler is said now, and not after tracing
         opened = Checkpoint.open(checkpoint)
         spec = read_spec(opened.config, str(opened.folder / "config.json"))
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
+        _check_dtype(spec, machine)
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
         _check_budget(weight_budget)
         return Request(
             checkpoint=opened,
             options={
-                "target": machine.device,
-                "backend": next(name for name, among in BACKEND_CHOICES.items() if among == BACKEND_CHOICES[backend]),
+                "target": machine.name,
+                "backend": _first_name(backend, BACKEND_CHOICES[machine.device]),
                 "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
                 "max_seq_len": limits.max_seq_len,
                 "max_batch": limits.max_batch,
@@ -177,17 +162,13 @@ class Request:
         return digest_json(self.identity(model))
 
     def buckets(self) -> tuple[BucketClass, ...]:
-        """The bucket classes: one for decode where there are kernels for few tokens, one for all that is larger.
+        """The bucket classes, from few tokens to many."""
+        return bucket_classes(self.target, self.backends, self.limits.max_tokens, deterministic=self.deterministic)
 
-        In deterministic mode one lowering serves every step, since another could round otherwise.
-        """
-        largest = self.limits.max_tokens
-        if self.deterministic or not any(backend.emits_library for backend in self.backends):
-            return (BucketClass(name="any", tokens=(1, largest)),)
-        decode = BucketClass(name="decode", tokens=(1, min(FEW_TOKENS, largest)))
-        if largest <= FEW_TOKENS:
-            return (decode,)
-        return (decode, BucketClass(name="extend", tokens=(FEW_TOKENS + 1, largest)))
+
+def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
+    """Of the choices that let the same backends compete, the first one."""
+    return next(name for name, among in choices.items() if among == choices[choice])
 
 
 def _compiled_from(artifact: Artifact) -> str:
@@ -202,6 +183,15 @@ def _compiled_from(artifact: Artifact) -> str:
             hint="name its folder with --checkpoint",
         )
     return folder
+
+
+def _check_dtype(spec: ModelSpec, target: Target) -> None:
+    if target.device == "cuda" and spec.dtype is torch.bfloat16 and "bf16" not in target.features:
+        raise TargetError(
+            f"the model's dtype is bfloat16, which {target.name} does not compute",
+            expected=f"a GPU with bf16: {FEATURES['bf16'].needs}",
+            hint="compile with --dtype float16 or float32",
+        )
 
 
 def _check_limits(limits: Limits, spec: ModelSpec) -> None:

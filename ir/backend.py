@@ -49,18 +49,31 @@ def alternatives(claim: Claim) -> tuple[Yes, ...]:
 class Backend(Protocol):
     """The compile side of a backend.
 
-    `compiles_regions` tells the two kinds apart: an op provider runs single calls, a region compiler emits executables
-    for subgraphs. An op provider with `emits_library` has kernels, which are built once for a target; one with
-    `compiles_calls` makes them for the types of each call.
+    `compiles_regions`: it emits executables for subgraphs. `compiles_calls`: it emits an executable for each single
+    call that it takes, for just the types of that call. `emits_library`: it has kernels, which are built once for a
+    target. One with none of these brings functions that are there already.
     """
 
     name: str
     compiles_regions: bool
-    emits_library: bool
     compiles_calls: bool
+    emits_library: bool
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
         """Whether the backend would compute these nodes, taken together, and how it wants their weights. Reads only."""
+        ...
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        """For a region compiler: the regions that the fusible calls `nodes`, which it was given, make, views around
+        them included. None: whatever hangs together is one."""
+        ...
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        """Whether the backend would rather have the parts of this fused call, for the regions at both its ends."""
+        ...
+
+    def warm_up(self) -> None:
+        """Import what `emit` needs, in a process that will soon be asked to emit."""
         ...
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:

@@ -78,7 +78,8 @@ Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode
 
 
 class Instruction(BaseModel):
-    """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>").
+    """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). An op with an `executable` is
+    computed by that, which was compiled for the types of this call; it takes the call's tensors in order.
 
     `results` names what it yields, a getitem folded in ("" for a result that nothing uses). `updates` names the states
     that it updates in place instead of yielding. `frees` names the values that nothing reads afterwards.
@@ -92,6 +93,12 @@ class Instruction(BaseModel):
     results: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
+    executable: str | None = None
+
+    @property
+    def calls(self) -> str | None:
+        """The id of the executable that computes it; None where a provider's own function does."""
+        return self.target.removeprefix("exe.") if self.target.startswith("exe.") else self.executable
 
 
 class Value(BaseModel):

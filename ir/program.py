@@ -109,7 +109,9 @@ class Program:
 
     `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
     every tensor has a placement (`ingot.ir.infer_placement`).
-    `libraries` holds the built kernels of the op providers that have any, by provider. `history` holds the records of
+    `libraries` holds the built kernels of the op providers that have any, by provider; `compiled` single calls that a
+    provider compiles for their types, by the name in the call's meta "compiled": calls that differ in nothing but
+    values share one. `history` holds the records of
     the passes that made it, in order.
     """
 
@@ -123,6 +125,7 @@ class Program:
     mesh: dict[str, int] = field(default_factory=dict)
     regions: dict[str, Region] = field(default_factory=dict)
     libraries: dict[str, Executable] = field(default_factory=dict)
+    compiled: dict[str, Region] = field(default_factory=dict)
     bucket: BucketClass | None = None
     plan: Plan | None = None
     history: tuple[PassRecord, ...] = ()
@@ -136,7 +139,9 @@ class Program:
 
     def add_state(self, name: str, spec: StateSpec) -> fx.Node:
         self.states[name] = spec
-        return self._placeholder(name, StateType(name), "state")
+        node = self._placeholder(name, StateType(name), "state")
+        node.meta["holds"] = spec.type  # for backends, which see nodes and no program
+        return node
 
     def _placeholder(self, name: str, value_type: ValueType, kind: str) -> fx.Node:
         last = None
@@ -217,6 +222,7 @@ class Program:
             mesh=dict(self.mesh),
             regions=dict(self.regions),
             libraries=dict(self.libraries),
+            compiled=dict(self.compiled),
             bucket=self.bucket,
             plan=self.plan,
             history=self.history,

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,16 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from ingot.ir.errors import TargetError
+from ingot.ir.find_gpu import find_gpu
+from ingot.ir.gpus import NVLINK, TYPICAL, Gpu, features_of
 
 
 class Target(BaseModel):
-    """What compiled code depends on (`identity`), and what only informs the plan (memory, cores).
+    """What compiled code depends on (`identity`), and what only informs plans: memory, cores, bandwidth, product.
 
-    `sm` is a CUDA compute capability as an int (90 for Hopper), None on a CPU. `memory` is in bytes.
+    `name` is "cpu", or a GPU's compute capability as in "sm_90", and `sm` that capability as an int (90 for Hopper),
+    None on a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name and
+    `bandwidth` the bytes that its memory moves in a second, None on a CPU and where nobody says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -26,25 +31,72 @@ class Target(BaseModel):
     versions: dict[str, str]
     memory: int
     cores: int
+    gpu: str | None = None
+    bandwidth: int | None = None
 
     @staticmethod
     def detect(device: str = "auto") -> "Target":
-        """This machine: its GPU when it has one and `device` is "auto" or "cuda", else its CPU."""
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda":
-            return _detect_cuda()
-        if device == "cpu":
-            return _detect_cpu()
-        raise TargetError(f"unknown target '{device}'", expected="auto, cpu or cuda")
+        """This machine: its GPU when it has one and `device` is "auto" or "cuda", else its CPU.
+
+        Raises TargetError when "cuda" is asked for and there is no GPU that can be used.
+        """
+        match device:
+            case "auto":
+                try:
+                    return _of_gpu(find_gpu())
+                except TargetError:
+                    return _detect_cpu()
+            case "cuda":
+                return _of_gpu(find_gpu())
+            case "cpu":
+                return _detect_cpu()
+        raise _unknown(device)
+
+    @staticmethod
+    def named(name: str) -> "Target":
+        """What "auto", "cpu" and "cuda" find here, or GPUs by their compute capability, as in "sm_90".
+
+        Of the latter this machine's GPU is taken where it is one; else a typical device stands for all of them, so that
+        it can be compiled for where there is no GPU. Raises TargetError for a name that is unknown.
+        """
+        if not re.fullmatch(r"sm_\d{2,3}", name):
+            return Target.detect(name)
+        here = Target.detect("auto")
+        if here.name == name:
+            return here
+        if name not in TYPICAL:
+            raise _unknown(name)
+        return _of_gpu(TYPICAL[name])
 
     def identity(self) -> dict[str, Any]:
-        """The fields that compiled code depends on."""
-        return self.model_dump(mode="json", exclude={"memory", "cores"})
+        """What a machine must have to run what is compiled for this one.
+
+        On a GPU no version is in it: machine code of a compute capability runs under every driver that knows the CUDA
+        it was made with, and nothing that is emitted for GPUs links with torch.
+        """
+        fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
+        if self.device == "cuda":
+            fields["features"] = [name for name in fields["features"] if name != NVLINK]
+            fields["versions"] = {}
+        return fields
+
+    def code_identity(self) -> dict[str, Any]:
+        """What decides the code that is emitted: the identity, and on a GPU the multiprocessors, by which kernels are
+        divided into blocks. Code that was made for more or fewer of them runs all the same."""
+        return {**self.identity(), "cores": self.cores} if self.device == "cuda" else self.identity()
 
     def difference(self, other: "Target") -> str | None:
         """The first field of the identity that differs, with both values; None when code for one fits the other."""
         return first_difference(self.identity(), other.identity())
+
+    def missing_here(self) -> str:
+        """Why this machine cannot run what is compiled for the target; "" when it can."""
+        try:
+            here = Target.detect(self.device)
+        except TargetError as error:
+            return error.what
+        difference = self.difference(here)
+        return f"this machine is another target: {difference}" if difference else ""
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
@@ -56,6 +108,10 @@ def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str 
             return f"{key}.{first_difference(mine[key], theirs[key])}"
         return f"{key}: {mine.get(key, 'missing')!s:.200} against {theirs.get(key, 'missing')!s:.200}"
     return None
+
+
+def _unknown(name: str) -> TargetError:
+    return TargetError(f"unknown target '{name:.80}'", expected=", ".join(("auto", "cpu", "cuda", *TYPICAL)))
 
 
 def _detect_cpu() -> Target:
@@ -89,20 +145,17 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _detect_cuda() -> Target:
-    if not torch.cuda.is_available():
-        raise TargetError("this machine has no CUDA GPU that torch can use", expected="a GPU, or target 'cpu'")
-    properties = torch.cuda.get_device_properties(0)
-    sm = properties.major * 10 + properties.minor
-    # First compute capability with each feature: CUDA C++ programming guide, appendix "Compute Capabilities".
-    features = {"bf16": 80, "fp8": 89, "tma": 90, "wgmma": 90, "dependent_launch": 90, "fp4": 100}
+def _of_gpu(gpu: Gpu) -> Target:
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": gpu.driver}
     return Target(
-        name=properties.name,
+        name=gpu.target,
         device="cuda",
         arch=platform.machine(),
-        sm=sm,
-        features=tuple(name for name, first in features.items() if sm >= first),
-        versions={"torch": torch.__version__, "cuda": str(torch.version.cuda)},
-        memory=properties.total_memory,
-        cores=properties.multi_processor_count,
+        sm=gpu.sm,
+        features=(*features_of(gpu.sm), *([NVLINK] if gpu.links else [])),
+        versions={name: str(version) for name, version in versions.items() if version},
+        memory=gpu.memory,
+        cores=gpu.cores,
+        gpu=gpu.product,
+        bandwidth=gpu.bandwidth,
     )

@@ -102,7 +102,10 @@ def print_region_body(body: Program) -> str:
     lines = [f"dim {dim}" for dim in body.dims.values()]
     for index, node in enumerate(body.placeholders()):
         names[node] = f"%in{index}"
-        lines.append(f"input {index}: {node.meta['type']}")
+        if node.meta["kind"] == "state":
+            lines.append(f"state {index}: {body.states[str(node.target)].type}")
+        else:
+            lines.append(f"input {index}: {node.meta['type']}")
     for index, node in enumerate(body.calls()):
         arguments = [_renamed(value, names) for value in node.args]
         arguments += [f"{name}={_renamed(value, names)}" for name, value in sorted(node.kwargs.items())]

@@ -1,39 +1,65 @@
 """emit-executables: every region is compiled by its backend, distinct ones once; providers build their kernels."""
 
+import operator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ingot.ir.program import RegionCall
+from ingot.ir.program import Region, RegionCall
 from ingot.ir.record import Numerics
+from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.call_bodies import call_body
 from ingot.passes.rewrite import Rewriter
 
 
 @dataclass(frozen=True)
 class EmitExecutables(Pass):
-    """Hands the regions that have no executable yet to the driver, which compiles them side by side."""
+    """Hands the regions and calls that have no executable yet to the driver, which compiles them side by side."""
 
     name: ClassVar[str] = "emit-executables"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
-        waiting = [region for region in program.regions.values() if region.executable is None]
-        used = {node.meta.get("provider") for node in program.calls()}
-        libraries = [
-            backend
-            for backend in context.backends
-            if backend.emits_library and backend.name in used and backend.name not in program.libraries
-        ]
-        for backend in libraries:
-            assert context.emit_library is not None, "building kernels needs an emitter in the context"
-            first = next(node for node in program.calls() if node.meta.get("provider") == backend.name)
-            if rewriter.take(first):
-                program.libraries[backend.name] = context.emit_library(backend)
+        self._build_libraries(rewriter, context)
+        _compile_calls(rewriter, context)
         calls = {node.target.name: node for node in program.calls() if isinstance(node.target, RegionCall)}
+        waiting = [region for region in program.regions.values() if region.executable is None]
         waiting = [region for region in waiting if rewriter.take(calls[region.name])]
+        waiting += [call for call in program.compiled.values() if call.executable is None]
         if not waiting:
             return
         assert context.emit is not None, "compiling regions needs an emitter in the context"
         for name, executable in context.emit(waiting).items():
-            program.regions[name] = replace(program.regions[name], executable=executable)
+            table = program.regions if name in program.regions else program.compiled
+            table[name] = replace(table[name], executable=executable)
+
+    def _build_libraries(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        used = {node.meta.get("provider") for node in program.calls()}
+        for backend in context.backends:
+            if not backend.emits_library or backend.name not in used or backend.name in program.libraries:
+                continue
+            assert context.emit_library is not None, "building kernels needs an emitter in the context"
+            first = next(node for node in program.calls() if node.meta.get("provider") == backend.name)
+            if rewriter.take(first):
+                program.libraries[backend.name] = context.emit_library(backend)
+
+
+def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
+    """Give each call of a provider that compiles calls what it is compiled as; equal ones share it."""
+    program = rewriter.program
+    compilers = {backend.name for backend in context.backends if backend.compiles_calls}
+    known = {print_region_body(call.body): call.name for call in program.compiled.values()}
+    for node in program.calls():
+        provider = node.meta.get("provider")
+        if provider not in compilers or isinstance(node.target, RegionCall) or node.target is operator.getitem:
+            continue
+        body = call_body(program, node, f"c{len(program.compiled)}")
+        text = print_region_body(body)
+        if text not in known:
+            if not rewriter.take(node):
+                continue
+            known[text] = body.name
+            program.compiled[body.name] = Region(body.name, body, provider)
+        node.meta["compiled"] = known[text]

@@ -11,6 +11,7 @@ from ingot.ir.program import VIEWS, Program, Region, RegionCall
 from ingot.ir.record import Numerics
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.call_bodies import serving_dims
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.rewrite import Rewriter
 
@@ -29,9 +30,9 @@ class FormRegions(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
         eliminate_dead_code(program)  # a region must not compute what nobody reads
-        compilers = {backend.name for backend in context.backends if backend.compiles_regions}
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
-        for members in _groups(program, compilers):
+        narrow = {backend.name for backend in context.backends if backend.compiles_calls}
+        for members in _regions(program, context):
             if all(node.target in VIEWS for node in members):
                 for node in members:  # nothing to compute: a view costs the executor nothing
                     node.meta["provider"] = "reference"
@@ -39,13 +40,27 @@ class FormRegions(Pass):
             if not rewriter.take(members[-1]):
                 continue
             body, inputs, outputs = _body(program, members, f"r{len(program.regions)}")
+            if members[-1].meta["provider"] in narrow:
+                body.dims = serving_dims(program, body)
             region = by_text.get(print_region_body(body))
             if region is None:
-                region = Region(body.name, body, members[0].meta["provider"])
+                region = Region(body.name, body, members[-1].meta["provider"])
                 by_text[print_region_body(body)] = region
                 program.regions[region.name] = region
             _call_region(rewriter, region, members, inputs, outputs)
         _sort(program)
+
+
+def _regions(program: Program, context: PassContext) -> list[list[fx.Node]]:
+    """The calls that each region takes, by what their backends make of them."""
+    found: list[list[fx.Node]] = []
+    for backend in context.backends:
+        if not backend.compiles_regions:
+            continue
+        members = [node for node in program.calls() if node.meta.get("provider") == backend.name]
+        cover = backend.cover(members)
+        found += _groups(program, {backend.name}) if cover is None else cover
+    return found
 
 
 def _is_member(node: fx.Node, compilers: set[str]) -> bool:

@@ -35,7 +35,8 @@ class MakePlan(Pass):
         workspaces = region_workspaces(program, context)
         memory = bucket_memory(program, nodes, instructions, values, workspaces, context)
         executables = [
-            _executable(program, name).model_copy(update={"workspace": workspaces[name]}) for name in program.regions
+            _executable(program, name).model_copy(update={"workspace": workspaces[name]})
+            for name in (*program.regions, *program.compiled)
         ]
         program.plan = Plan(
             entry=program.name,
@@ -59,7 +60,7 @@ class MakePlan(Pass):
 
 
 def _executable(program: Program, region: str) -> Executable:
-    executable = program.regions[region].executable
+    executable = {**program.regions, **program.compiled}[region].executable
     if executable is None:
         raise PassError(f"region '{region}' has no executable", expected="emit-executables before make-plan")
     return executable
@@ -93,6 +94,7 @@ def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Ins
                 results=results,
                 updates=updates,
                 frees=tuple(named[value] for value in last_use.get(node, ())),
+                executable=_executable(program, node.meta["compiled"]).id if "compiled" in node.meta else None,
             )
         )
     return tuple(instructions), values

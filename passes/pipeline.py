@@ -27,6 +27,7 @@ from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.normalize import Normalize
 from ingot.passes.quantize import Quantize
 from ingot.passes.shard import Shard
+from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
-    Phase(Stage.FUSED, (ChooseLayouts(), FuseAppendAttention()), by_bucket=True),
+    Phase(Stage.FUSED, (SplitAddRMSNorm(), ChooseLayouts(), FuseAppendAttention()), by_bucket=True),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
@@ -67,6 +68,7 @@ OPTIONAL = frozenset(
         "fuse-add-rms-norm",
         "fuse-qk-norm-rope",
         "fuse-append-attention",
+        "split-add-rms-norm",
         "choose-layouts",
         "form-regions",
     }

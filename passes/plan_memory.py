@@ -40,6 +40,8 @@ def bucket_memory(
         taken = sum(_held(values[name], sizes) for name in made)
         if isinstance(node.target, RegionCall):
             needed = workspaces[node.target.name]
+        elif "compiled" in node.meta:
+            needed = workspaces[node.meta["compiled"]]
         else:
             text = _text(node, program)
             needed = known[text] if text in known else _call_bytes(node, program, sizes, context)
@@ -60,10 +62,13 @@ def bucket_memory(
 
 
 def region_workspaces(program: Program, context: PassContext) -> Mapping[str, int]:
-    """Bytes that a call of each region allocates at its peak in the largest step, its results among them."""
+    """Bytes that a call of each region, and each compiled call, allocates at its peak in the largest step, its results
+    among them."""
     sizes = largest_step(program)
+    regions = {**program.regions, **program.compiled}
     if context.measure is not None:
-        return context.measure(list(program.regions.values()), sizes)
+        # What a call allocates does not follow the size of the pool that it writes to.
+        return context.measure(list(regions.values()), {"pages": 1, **sizes})
     return {name: _body_bytes(region.body, sizes) for name, region in program.regions.items()}
 
 

@@ -5,7 +5,7 @@ Digests find damage, not malice: an artifact holds native code and is loaded fro
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,9 @@ from ingot.ir.trace import HOW_TO_GET, PASSES, Trace, read_trace
 _MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights takes about 1 MiB
 _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
 _AGAIN = "compile the model again, or copy the artifact again"
+
+# What a digest is of: bytes [index, index + 1) × CHUNK_BYTES of a file.
+Chunk = tuple[FileEntry, int]
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,25 @@ class Artifact:
 
         Safe to call from several threads. Raises one ArtifactError that lists the damaged chunks.
         """
-        entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
-        expected = [(entry, index) for entry in entries for index in range(len(entry.chunks))]
+        chunks = self.chunks(relpaths)
         try:
-            found = digest_many([(self.folder / entry.path, index) for entry, index in expected], threads)
+            found = digest_many([(self.folder / entry.path, index) for entry, index in chunks], threads)
         except OSError as error:
-            raise _unreadable(self.folder, error) from error
+            raise self.unreadable(error) from error
+        self.check_digests(dict(zip(chunks, found, strict=True)))
+
+    def chunks(self, relpaths: Iterable[str] | None = None) -> list[Chunk]:
+        """Returns the chunks of the given files, by default of all."""
+        entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
+        return [(entry, index) for entry in entries for index in range(len(entry.chunks))]
+
+    def check_digests(self, found: Mapping[Chunk, str]) -> None:
+        """Compares SHA-256 digests of chunks, in hex, with the manifest. Raises one ArtifactError that lists those that
+        differ."""
         damaged = [
             f"{entry.path}, chunk {index} (from byte {index * CHUNK_BYTES} on): "
             f"expected sha256 {entry.chunks[index]}, found {digest}"
-            for (entry, index), digest in zip(expected, found, strict=True)
+            for (entry, index), digest in found.items()
             if digest != entry.chunks[index]
         ]
         if damaged:
@@ -112,6 +124,10 @@ class Artifact:
                 expected="the bytes that were written",
                 hint=_AGAIN,
             )
+
+    def unreadable(self, error: OSError) -> ArtifactError:
+        """What to raise for a file that cannot be read."""
+        return _unreadable(self.folder, error)
 
     def _entry(self, relpath: str) -> FileEntry:
         for entry in self.manifest.files:
@@ -157,6 +173,13 @@ def open_artifact(
         weights = set(artifact.weight_files())
         artifact.verify_files([entry.path for entry in manifest.files if entry.path not in weights], threads)
     return artifact
+
+
+def malformed(file: str, error: ValidationError) -> ArtifactError:
+    """What to raise for a JSON file of an artifact that breaks its schema: the first field that does."""
+    first = error.errors()[0]
+    field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
+    return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
 
 
 def _folder(path: str | Path) -> Path:

@@ -17,7 +17,7 @@ from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 from ingot.runtime.step import STEP_FIELDS
 
-OP_PROVIDERS = ("reference", "rowwise")
+OP_PROVIDERS = ("reference", "rowwise", "cublas")
 # Sizes that are known when an artifact is loaded; the other dims come with each step.
 LOAD_DIMS = frozenset({"pages", "S"})
 # What the plan may take from a step, and what it must give.
@@ -139,6 +139,8 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
             _check_executable(plan, instruction, live, results, place)
         else:
             _check_op(plan, instruction, place)
+            if instruction.executable is not None:
+                _check_compiled(plan, instruction, live, results, place)
         made.update(results)
         live.update(results)
         for name in instruction.frees:
@@ -171,9 +173,28 @@ def _check_executable(
         )
 
 
+def _check_compiled(
+    plan: Plan, instruction: Instruction, live: Mapping[str, str], results: Mapping[str, str], place: str
+) -> None:
+    """A call that was compiled for its types is a call with these types."""
+    executable = plan.executables.get(str(instruction.executable))
+    if executable is None or executable.backend != instruction.provider:
+        found = "unknown" if executable is None else f"of '{executable.backend}'"
+        raise _error(f"its executable is {found}", place, f"one of the provider '{instruction.provider}'")
+    held = {**live, **{name: state.type for name, state in plan.states.items()}}
+    given = tuple(held[arg.ref] for arg in instruction.args if isinstance(arg, Ref))
+    if given != executable.inputs:
+        raise _error(f"its tensors are ({', '.join(given)})", place, f"({', '.join(executable.inputs)})")
+    taken = tuple(results[name] if name else None for name in instruction.results)
+    if len(taken) != len(executable.outputs) or any(
+        found not in (None, wanted) for found, wanted in zip(taken, executable.outputs, strict=True)
+    ):
+        raise _error(f"it yields ({', '.join(map(str, taken))})", place, f"({', '.join(executable.outputs)})")
+
+
 def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
     providers = (*OP_PROVIDERS, *plan.libraries)
-    if instruction.provider not in providers:
+    if instruction.executable is None and instruction.provider not in providers:
         raise _error(f"the provider is '{instruction.provider}'", place, " or ".join(providers))
     for name, argument in instruction.kwargs.items():
         if isinstance(argument, Ref):

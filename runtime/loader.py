@@ -1,7 +1,5 @@
 """From an artifact folder to a bound executor: target first, then digests, then executables and weights."""
 
-import math
-import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,56 +8,55 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ingot.backends.cpu import load as cpu
 from ingot.backends.inductor import load as inductor
-from ingot.ir.artifact import Manifest, WeightEntry
+from ingot.backends.triton import load as triton
+from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.memory import MemoryNeed
-from ingot.ir.mesh import Rank, mesh_text, parse_mesh, world_size
-from ingot.ir.parse import parse_type
+from ingot.ir.extras import require
+from ingot.ir.mesh import mesh_text, parse_mesh, world_size
 from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
-from ingot.ir.types import DTYPES
-from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
+from ingot.runtime.cuda.context import start
+from ingot.runtime.cuda.executor import GRAPH_ROWS, CudaExecutor
+from ingot.runtime.cuda.memory import device_memory
+from ingot.runtime.cuda.weights import copy_weights
 from ingot.runtime.executor import Executor
+from ingot.runtime.limits import Limits, read_limits
+from ingot.runtime.memory import host_memory, kv_pages
+from ingot.runtime.phases import Phases
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.weights import map_weights
 
-LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {"inductor": inductor.load}
+LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {
+    "inductor": inductor.load,
+    "triton": triton.load,
+}
 LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
-# What a KV pool takes on a CPU when nobody bounds the memory: vLLM's default for its CPU backend, 4 GiB, and never more
-# than half of the machine.
-DEFAULT_KV_BYTES = 4 << 30
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an artifact was compiled for; sizes as in `compile_model`, `page_size` in tokens."""
-
-    vocab_size: int
-    max_seq_len: int
-    max_batch: int
-    max_tokens: int
-    page_size: int
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to run: an executor for each entry, over the same weights and states.
 
-    `tokenizer` is None when the checkpoint had none.
+    `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
+    of all files but the weights), "plan", "device" (a GPU's context), "weights" (with their digests), "executables",
+    "states", "bind" and "tokenizer"; device and plan run side by side, and so do weights, executables and states.
     """
 
     artifact: Artifact
     plans: Plans
-    executors: Mapping[str, Executor]
+    executors: Mapping[str, Executor | CudaExecutor]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     limits: Limits
     num_pages: int
+    phases: Phases
 
     @property
     def plan(self) -> Plan:
@@ -67,7 +64,7 @@ class Loaded:
         return self.plans.plans["main"]
 
     @property
-    def executor(self) -> Executor:
+    def executor(self) -> Executor | CudaExecutor:
         """The executor of the entry `main`."""
         return self.executors["main"]
 
@@ -75,21 +72,23 @@ class Loaded:
 def load_artifact(
     path: str | Path, *, num_pages: int | None = None, memory: int | None = None, threads: int | None = None
 ) -> Loaded:
-    """Load an artifact onto the CPU.
+    """Load an artifact onto the device that it was compiled for.
 
-    `memory` bounds in bytes what serving may take (default: the machine's): by the plan's numbers weights and
-    activations come first, and the KV pool gets what is left, as far as the limits need it. `num_pages` sizes the pool
-    by itself. `threads` check digests.
+    `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
+    numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
-    target = Target.detect("cpu")
-    artifact = open_artifact(path, check=lambda manifest: check_target(manifest, target), threads=threads)
-    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads)
+    phases = Phases()
+    with phases.phase("manifest"):
+        artifact = open_artifact(path, check=check_target, threads=threads)
+    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads, phases=phases)
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return loaded
-    tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
+    with phases.phase("tokenizer"):
+        tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
     return replace(loaded, tokenizer=tokenizer, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
 
 
@@ -100,33 +99,77 @@ def bind(
     memory: int | None = None,
     threads: int | None = None,
     verify: bool = True,
+    phases: Phases | None = None,
 ) -> Loaded:
     """`load_artifact` of an open artifact for this machine, without its tokenizer.
 
-    `verify` checks the digests of the weights, the only ones that opening left.
+    `verify` checks the digests of the weights, the only ones that opening left. `phases` takes the times.
     """
-    target = Target.detect("cpu")
-    plans = _plans(artifact)
-    limits = _limits(artifact, plans)
-    eos = _eos_token_ids(artifact)
-    pages = _pages(plans, limits, target, num_pages, memory)
-    with ThreadPoolExecutor(1) as background:
-        weights_whole = background.submit(artifact.verify_files, artifact.weight_files() if verify else (), threads)
-        executables = {
-            executable.id: _load_executable(executable, artifact, target) for executable in plans.executables.values()
-        }
-        libraries = {name: _load_library(library, artifact, target) for name, library in plans.libraries.items()}
-        params = load_weights(artifact)
-        sizes = {"pages": pages, "S": limits.max_batch}
-        states = States(plans.states, sizes)
+    target = this_machine(artifact.manifest)
+    device = torch.device(target.device)
+    phases = phases or Phases()
+    with ThreadPoolExecutor(2) as background:
+        ready = background.submit(_start, device, phases)
+        with phases.phase("plan"):
+            plans = _plans(artifact)
+            limits = read_limits(artifact, plans)
+            eos = _eos_token_ids(artifact)
+        ready.result()
+        # Before anything is copied: what does not fit is said at once.
+        room = host_memory(target.memory) if device.type == "cpu" else device_memory(device, plans, GRAPH_ROWS)
+        sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
+        weights = background.submit(_weights, artifact, device, threads, verify, phases)
+        with phases.phase("executables"):
+            executables = {one.id: _load_executable(one, artifact, target) for one in plans.executables.values()}
+            libraries = {name: _load_library(one, artifact, target) for name, one in plans.libraries.items()}
+        with phases.phase("states"):
+            states = States(plans.states, sizes, device)
+        params = weights.result()
+    with phases.phase("bind"):
+        runs = CudaExecutor if device.type == "cuda" else Executor
         executors = {
-            entry: Executor(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
+            entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
-        weights_whole.result()
-    return Loaded(artifact, plans, executors, None, eos, limits, pages)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
+    return Loaded(artifact, plans, executors, None, eos, limits, sizes["pages"], phases)
 
 
-def check_target(manifest: Manifest, target: Target) -> None:
+def _start(device: torch.device, phases: Phases) -> None:
+    if device.type == "cuda":
+        with phases.phase("device"):
+            start(device)
+
+
+def _weights(
+    artifact: Artifact, device: torch.device, threads: int | None, verify: bool, phases: Phases
+) -> dict[str, torch.Tensor]:
+    with phases.phase("weights"):
+        if device.type != "cpu":
+            return copy_weights(artifact, device, threads=threads, verify=verify)
+        if verify:
+            artifact.verify_files(artifact.weight_files(), threads)
+        return map_weights(artifact)
+
+
+def this_machine(manifest: Manifest) -> Target:
+    """This machine's device of the kind that the artifact is for. Raises TargetError when it has none, or when what
+    runs code on it is not installed."""
+    if manifest.target.get("device") != "cuda":
+        return Target.detect("cpu")
+    try:
+        target = Target.detect("cuda")
+    except TargetError as error:
+        raise TargetError(
+            f"the artifact was compiled for a GPU, {manifest.target.get('name')!s:.80}, and {error.what}",
+            expected="a machine like the one it was compiled for",
+            hint="compile it again with --target cpu, or run it where there is such a GPU",
+        ) from None
+    require("cuda.bindings", "cuda-bindings", "running on a GPU")
+    return target
+
+
+def check_target(manifest: Manifest) -> None:
     """Refuse what was compiled for several devices, or for another machine, naming the first field that differs."""
     if manifest.model.get("mesh") is not None:
         mesh = _mesh(manifest)
@@ -135,6 +178,7 @@ def check_target(manifest: Manifest, target: Target) -> None:
             expected="one: serving on more than one device is not supported yet",
             hint="compile the model without a mesh",
         )
+    target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
     if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity()):
         raise TargetError(
@@ -155,44 +199,9 @@ def _plans(artifact: Artifact) -> Plans:
     try:
         plans = Plans.model_validate_json(artifact.read_text("plan.json"))
     except ValidationError as error:
-        raise _malformed("plan.json", error) from None
+        raise malformed("plan.json", error) from None
     check_plans(plans)
     return plans
-
-
-def _malformed(file: str, error: ValidationError) -> ArtifactError:
-    first = error.errors()[0]
-    field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
-    return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
-
-
-def _limits(artifact: Artifact, plans: Plans) -> Limits:
-    """The manifest's limits, which must be those of every plan: compiled code is right within them only."""
-    model = artifact.manifest.model
-    for name in Limits.__dataclass_fields__:
-        value = model.get(name)
-        if type(value) is not int or value < 1:
-            raise _limit_error(f"{name} is {value!r:.80}", "a whole number above 0")
-    limits = Limits(**{name: model[name] for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
-    pages = -(-limits.max_seq_len // limits.page_size)
-    for plan in plans.plans.values():
-        for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
-            if dim in plan.dims and plan.dims[dim][1] != needed:
-                raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
-        if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):
-            raise ArtifactError(
-                f"no bucket class of {plan.entry} holds a step of one token", where="plan.json, buckets"
-            )
-    for name, state in plans.states.items():
-        if state.kind == "paged_kv" and limits.page_size not in parse_type(state.type).shape:
-            raise _limit_error(f"page_size is {limits.page_size}", f"that of state {name}, {state.type}")
-    if limits.max_tokens < limits.max_batch:
-        raise _limit_error(f"max_tokens is {limits.max_tokens}", f"at least max_batch, {limits.max_batch}")
-    return limits
-
-
-def _limit_error(what: str, expected: str) -> ArtifactError:
-    return ArtifactError(f"the manifest's limits are wrong: {what}", where="manifest.json, model", expected=expected)
 
 
 def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
@@ -228,115 +237,3 @@ def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Pa
     for name in executable.files:
         artifact.file(f"{folder}/{name}")
     return artifact.folder / folder
-
-
-_WEIGHTS = TypeAdapter(dict[str, WeightEntry])
-
-
-def load_weights(artifact: Artifact, rank: Rank | None = None) -> dict[str, torch.Tensor]:
-    """Every weight by name, backed by its file's pages: nothing is copied.
-
-    Of an artifact for a mesh, `rank` says whose parts; only its files and those of all ranks are opened.
-    """
-    try:
-        index = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
-    except ValidationError as error:
-        raise _malformed("weights.json", error) from None
-    files = frozenset(artifact.weight_files())
-    maps: dict[str, mmap.mmap] = {}
-    params: dict[str, torch.Tensor] = {}
-    for name, entry in index.items():
-        if entry.same_as is not None:
-            continue
-        file, offset = _place(name, entry, rank)
-        if file not in files:
-            raise _weight_error(name, f"the file {file!r:.200} is none", "a weight file of the manifest")
-        if file not in maps:
-            maps[file] = _map_file(artifact, file)
-        params[name] = _view(name, entry, offset, maps[file])
-    for name, entry in index.items():
-        if entry.same_as is not None:
-            if entry.same_as not in params:
-                raise _weight_error(name, f"same_as is {entry.same_as!r:.200}", "a weight with a place in a file")
-            params[name] = params[entry.same_as]
-    return params
-
-
-def _place(name: str, entry: WeightEntry, rank: Rank | None) -> tuple[str, int]:
-    """The file and offset of a weight, or of the rank's part of it."""
-    if entry.file is not None:
-        return entry.file, entry.offset
-    parts = entry.parts or ()
-    count = math.prod(size for _, _, size in rank.axes) if rank is not None else 1
-    if rank is None or len(parts) != count:
-        raise _weight_error(name, f"it has parts of {len(parts)} ranks", f"parts of {count}")
-    return parts[rank.index].file, parts[rank.index].offset
-
-
-def _map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
-    try:
-        with artifact.file(relpath).open("rb") as file:
-            # Copy-on-write, so that a stray write never reaches the file.
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
-
-
-def _view(name: str, entry: WeightEntry, offset: int, buffer: mmap.mmap) -> torch.Tensor:
-    if entry.dtype not in DTYPES:
-        raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
-    dtype = DTYPES[entry.dtype]
-    count = math.prod(entry.shape)
-    end = offset + count * dtype.itemsize
-    if end > len(buffer) or offset % dtype.itemsize:
-        raise _weight_error(
-            name,
-            f"it lies at bytes [{offset}, {end})",
-            f"a place within {len(buffer)} bytes, at a multiple of {dtype.itemsize}",
-        )
-    if count == 0:
-        return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).reshape(entry.shape)
-
-
-def _weight_error(name: str, what: str, expected: str) -> ArtifactError:
-    return ArtifactError(
-        f"weights.json is malformed: {what}",
-        where=f"weights.json, {name[:200]}",
-        expected=expected,
-        hint="compile the model again",
-    )
-
-
-def _pages(plans: Plans, limits: Limits, target: Target, asked: int | None, memory: int | None) -> int:
-    """Pages for every sequence at full length, or as many as fit beside all else that the plans need."""
-    for name, value in (("KV pages", asked), ("bytes of memory", memory)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
-    need = MemoryNeed.of(plans)
-    if not need.page:
-        raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
-    limit = min(memory or target.memory, target.memory)
-    fitting = need.pages_within(limit)
-    if asked is not None:
-        if asked > fitting:
-            raise _no_room(need, limit, f"{asked} KV pages of {need.page} bytes", f"at most {max(0, fitting)} pages")
-        return asked
-    per_sequence = need.sequence // need.page
-    if per_sequence > fitting:
-        raise _no_room(
-            need, limit, f"the KV pages of one sequence, {need.sequence} bytes,", f"{need.fixed + need.sequence} bytes"
-        )
-    # Without a word about memory the pool takes its usual share, which holds one sequence at least.
-    share = fitting if memory else max(per_sequence, min(DEFAULT_KV_BYTES, target.memory // 2) // need.page)
-    return min(limits.max_batch * per_sequence, fitting, share)
-
-
-def _no_room(need: MemoryNeed, limit: int, what: str, expected: str) -> OptionError:
-    return OptionError(
-        f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
-        f" {need.activations}, other states {need.states}",
-        where="plan.json, memory",
-        expected=expected,
-        hint="ask for fewer pages or give more memory, or compile for smaller limits",
-    )

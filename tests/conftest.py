@@ -84,8 +84,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str
         key = name, repr(sorted(options.items()))
         if key not in compiled:
             output = tmp_path_factory.mktemp("artifact") / f"{name}.ingot"
-            defaults = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": CHECKPOINTS[name].max_seq_len, "jobs": 1}
-            compile_model(checkpoint(name), output, **{**defaults, **options})
+            limits = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": CHECKPOINTS[name].max_seq_len}
+            compile_model(checkpoint(name), output, **{"target": "cpu", "jobs": 1, **limits, **options})
             compiled[key] = output
         return compiled[key]
 

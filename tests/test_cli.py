@@ -369,6 +369,16 @@ def test_run_as_json(world: World, ingot: Command) -> None:
     assert by_ids["token_ids"] == answer["token_ids"] and by_ids["prompt"] is None
 
 
+def test_run_tells_the_phases_of_its_start(world: World, ingot: Command) -> None:
+    asked = ("run", world.artifact, "a", "--max-tokens", 1, "--timings")
+    phases = json.loads(ingot(*asked, "--json").out)["phases_s"]
+    assert list(phases)[:2] == ["import", "manifest"] and list(phases)[-1] == "ready"
+    assert {"plan", "weights", "executables", "states", "bind", "tokenizer"} <= phases.keys()
+    assert 0 < phases["import"] < phases["ready"] and all(seconds >= 0 for seconds in phases.values())
+    told = ingot(*asked).err.splitlines()
+    assert told[0].startswith("1 tokens") and [line.split()[0] for line in told[1:]] == list(phases)
+
+
 def test_run_a_chat(world: World, ingot: Command) -> None:
     asked = ("run", world.artifact, "hé<end>", "--chat", "--system", "be brief", "--max-tokens", 6, "--ignore-eos")
     answer = json.loads(ingot(*asked, "--json").out)
@@ -492,14 +502,26 @@ def test_inspect_plan_and_weights(world: World, ingot: Command) -> None:
 def test_target(ingot: Command) -> None:
     from ingot.ir.ops import OPS
 
-    answer = json.loads(ingot("target", "--json").out)
-    assert list(answer) == ["found", "compiles_for", "compiler", "cache", "ops"]
+    answer = json.loads(ingot("target", "--target", "cpu", "--json").out)
+    assert list(answer) == [
+        "target",
+        "runs_here",
+        "missing_here",
+        "no_gpu",
+        "features",
+        "tools",
+        "cache",
+        "unavailable",
+        "ops",
+    ]
+    assert answer["runs_here"] and not answer["unavailable"]
     ops = {one["op"].removeprefix("ingot."): one for one in answer["ops"]}
     assert ops.keys() == OPS.keys()
-    assert ops["linear"]["provider"] == "inductor" and ops["linear"]["deterministic"] == "cpu"
-    assert ops["sample"]["provider"] == "cpu" and ops["select_rows"]["provider"] == "reference"
-    assert any("outside regions" in reason for reason in ops["sample"]["refusals"])
-    text = ingot("target").out
+    assert ops["linear"]["providers"] == {"1": "cpu", "512": "inductor"} and ops["linear"]["deterministic"] == "cpu"
+    assert set(ops["sample"]["providers"].values()) == {"cpu"}
+    assert set(ops["select_rows"]["providers"].values()) == {"reference"}
+    assert any("outside regions (T=512)" in reason for reason in ops["sample"]["refusals"])
+    text = ingot("target", "--target", "cpu").out
     assert "ingot.paged_attention" in text and "outside regions" in text
 
 
@@ -531,7 +553,10 @@ BAD_COMPILES = (
     Bad("a bad option value", "{tiny} -o {out} --passes default,insert-paged-kv{{page_size=x}}", ("page_size", "'x'")),
     Bad("an open brace", "{tiny} -o {out} --passes default,normalize{{", ("open brace",)),
     Bad("no default", "{tiny} -o {out} --passes=-normalize", ("default,-name",)),
-    Bad("an unknown target", "{tiny} -o {out} --target tpu", ("tpu", "cpu")),
+    Bad("an unknown target", "{tiny} -o {out} --target tpu", ("tpu", "cpu", "sm_90")),
+    Bad(
+        "a backend for others", "{tiny} -o {out} --target cpu --backend triton", ("'triton'", "target cpu", "inductor")
+    ),
     Bad("too long a sequence", "{tiny} -o {out} --max-seq-len 129", ("max_seq_len is 129", "1 to 128")),
     Bad("an empty sequence", "{tiny} -o {out} --max-seq-len 0", ("max_seq_len is 0",)),
     Bad("no batch", "{tiny} -o {out} --max-batch 0", ("max_batch is 0",)),

@@ -26,8 +26,10 @@ from ingot.ir.types import DTYPES, Placement, TensorType
 from ingot.packing import pack_weights
 from ingot.publish import ArtifactWriter
 from ingot.runtime import loader
+from ingot.runtime import weights as weights_module
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact, load_weights
+from ingot.runtime.loader import load_artifact
+from ingot.runtime.weights import map_weights
 
 pytestmark = pytest.mark.xdist_group("mesh artifact")
 MESH = {"tp": 2}
@@ -70,7 +72,7 @@ def whole_weights(folder: Path, name: str) -> torch.Tensor:
 
 def test_a_rank_loads_its_slices(folder: Path) -> None:
     artifact = open_artifact(folder / "two.ingot")
-    loaded = [load_weights(artifact, rank) for rank in ranks(MESH)]
+    loaded = [map_weights(artifact, rank) for rank in ranks(MESH)]
     split = {name: entry for name, entry in weights(folder).items() if "parts" in entry}
     assert {name.split(".")[-2] for name in split} == {"q_k_v", "gate_up", "o", "down", "embed", "head"}
     for name, entry in split.items():
@@ -108,9 +110,11 @@ def test_the_bytes_of_a_rank_are_its_own(folder: Path) -> None:
 
 def test_a_rank_opens_its_files_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    mapped: Callable[..., Any] = loader._map_file
-    monkeypatch.setattr(loader, "_map_file", lambda artifact, path: opened.append(path) or mapped(artifact, path))
-    load_weights(open_artifact(folder / "two.ingot"), ranks(MESH)[1])
+    mapped: Callable[..., Any] = weights_module.map_file
+    monkeypatch.setattr(
+        weights_module, "map_file", lambda artifact, path: opened.append(path) or mapped(artifact, path)
+    )
+    map_weights(open_artifact(folder / "two.ingot"), ranks(MESH)[1])
     assert sorted(opened) == ["weights/00000.safetensors", "weights/rank1/00000.safetensors"]
 
 
@@ -119,7 +123,7 @@ def test_ranks_of_the_artifact_compute_what_one_device_does(folder: Path, tmp_pa
     artifact = open_artifact(folder / "two.ingot")
     program = parse_program((folder / "two.ingot" / "program.ir").read_text())
     assert program.mesh == MESH
-    run = MeshRun(program, [load_weights(artifact, rank) for rank in ranks(MESH)])
+    run = MeshRun(program, [map_weights(artifact, rank) for rank in ranks(MESH)])
     found = teacher_forced(program.input_types(), run, [[5, 6, 7, 8], [9]], chunk=3)
     alone = parse_program((folder / "two.ingot" / "trace" / "00-traced.ir").read_text())
     read = Checkpoint.open(folder / "checkpoint").read
@@ -157,7 +161,7 @@ def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:
     artifact = open_artifact(folder / "two.ingot")
     for rank in (None, Rank(0, ()), Rank(2, (("tp", 2, 3),))):
         with pytest.raises(ArtifactError, match="it has parts of 2 ranks"):
-            load_weights(artifact, rank)
+            map_weights(artifact, rank)
 
 
 @pytest.mark.parametrize(

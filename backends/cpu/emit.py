@@ -48,8 +48,8 @@ class Cpu:
 
     name = "cpu"
     compiles_regions = False
-    emits_library = True
     compiles_calls = False
+    emits_library = True
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
@@ -66,6 +66,15 @@ class Cpu:
             batch_invariant &= op is not ops.paged_attention
         rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
         return Yes(cost, rows, batch_invariant)
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        return None
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        return False
+
+    def warm_up(self) -> None:
+        pass  # it starts a compiler
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return costliest(node.target, len(os.sched_getaffinity(0)))

@@ -34,8 +34,8 @@ class Inductor:
 
     name = "inductor"
     compiles_regions = True
-    emits_library = False
     compiles_calls = False
+    emits_library = False
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
@@ -47,6 +47,15 @@ class Inductor:
             if op is not None and not op.fusible:
                 return No(f"{target_name(node.target)} stands outside regions")
         return Yes(1.0)
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        return None
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        return False
+
+    def warm_up(self) -> None:
+        import torch._inductor.compile_fx  # noqa: F401
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         raise BackendError(f"backend '{self.name}' computes no single calls", where=f"%{node.name}")

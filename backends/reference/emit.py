@@ -20,13 +20,22 @@ class Reference:
 
     name = "reference"
     compiles_regions = False
-    emits_library = False
     compiles_calls = False
+    emits_library = False
     cost = 1e6  # ranks behind every provider that does anything clever
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         # A view computes nothing, so it cannot depend on the batch.
         return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes))
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        return None
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        return False
+
+    def warm_up(self) -> None:
+        pass  # it emits nothing
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         op = op_of(node.target)

@@ -111,12 +111,13 @@ class Launch(BaseModel):
 class Launches(BaseModel):
     """launches.json: what a call does.
 
-    `inputs` are types as text, which tell the sizes of the dims; a dim that no input has is none. `outputs` names the
-    buffers that the call gives, in order.
+    `inputs` are types as text, which tell the sizes of the dims; a dim that no input has is none. `aligned` are the
+    places of inputs whose addresses must be multiples of 16. `outputs` names the buffers that the call gives, in order.
     """
 
     model_config = _FROZEN
     inputs: tuple[str, ...]
+    aligned: tuple[int, ...]
     buffers: dict[str, Buffer]
     outputs: tuple[str, ...]
     launches: tuple[Launch, ...]

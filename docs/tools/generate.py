@@ -1,4 +1,5 @@
-"""`make docs`: writes docs/reference.md, and into the pages of docs/ what their commands print now."""
+"""`make docs`: writes docs/reference.md and docs/benchmarks.md, and into the pages of docs/ what their commands print
+now."""
 
 import json
 import os
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the page of benchmarks reads results by their schema
+
+from benchmark_page import benchmark_page
 from pages import PageError, Run, Walk
 from tables import reference
 
@@ -49,11 +53,13 @@ def filled(page: str, run: Run) -> str:
 
 
 def main() -> None:
-    texts = {"reference": reference()}
+    benchmarks, plots = benchmark_page()
+    texts = {"reference.md": reference(), "benchmarks.md": benchmarks, **plots}
     with shell() as run:
-        texts |= {page: filled(page, run) for page in PAGES}
+        texts |= {f"{page}.md": filled(page, run) for page in PAGES}
     for name, text in texts.items():
-        file = DOCS / f"{name}.md"
+        file = DOCS / name
+        file.parent.mkdir(exist_ok=True)
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
             print(f"wrote {file.relative_to(ROOT)}")

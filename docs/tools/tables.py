@@ -1,11 +1,12 @@
 """docs/reference.md: the ops, the passes and the architectures, as tables made of what the code says of itself."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ingot.commands.target import one_call_of_each
+from markdown_table import table
+
 from ingot.ir.backend import No
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS
@@ -15,9 +16,10 @@ from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES
 from ingot.models.config import ConfigReader
 from ingot.models.dense import DenseSpec
+from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
-from ingot.request import BACKEND_CHOICES, BACKENDS
+from ingot.providers import BACKEND_CHOICES, BACKENDS
 
 HEAD = """\
 # Reference
@@ -55,14 +57,6 @@ def reference() -> str:
     return "\n".join([HEAD, *_ops(), "", *_passes(), "", *_architectures(), ""])
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    head = list(head)
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-
-
 def _intro(text: str) -> Iterator[str]:
     yield from text.split("\n")
 
@@ -79,7 +73,7 @@ def _first_sentence(text: str | None) -> str:
 
 def _ops() -> Iterator[str]:
     _, calls = one_call_of_each(OPS)
-    backends = [BACKENDS[name]() for name in BACKEND_CHOICES["auto"]]
+    backends = [BACKENDS[name]() for name in BACKEND_CHOICES["cpu"]["auto"]]
     target = Target.detect("cpu")
     claims = {  # by backend, then op: the bucket classes in which it claims a call
         backend.name: {
@@ -105,7 +99,7 @@ def _ops() -> Iterator[str]:
         rows.append(
             (f"`{op.schema}`", meaning, kind, states, "yes" if op.fusible else "no", ", ".join(providers) or "–")
         )
-    yield from _table(("op", "is", "legal", "writes state", "regions", "providers"), rows)
+    yield from table(("op", "is", "legal", "writes state", "regions", "providers"), rows)
 
 
 def _passes() -> Iterator[str]:
@@ -119,7 +113,7 @@ def _passes() -> Iterator[str]:
     ]
     rows += [(made.joins, "on request", made()) for made in ON_REQUEST.values()]
     rows.sort(key=lambda row: row[0])  # stable: inside a stage the order stays
-    yield from _table(
+    yield from table(
         ("leads to", "pass", "runs", "numerics", "options", "is"),
         (
             (stage.name, f"`{one.name}`", runs, one.numerics.name, _options(one), _subject(one))
@@ -176,7 +170,7 @@ def _architectures() -> Iterator[str]:
                 "all" if len(ropes) == len(ROPE_TYPES) else ", ".join(ropes),
             )
         )
-    yield from _table(("architecture", "family", "flags", "layers", "rope types"), rows)
+    yield from table(("architecture", "family", "flags", "layers", "rope types"), rows)
     yield from ["", f"Rope types: {', '.join(ROPE_TYPES)}."]
 
 

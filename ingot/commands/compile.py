@@ -22,7 +22,7 @@ def compile_checkpoint(
     *,
     output: Annotated[str, Parameter(name=("--output", "-o"))],
     target: str = "auto",
-    backend: Literal["auto", "inductor", "reference"] = "auto",
+    backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
     max_seq_len: int | None = None,
     max_batch: int = 64,
@@ -44,9 +44,11 @@ def compile_checkpoint(
     output
         The artifact folder to make, NAME.ingot. It must not exist yet.
     target
-        The machine to compile for: auto or cpu.
+        The machine to compile for: auto takes the GPU when there is one, cuda insists; cpu; or any GPU by its
+        capability, as in sm_90.
     backend
-        Who may compute: auto and inductor compile regions, reference needs no compiler and is slow.
+        Who may compute: auto takes all for the target; inductor is for CPUs, triton for GPUs; reference needs no
+        compiler and is slow.
     dtype
         Of weights and activations; auto keeps the checkpoint's.
     max_seq_len
@@ -98,7 +100,7 @@ def compile_checkpoint(
             check_numerics=check_numerics,
             progress=progress,
         )
-    _print_report(report, output, started, time.perf_counter() - begin, servable=not axes)
+    _print_report(report, output, started, time.perf_counter() - begin, servable=not report.no_golden_run)
 
 
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +35,7 @@ def run_model(
     stop: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     ignore_eos: Flag = False,
     seed: int | None = None,
+    timings: Flag = False,
     json: Flag = False,
 ) -> None:
     """Complete a prompt. The text goes to stdout as it comes, after the prompt; times go to stderr.
@@ -67,6 +68,8 @@ def run_model(
         Go on past the model's own end tokens.
     seed
         Makes drawing repeatable.
+    timings
+        Tell the seconds of each phase of the start too; some phases run side by side.
     json
         Print one JSON object at the end instead of the text as it comes.
     """
@@ -94,9 +97,12 @@ def run_model(
     if conversation is not None:
         (asked,) = llm.preprocess_chat(conversation)
     if json:
-        print_json(_as_json(llm, _generate(llm, asked, params, lambda output: None), load_s))
+        answer = _as_json(llm, _generate(llm, asked, params, lambda output: None), load_s)
+        print_json({**answer, "phases_s": llm.timings} if timings else answer)
     else:
         _stream(llm, asked, params, load_s, echo=not chat)
+        if timings:
+            _tell_phases(llm.timings)
 
 
 def _prompt(prompt: str | None, prompt_ids: str | None) -> "PromptLike":
@@ -177,6 +183,13 @@ def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: f
         style="dim",
         markup=False,
     )
+
+
+def _tell_phases(seconds: Mapping[str, float]) -> None:
+    """A line for each phase of the start, on stderr."""
+    width = max(map(len, seconds))
+    for name, value in seconds.items():
+        console(stderr=True).print(f"{name:{width}} {value:8.3f} s", style="dim", markup=False)
 
 
 def _bold(text: str) -> str:

@@ -18,7 +18,6 @@ from ingot.debug.verification import BucketResult, Difference, Promise, Verifica
 from ingot.ir.artifact import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError, TargetError
 from ingot.ir.golden import GoldenRun, Row
-from ingot.ir.target import Target
 from ingot.ir.tolerances import TOLERANCES, Tolerance
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import open_artifact
@@ -71,7 +70,7 @@ def _check(manifest: Manifest) -> None:
             expected="an artifact for one device: serving on several is not supported yet",
             hint="`ingot inspect` shows what it holds",
         )
-    check_target(manifest, Target.detect("cpu"))
+    check_target(manifest)
 
 
 def _promise(golden: GoldenRun) -> tuple[Promise, str]:

@@ -12,8 +12,8 @@ from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing
 MAX_BANNED = 16
 # Rows penalized at once: their counts are gathered, 0.5 MB a row of a vocabulary of 128 k.
 _ROWS_AT_ONCE = 16
-_IN_PROMPT = 1
-_GENERATED = 2  # what one generated token adds to its entry
+IN_PROMPT = 1
+GENERATED = 2  # what one generated token adds to its entry
 
 
 def _ints(*values: int) -> torch.Tensor:
@@ -43,11 +43,11 @@ def _count(
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
     token_counts[row[counted & (positions == 0)]] = 0
     generated = counted & (positions >= ends)
-    one = torch.full((1,), _GENERATED, dtype=torch.int32, device=token_counts.device)
+    one = torch.full((1,), GENERATED, dtype=torch.int32, device=token_counts.device)
     token_counts.index_put_((row[generated], token[generated]), one, accumulate=True)
     prompt = counted & (positions < ends)
     place = row[prompt], token[prompt]
-    token_counts[place] = token_counts[place] | _IN_PROMPT  # equal tokens write equal values
+    token_counts[place] = token_counts[place] | IN_PROMPT  # equal tokens write equal values
 
 
 def _count_all(
@@ -63,10 +63,10 @@ def _count_all(
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
     counted, prompt, generated = token_seqs >= 0, positions < ends, positions >= ends
     token_counts[row.clone()] = 0
-    one = torch.full((1,), _GENERATED, dtype=torch.int32, device=token_counts.device)
+    one = torch.full((1,), GENERATED, dtype=torch.int32, device=token_counts.device)
     token_counts.index_put_((row.clone(), token.clone()), one, accumulate=True)
     place = row.clone(), token.clone()
-    token_counts[place] = token_counts[place] | _IN_PROMPT
+    token_counts[place] = token_counts[place] | IN_PROMPT
     del counted, prompt, generated
 
 
@@ -124,7 +124,7 @@ def _penalize_rows(
 ) -> None:
     """Penalize `rows` of `result` for the tokens that they hold: `held[place, token]` are their entries."""
     repetition, frequency, presence = penalties
-    row, times = rows[place], held[place, token] // _GENERATED
+    row, times = rows[place], held[place, token] // GENERATED
     chosen, factor = logits[row, token], repetition[row]
     repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
     result[row, token] = repeated - times * frequency[row] - (times > 0) * presence[row]

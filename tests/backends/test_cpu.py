@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import compiler, request
+from ingot import compiler
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.backends.toolchain import compiler_path
@@ -23,6 +23,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.plan import FEW_TOKENS, Executable
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
+from ingot.providers import BACKEND_CHOICES
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Library = Mapping[str, Callable[..., Any]]
@@ -318,9 +319,10 @@ def test_a_model_is_served_by_the_kernels(
     from ingot.models.architectures import read_spec
     from ingot.runtime.loader import load_artifact
 
-    assert "cpu" in request.BACKEND_CHOICES["auto"] and "cpu" not in request.BACKEND_CHOICES["reference"]
+    choices = BACKEND_CHOICES["cpu"]
+    assert "cpu" in choices["auto"] and "cpu" not in choices["reference"]
     # Without inductor, which takes minutes.
-    monkeypatch.setitem(request.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
+    monkeypatch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 1024}
     report = compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", backend="auto", jobs=1, **limits)
@@ -370,7 +372,7 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
 
         return {**library, "ingot.linear": counted}
 
-    monkeypatch.setitem(request.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
+    monkeypatch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 64}
     compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", jobs=1, **limits)

@@ -13,10 +13,10 @@ Blame = Callable[..., Any]
 @pytest.fixture(scope="module")
 def kernels(artifact: Compiled) -> Iterator[Compiled]:
     """Artifacts of the cpu kernels alone, `kernels(name, dtype=...)`: nothing waits for the region compiler."""
-    from ingot import request
+    from ingot.providers import BACKEND_CHOICES
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(request.BACKEND_CHOICES, "auto", ("cpu", "reference", "rowwise"))
+        patch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))
         yield lambda name, **options: artifact(name, **{"max_batch": 4, "max_tokens": 256, **options})
 
 

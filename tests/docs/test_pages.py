@@ -14,12 +14,15 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[None]:
-    """The modules of docs/tools, importable."""
+    """The modules of docs/tools, importable, and those of benchmarks/, which they read results with."""
+    folders = (DOCS / "tools", ROOT / "benchmarks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DOCS / "tools")
+        for folder in folders:
+            patch.syspath_prepend(folder)
         yield
-    for name in ("generate", "pages", "tables"):
-        sys.modules.pop(name, None)
+    for folder in folders:
+        for path in folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +33,15 @@ def run(tools: None) -> Iterator[object]:
         yield run
 
 
-def check(page: str, found: str) -> None:
-    """Fail, with the first line that differs, unless docs/PAGE.md is `found`."""
-    committed = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+def check(path: str, found: str) -> None:
+    """Fail, with the first line that differs, unless docs/PATH is `found`."""
+    committed = (DOCS / path).read_text(encoding="utf-8")
     if found == committed:
         return
     pairs = itertools.zip_longest(found.splitlines(True), committed.splitlines(True), fillvalue="(the end)\n")
     number, (new, old) = next((number, pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1])
     pytest.fail(
-        f"docs/{page}.md is not what the code gives now: run `make docs`, read the difference, and commit it\n"
+        f"docs/{path} is not what the code gives now: run `make docs`, read the difference, and commit it\n"
         f"line {number} now       {new}line {number} committed {old}",
         pytrace=False,
     )
@@ -47,7 +50,17 @@ def check(page: str, found: str) -> None:
 def test_the_reference_is_of_now(tools: None) -> None:
     import tables
 
-    check("reference", tables.reference())
+    check("reference.md", tables.reference())
+
+
+def test_the_benchmarks_are_of_now(tools: None) -> None:
+    import benchmark_page
+
+    text, plots = benchmark_page.benchmark_page()
+    check("benchmarks.md", text)
+    for path, plot in plots.items():
+        check(path, plot)
+    assert {f"benchmarks/{path.name}" for path in DOCS.glob("benchmarks/*")} == plots.keys()
 
 
 # One group: the pages share the process that runs their commands.
@@ -56,13 +69,13 @@ def test_the_reference_is_of_now(tools: None) -> None:
 def test_a_page_shows_what_happens(page: str, run: object) -> None:
     import generate
 
-    check(page, generate.filled(page, run))
+    check(f"{page}.md", generate.filled(page, run))
 
 
 def test_every_page_is_run(tools: None) -> None:
     import generate
 
-    assert {path.stem for path in DOCS.glob("*.md")} == {*generate.PAGES, "reference", "architecture"}
+    assert {path.stem for path in DOCS.glob("*.md")} == {*generate.PAGES, "reference", "benchmarks", "architecture"}
 
 
 @pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]), ids=str)

@@ -177,7 +177,10 @@ def test_options_of_loading_that_cannot_be_met(plain: Path, options: dict[str, A
 
 FOREIGN: dict[str, tuple[Edit, str]] = {
     "name": (lambda m: m["target"].update(name="H200"), "name: H200 against cpu"),
-    "device": (lambda m: m["target"].update(device="cuda"), "device: cuda against cpu"),
+    "device": (
+        lambda m: m["target"].update(device="cuda"),
+        "compiled for a GPU, cpu, and this machine has no GPU|name: cpu against sm_",
+    ),
     "arch": (lambda m: m["target"].update(arch="riscv64"), "arch: riscv64 against"),
     "sm": (lambda m: m["target"].update(sm=90), "sm: 90 against None"),
     "features": (lambda m: m["target"]["features"].append("avx1024"), "features: .*avx1024"),

@@ -14,6 +14,7 @@ from staged import LIMITS, emit_nothing, pass_context, traced
 from tiny import TINY
 from torch import fx
 
+import ingot.providers
 import ingot.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.reference.emit import Reference, Rowwise
@@ -171,7 +172,7 @@ def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
 ) -> None:
     monkeypatch.setattr(ingot.request.Request, "buckets", lambda self: BUCKETS)
     backends = {"reference": lambda: Wanting(APART), "rowwise": Rowwise}
-    monkeypatch.setattr(ingot.request, "BACKENDS", backends)
+    monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
     options: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 256, "max_seq_len": 160}
     one = compile_model(checkpoint(NAME), tmp_path / "one.ingot", **options)
     two = compile_model(checkpoint(NAME), tmp_path / "two.ingot", weight_budget=2.0, **options)

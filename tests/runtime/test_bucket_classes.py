@@ -11,6 +11,7 @@ import pytest
 from tiny import TINY
 from torch import fx
 
+import ingot.providers
 import ingot.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor
@@ -61,8 +62,8 @@ def compiled(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, output: Path, backends: dict[str, Callable[[], Any]]
 ) -> Path:
     monkeypatch.setattr(ingot.request.Request, "buckets", lambda self: BUCKETS)
-    monkeypatch.setattr(ingot.request, "BACKENDS", backends)
-    monkeypatch.setattr(ingot.request, "BACKEND_CHOICES", {"auto": tuple(backends)})
+    monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
+    monkeypatch.setitem(ingot.providers.BACKEND_CHOICES["cpu"], "auto", tuple(backends))
     compile_model(checkpoint, output, **OPTIONS)
     return output
 

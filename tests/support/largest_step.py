@@ -15,7 +15,8 @@ from torch.autograd.profiler import profile
 
 from ingot.ir.ops.logprobs import MAX_LOGPROBS, MAX_SCORED
 from ingot.ir.ops.penalties import MAX_BANNED
-from ingot.runtime.loader import Limits, Loaded
+from ingot.runtime.limits import Limits
+from ingot.runtime.loader import Loaded
 
 
 def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.Tensor]:

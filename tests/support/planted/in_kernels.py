@@ -16,7 +16,7 @@ from ingot.backends.reference import load as reference_load
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, target_name
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_weights
+from ingot.runtime.weights import map_weights
 from planted.changes import value_name
 from planted.fault import Fault, NoFault, Setup, Truth, replaced
 
@@ -199,7 +199,7 @@ def draw(provider: str, setup: Setup, programs: list[Program], artifact: Path, d
         node = draw.choice(nodes)
         reads = OPS[op].bind(node.args, node.kwargs)[_WEIGHTS[op]]
         if isinstance(reads, fx.Node) and reads.op == "placeholder":
-            weight = load_weights(open_artifact(artifact))[str(reads.target)].clone()
+            weight = map_weights(open_artifact(artifact))[str(reads.target)].clone()
             nodes = [one for one in nodes if reads in one.args]
     outputs = {node: name for name, node in program.output_nodes().items()}
     names = [

@@ -13,8 +13,9 @@ from ingot.ir.harness import MeshRun
 from ingot.ir.mesh import parse_mesh, ranks
 from ingot.ir.parse import parse_programs
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_artifact, load_weights
+from ingot.runtime.loader import load_artifact
 from ingot.runtime.step import StepInputs
+from ingot.runtime.weights import map_weights
 
 _PAGES, _PAGE_SIZE = 64, 16
 # One token, both sides of a page, several pages, and past every window.
@@ -119,7 +120,7 @@ def _mesh_run(artifact: Path, mesh: str) -> tuple[MeshRun, Mapping[str, torch.Te
     """All ranks of an artifact for a mesh, which nothing serves yet, under the interpreter."""
     opened = open_artifact(artifact)
     program = parse_programs(opened.read_text("program.ir"))[0]
-    run = MeshRun(program, [load_weights(opened, rank) for rank in ranks(parse_mesh(mesh))], pages=_PAGES)
+    run = MeshRun(program, [map_weights(opened, rank) for rank in ranks(parse_mesh(mesh))], pages=_PAGES)
     for states in run.states:
         for state in states.values():
             state.zero_()

@@ -9,7 +9,7 @@ import torch
 from ingot.ir.mesh import Rank, parse_mesh, ranks
 from ingot.ir.text import print_program
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.loader import load_weights
+from ingot.runtime.weights import map_weights
 from planted.fault import Truth
 from planted.in_passes import Application
 
@@ -55,7 +55,7 @@ def _odd_weights(healthy: Path, faulty: Path) -> set[str]:
     mesh = opened[0].manifest.model.get("mesh")
     places: Sequence[Rank | None] = ranks(parse_mesh(str(mesh))) if mesh is not None else [None]
     for rank in places:
-        left, right = (load_weights(one, rank) for one in opened)
+        left, right = (map_weights(one, rank) for one in opened)
         # By bytes: a changed byte may make a NaN.
         found |= {name for name in left if not torch.equal(_bytes(left[name]), _bytes(right[name]))}
     return found

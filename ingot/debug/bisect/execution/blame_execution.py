@@ -27,9 +27,10 @@ from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
 from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
-from ingot.request import BACKENDS
+from ingot.providers import BACKENDS
 from ingot.runtime.artifact import Artifact
-from ingot.runtime.loader import Loaded, load_artifact, load_weights
+from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.weights import map_weights
 
 Read = Callable[[str], torch.Tensor]
 
@@ -53,7 +54,7 @@ def blame_execution(
     by_entry: dict[str, dict[str, Program]] = {}
     for program in programs:
         by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program
-    target = Target.detect("cpu")
+    target = Target.named(str(artifact.manifest.target.get("name")))
     for entry, plan in plans.plans.items():
         if entry not in by_entry:
             raise ArtifactError(f"program.ir has no program of the entry '{entry}'", where=str(artifact.folder))
@@ -61,7 +62,7 @@ def blame_execution(
             return _of_plan(fault)
     index = artifact.read_json("weights.json")
     assert isinstance(index, dict)
-    packed = load_weights(artifact)
+    packed = map_weights(artifact)
     if wrong := weight_fault(merged_params(programs), packed, index, read):
         blamed = wrong.step.step if wrong.step else "packing"
         kind = Kind.WEIGHTS if wrong.packed else Kind.RECIPE

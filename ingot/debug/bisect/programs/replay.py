@@ -27,7 +27,7 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES, Placement, Split
 from ingot.passes.base import Pass, PassContext
-from ingot.request import BACKEND_CHOICES, BACKENDS
+from ingot.providers import BACKEND_CHOICES, BACKENDS
 
 BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "pass.json"
 
@@ -93,10 +93,12 @@ def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
 
 def _context(about: Mapping[str, Any]) -> PassContext:
     given = about["context"]
-    backends = tuple(BACKENDS[name]() for name in given["backends"] if name in BACKEND_CHOICES["auto"])
+    target = Target.named(given["target"])
+    known = BACKEND_CHOICES[target.device]["auto"]
+    backends = tuple(BACKENDS[name]() for name in given["backends"] if name in known)
     buckets = tuple(BucketClass.model_validate_json(json.dumps(one)) for one in given["buckets"])
     return PassContext(
-        target=Target.detect("cpu"),
+        target=target,
         max_seq_len=given["max_seq_len"],
         max_batch=given["max_batch"],
         max_tokens=given["max_tokens"],

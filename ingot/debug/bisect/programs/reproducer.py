@@ -124,6 +124,7 @@ def _write(
         "dtype": DTYPE_NAMES[case.request.spec.dtype],
         "pages": expected.pages,
         "context": {
+            "target": link.context.target.name,
             "max_seq_len": link.context.max_seq_len,
             "max_batch": link.context.max_batch,
             "max_tokens": link.context.max_tokens,

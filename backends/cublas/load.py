@@ -1,0 +1,9 @@
+"""The cublas provider, run side."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+
+# What torch computes by cuBLAS on a GPU; TF32 stays off, which is torch's default.
+OPS: Mapping[str, Callable[..., Any]] = {"ingot.linear": F.linear}

@@ -1,0 +1,105 @@
+"""One Triton kernel becomes a cubin, on any machine: nothing here needs a GPU."""
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.backends.triton.schedule import KernelLaunch, Value
+from ingot.ir.errors import BackendError
+from ingot.ir.types import DTYPE_NAMES, TensorType
+
+# Triton's names of what pointers point to.
+_POINTERS = {
+    "bf16": "*bf16",
+    "f16": "*fp16",
+    "f32": "*fp32",
+    "f64": "*fp64",
+    "f8e4m3": "*fp8e4nv",
+    "i8": "*i8",
+    "u8": "*u8",
+    "i32": "*i32",
+    "i64": "*i64",
+    "bool": "*i1",
+}
+# Addresses that Triton may take for multiples of this let it load 16 bytes at once.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code of one kernel, the name of its function, and what a launch has to say."""
+
+    code: bytes
+    entry: str
+    warps: int
+    shared: int
+
+
+def is_aligned(value: Value) -> bool:
+    """Whether the address of a tensor is a multiple of ALIGNMENT: buffers are allocated so, and weights and what calls
+    pass on lie so. The host's inputs of a step, vectors of numbers among them, lie at multiples of 4 only."""
+    if value.buffer is not None:
+        return True
+    if value.type.strides is not None:  # a part of a merged product: it begins where a head or a half of it may
+        last = value.type.shape[-1]
+        return isinstance(last, int) and last * value.type.dtype.itemsize % ALIGNMENT == 0
+    return value.type.dtype.is_floating_point and not _is_vector_of_step(value.type)
+
+
+def _is_vector_of_step(value_type: TensorType) -> bool:
+    return value_type.dtype.itemsize >= 4 and (len(value_type.shape) == 1 or isinstance(value_type.shape[-1], str))
+
+
+def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
+    """Raises BackendError with what Triton says."""
+    import triton  # not at the top: only emitting needs it
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    names = list(inspect.signature(launch.kernel.fn).parameters)
+    if given := (launch.arguments.keys() | launch.constants.keys()) ^ set(names):
+        raise BackendError(f"the kernel {launch.kernel.fn.__name__} is launched with other names: {sorted(given)}")
+    for place, name in enumerate(names):
+        value = launch.arguments.get(name, launch.constants.get(name))
+        if name in launch.constants or value is None:
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, Value):
+            signature[name] = _POINTERS[DTYPE_NAMES[value.type.dtype]]
+            if is_aligned(value):
+                attributes[(place,)] = [["tt.divisibility", ALIGNMENT]]
+        else:
+            signature[name] = "i32"
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": launch.dependent}
+    try:
+        built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    except Exception as error:  # whatever the compiler raises, the user gets one error that names the kernel
+        raise BackendError(
+            f"triton cannot compile {launch.kernel.fn.__name__}: {type(error).__name__}: {error}"[:2000],
+            hint="compile with --backend reference, and report this",
+        ) from error
+    metadata = built.metadata
+    if metadata.global_scratch_size:
+        raise BackendError(f"the kernel {launch.kernel.fn.__name__} needs global scratch", expected="none")
+    return Cubin(built.asm["cubin"], metadata.name, metadata.num_warps, metadata.shared)
+
+
+def file_of(cubin: Cubin) -> str:
+    """The file that holds a cubin, by its content."""
+    return f"{hashlib.sha256(cubin.code).hexdigest()[:16]}.cubin"
+
+
+def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
+    """Launches with equal keys run the same machine code."""
+    kinds: Mapping[str, Any] = {
+        name: (value.type.dtype, is_aligned(value)) if isinstance(value, Value) else value is None
+        for name, value in launch.arguments.items()
+    }
+    constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
+    chosen = (launch.warps, launch.stages, launch.dependent)
+    return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, *chosen)

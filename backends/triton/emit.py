@@ -1,0 +1,245 @@
+"""The triton provider, compile side: claims calls and regions that have kernels, and compiles these for their types."""
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
+from ingot.backends.triton.launches import Buffer, Launch, Launches, Number, Pointer, evaluate
+from ingot.backends.triton.lower.call import Call, Lowering, Refused
+from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
+from ingot.ir.backend import No, Yes
+from ingot.ir.errors import BackendError
+from ingot.ir.layout import Layout
+from ingot.ir.ops import add_rms_norm, linear, op_of
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Program, target_name, tensor_type
+from ingot.ir.target import Target
+from ingot.ir.types import DTYPES, StateType, TensorType
+
+LAUNCHES = "launches.json"
+# Steps of up to this many tokens: products are matrix-vector kernels, which read a weight once and fuse what stands
+# around them. The library's products are faster above.
+MOST_FUSED = 64
+_COST = 0.5
+
+
+class Triton:
+    """Every call of a decoder's step; for few tokens also its products, with what stands around them."""
+
+    name = "triton"
+    compiles_regions = True
+    compiles_calls = True
+    emits_library = False
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        if target.device != "cuda" or target.sm is None:
+            return No(f"not for device '{target.device}'")
+        if target.sm < 80:
+            return No(f"kernels need compute capability 8.0, and this is {target.sm // 10}.{target.sm % 10}")
+        layouts: dict[str, Layout] = {}
+        for node in nodes:
+            lowering = _lowering_of(node)
+            if lowering is None:
+                return No(f"no kernel for {target_name(node.target)}")
+            try:
+                lowering(_call_of_node(node), _schedule(target, bucket))
+            except Refused as refusal:
+                return No(str(refusal))
+            if op_of(node.target) is linear:
+                layouts["weight"] = Layout.ROW_MAJOR
+        return Yes(_COST * len(nodes), layouts)
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        from ingot.backends.triton.lower.regions import groups
+
+        return groups(nodes)
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        return (
+            target.device == "cuda"
+            and bucket.tokens[1] <= MOST_FUSED
+            and op_of(node.target) is add_rms_norm
+            and isinstance(self.claim([node], target, bucket), Yes)
+        )
+
+    def warm_up(self) -> None:
+        import triton.compiler  # noqa: F401
+
+        import ingot.backends.triton.lower.table  # noqa: F401
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        raise BackendError(f"backend '{self.name}' compiles each call, and says its workspace", where=f"%{node.name}")
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
+        return sum(_bytes(buffer, sizes) for buffer in launches.buffers.values())
+
+    def sources(self) -> Sequence[Path]:
+        return sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name != "load.py")
+
+    def toolchain(self) -> dict[str, str]:
+        return {"triton": version("triton")}
+
+    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
+        """Compile the kernels that compute `body`, and write down how they are launched."""
+        assert body.bucket is not None and target.sm is not None
+        schedule = _schedule(target, body.bucket)
+        values: dict[fx.Node, Value] = {}
+        for place, node in enumerate(body.placeholders()):
+            values[node] = Value(_type_of(node, body), input=place)
+        calls = list(node for node in body.calls() if node.target is not operator.getitem)
+        lowering = _lowering_of(calls[0]) if len(calls) == 1 else None
+        if lowering is not None:
+            outputs = lowering(_call(calls[0], values), schedule)
+        else:
+            from ingot.backends.triton.lower.regions import lower_region
+
+            outputs = lower_region(body, schedule)
+        wanted = [node.meta["type"] for node in body.output_nodes().values()]
+        types = tuple(value_type for value_type in wanted if isinstance(value_type, TensorType))
+        if tuple(output.type for output in outputs) != types:
+            raise BackendError(
+                f"the lowering of '{body.name}' gives ({', '.join(str(output.type) for output in outputs)})",
+                expected=f"({', '.join(map(str, types))})",
+            )
+        files = _write(schedule, outputs, [_type_of(node, body) for node in body.placeholders()], target.sm, directory)
+        return Executable(
+            id=key,
+            backend=self.name,
+            inputs=tuple(str(_type_of(node, body)) for node in body.placeholders()),
+            outputs=tuple(map(str, types)),
+            files=files,
+        )
+
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        raise BackendError(f"backend '{self.name}' compiles calls for their types and has no library")
+
+
+def _lowering_of(node: fx.Node) -> Lowering | None:
+    """Imported late: the kernels need Triton, which only compiling has."""
+    from ingot.backends.triton.lower.table import LOWERINGS
+
+    op = op_of(node.target)
+    return LOWERINGS.get(op.name if op is not None else target_name(node.target))
+
+
+def _schedule(target: Target, bucket: BucketClass) -> Schedule:
+    assert target.sm is not None
+    return Schedule(target.sm, target.cores, bucket, dependent="dependent_launch" in target.features)
+
+
+def _type_of(node: fx.Node, body: Program) -> TensorType:
+    """The type of a placeholder; of a state, that of what it holds."""
+    value_type = node.meta["type"]
+    return body.states[value_type.name].type if isinstance(value_type, StateType) else tensor_type(node)
+
+
+def _call_of_node(node: fx.Node) -> Call:
+    """A call for a claim, where nothing is compiled."""
+    values: dict[fx.Node, Value] = {}
+    for place, source in enumerate(node.all_input_nodes):
+        value_type = source.meta["type"]
+        held = _held(value_type.name, node.graph) if isinstance(value_type, StateType) else tensor_type(source)
+        values[source] = Value(held, input=place)
+    return _call(node, values)
+
+
+def _held(state: str, graph: fx.Graph) -> TensorType:
+    """The type of what a state holds, as its placeholder has it."""
+    found = next(node for node in graph.nodes if node.op == "placeholder" and node.target == state)
+    held = found.meta["holds"]
+    assert isinstance(held, TensorType)
+    return held
+
+
+def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
+    op = op_of(node.target)
+    if op is None:
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # aten's
+        bound = {"x" if name == "self" else name: value for name, value in zip(names, node.args, strict=False)}
+        bound |= node.kwargs
+    else:
+        bound = op.bind(node.args, node.kwargs)
+    tensors: dict[str, Value | None] = {}
+    attributes: dict[str, Any] = {}
+    for name, value in bound.items():
+        if isinstance(value, fx.Node):
+            tensors[name] = values[value]
+        elif value is None:
+            tensors[name] = None
+            attributes[name] = None
+        else:
+            attributes[name] = value
+    items = getattr(node.meta["type"], "items", (node.meta["type"],))
+    results = tuple(item for item in items if isinstance(item, TensorType))
+    return Call(op.name if op is not None else target_name(node.target), tensors, attributes, results)
+
+
+def _bytes(buffer: Buffer, sizes: Mapping[str, int]) -> int:
+    count = DTYPES[buffer.dtype].itemsize
+    for size in buffer.shape:
+        count *= evaluate(size, sizes)
+    return count
+
+
+def _write(
+    schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[TensorType], sm: int, directory: Path
+) -> tuple[str, ...]:
+    """Write cubins and launches.json; gives the names of the files."""
+    compiled: dict[Any, Cubin] = {}
+    launches: list[Launch] = []
+    files: dict[str, None] = {LAUNCHES: None}
+    for launch in schedule.launches:
+        key = launch_key(launch)
+        if key not in compiled:
+            compiled[key] = compile_kernel(launch, sm)
+        cubin = compiled[key]
+        file = file_of(cubin)
+        if file not in files:
+            (directory / file).write_bytes(cubin.code)
+            files[file] = None
+        launches.append(_described(launch, cubin, file))
+    document = Launches(
+        inputs=tuple(map(str, inputs)),
+        aligned=_aligned(schedule),
+        buffers=schedule.buffers,
+        outputs=tuple(str(value.buffer) for value in outputs),
+        launches=tuple(launches),
+    )
+    (directory / LAUNCHES).write_text(json.dumps(document.to_json(), indent=1) + "\n", encoding="utf-8")
+    return tuple(files)
+
+
+def _aligned(schedule: Schedule) -> tuple[int, ...]:
+    """The inputs whose addresses the kernels rely on."""
+    given = (value for launch in schedule.launches for value in launch.arguments.values() if isinstance(value, Value))
+    return tuple(sorted({value.input for value in given if value.input is not None and is_aligned(value)}))
+
+
+def _described(launch: KernelLaunch, cubin: Cubin, file: str) -> Launch:
+    arguments: list[Pointer | Number] = []
+    for name in launch.kernel.arg_names:
+        value = launch.arguments.get(name)
+        if isinstance(value, Value):
+            arguments.append(Pointer(input=value.input, buffer=value.buffer))
+        elif value is not None:
+            arguments.append(Number(value=value))
+    grid = (*launch.grid, 1, 1, 1)[:3]
+    return Launch(
+        kernel=file,
+        entry=cubin.entry,
+        grid=(grid[0], grid[1], grid[2]),
+        arguments=tuple(arguments),
+        warps=cubin.warps,
+        shared=cubin.shared,
+        dependent=launch.dependent,
+        only_if=launch.only_if,
+    )

@@ -1,0 +1,72 @@
+"""Elementwise ops on [rows, GROUPS, WIDTH]; a program takes BLOCK columns of one group. Results are row-major."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.numbers import tanh
+
+
+@triton.jit
+def arithmetic(
+    x,
+    other,
+    result,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X_ROW: tl.constexpr,
+    X_GROUP: tl.constexpr,
+    X_COLUMN: tl.constexpr,
+    OTHER_ROW: tl.constexpr,
+    OTHER_GROUP: tl.constexpr,
+    OTHER_COLUMN: tl.constexpr,
+    NUMBER: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x + other, or x * other with MULTIPLY, computed in float32; NUMBER stands for `other` where that is None. A
+    stride of 0 repeats what lies there."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    value = tl.load(x + row * X_ROW + group * X_GROUP + column * X_COLUMN, mask=mask, other=0.0).to(tl.float32)
+    if other is not None:
+        place = row * OTHER_ROW + group * OTHER_GROUP + column * OTHER_COLUMN
+        right = tl.load(other + place, mask=mask, other=0.0).to(tl.float32)
+    else:
+        right = NUMBER
+    if MULTIPLY:
+        value = value * right
+    else:
+        value = value + right
+    tl.store(result + (row * GROUPS + group) * WIDTH + column, value.to(result.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def convert(
+    x,
+    result,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X_ROW: tl.constexpr,
+    X_GROUP: tl.constexpr,
+    X_COLUMN: tl.constexpr,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x in the dtype of the result; with a CAP, CAP * tanh(x / CAP) of it."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    value = tl.load(x + row * X_ROW + group * X_GROUP + column * X_COLUMN, mask=mask, other=0.0)
+    if CAP is not None:
+        value = tanh(value.to(tl.float32) / CAP) * CAP
+    tl.store(result + (row * GROUPS + group) * WIDTH + column, value.to(result.dtype.element_ty), mask=mask)

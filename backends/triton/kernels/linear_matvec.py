@@ -1,0 +1,123 @@
+"""linear for few rows on the cores: each program multiplies some rows of the weight with one row of x.
+
+One token reads every weight once and computes little, so what counts is that loads of weights never pause. A program
+loads its first tile of weights before it waits for the kernel in front, and each next tile before it uses the last.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.linear_parts import gated, prefetch, scaled
+
+
+@triton.jit
+def _weights(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile of weights at column `start`; zeros outside of the matrix. Read once, so first to leave the cache."""
+    if N % BLOCK_N == 0 and K % BLOCK_K == 0:
+        return tl.load(rows + start, eviction_policy="evict_first")
+    inside = (n < N)[:, None] & (start + k < K)[None, :]
+    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Elements `start` to `start + BLOCK_K` of a vector of K; zeros behind its end."""
+    if K % BLOCK_K == 0:
+        return tl.load(pointer + start + k)
+    return tl.load(pointer + start + k, mask=start + k < K, other=0.0)
+
+
+@triton.jit
+def _partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums of eight neighbours along the rows. A thread holds eight neighbours (16 bytes of bf16 are one load), so this
+    moves nothing between threads."""
+    return tl.sum(tl.reshape(product, (BLOCK_N, BLOCK_K // 8, 8)), 2)
+
+
+@triton.jit
+def linear_matvec(
+    x,
+    weight,
+    y,
+    gain,
+    bias,
+    residual,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    W_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Program (i, row): results i * BLOCK_N … of y [rows, N] from x [rows, K] and rows FIRST … of the weight.
+
+    With an ACTIVATION, `activation(rows at FIRST) * (rows at UP)`. `gain` is the weight of an rms_norm in front. LINES
+    of 128 bytes of each row of the weight behind the first tile are fetched ahead of the wait.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    row = tl.program_id(1)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    local = tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) * BLOCK_N + local
+    k = tl.arange(0, BLOCK_K)
+    rows = weight + (first + FIRST) * W_STRIDE + local[:, None] * W_STRIDE + k[None, :]
+    tile = _weights(rows, n, k, 0, N, K, BLOCK_N, BLOCK_K)
+    if ACTIVATION is not None:
+        up_rows = weight + (first + UP) * W_STRIDE + local[:, None] * W_STRIDE + k[None, :]
+        up_tile = _weights(up_rows, n, k, 0, N, K, BLOCK_N, BLOCK_K)
+    if DEPENDENT:
+        if LINES > 0:
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+            ahead = local[:, None] * W_STRIDE + BLOCK_K + tl.arange(0, LINES)[None, :] * LINE
+            prefetch(weight + (first + FIRST) * W_STRIDE + ahead)
+            if ACTIVATION is not None:
+                prefetch(weight + (first + UP) * W_STRIDE + ahead)
+        gdc_wait()
+    source = x + row * X_STRIDE
+    inverse = 1.0
+    if NORM:
+        squares = tl.zeros((BLOCK_K,), tl.float32)
+        for start in tl.static_range(0, K, BLOCK_K):
+            value = _chunk(source, k, start, K, BLOCK_K).to(tl.float32)
+            squares += value * value
+        inverse = tl.rsqrt(tl.sum(squares) / K + EPS)
+    sums = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
+    up_sums = tl.zeros((BLOCK_N, BLOCK_K // 8), tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        weights = tile
+        if start + BLOCK_K < K:
+            tile = _weights(rows, n, k, start + BLOCK_K, N, K, BLOCK_N, BLOCK_K)
+        if ACTIVATION is not None:
+            up_weights = up_tile
+            if start + BLOCK_K < K:
+                up_tile = _weights(up_rows, n, k, start + BLOCK_K, N, K, BLOCK_N, BLOCK_K)
+        value = _chunk(source, k, start, K, BLOCK_K).to(tl.float32)
+        if NORM:
+            value = scaled(value, inverse, _chunk(gain, k, start, K, BLOCK_K), x.dtype.element_ty)
+        sums += _partial_sums(weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
+        if ACTIVATION is not None:
+            up_sums += _partial_sums(up_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
+    result = tl.sum(sums, 1)
+    inside = n < N
+    if BIAS:
+        result += tl.load(bias + FIRST + n, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION is not None:
+        up = tl.sum(up_sums, 1)
+        if BIAS:
+            up += tl.load(bias + UP + n, mask=inside, other=0.0).to(tl.float32)
+        result = gated(result, up, ACTIVATION)
+    if RESIDUAL:
+        result += tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * N + n, result.to(y.dtype.element_ty), mask=inside)

@@ -1,0 +1,40 @@
+"""What the kernels of linear share: the norm in front, the gate behind, the fetch of weights ahead of time."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(value, inverse, gain, DTYPE: tl.constexpr):
+    """rms_norm's quotient times its weight in float32: the quotient is rounded to DTYPE, x's, where the weight is of
+    that dtype too, and not rounded where the weight is wider."""
+    normed = value * inverse
+    if gain.dtype == DTYPE:
+        normed = normed.to(DTYPE).to(tl.float32)
+    return normed * gain.to(tl.float32)
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """`activation(gate) * up` in float32."""
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate) * up
+    elif ACTIVATION == "gelu":
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    else:
+        tl.static_assert(ACTIVATION == "gelu_tanh")
+        # (1 + tanh(z)) / 2 is sigmoid(2 z); the constants are sqrt(2 / pi) and that of arXiv 1606.08415.
+        return gate * tl.sigmoid(2.0 * 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)) * up
+
+
+@triton.jit
+def prefetch(pointers):
+    """Ask for the lines at `pointers` to come into the L2 cache, and wait for nothing."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,151 @@
+"""linear for a step of some tokens on the tensor cores: each program multiplies a tile of the weight with all of x.
+
+The weight is the left operand, because that side of a tensor-core product has 64 rows or more, and tokens are few.
+Weights are read once; x comes out of the L2 cache once for each tile of rows. Where the rows of the weight make too few
+tiles for the device, the columns are split among programs, and the last of them to arrive adds their sums.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.linear_parts import gated, prefetch
+
+
+@triton.jit
+def _weights(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.load(rows + start, eviction_policy="evict_first")
+    inside = (n < N)[:, None] & (start + k < K)[None, :]
+    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _fetch_ahead(rows, LINES: tl.constexpr, W_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr):
+    LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
+    prefetch(rows + tl.arange(0, BLOCK_N)[:, None] * W_STRIDE + tl.arange(0, LINES)[None, :] * LINE)
+
+
+@triton.jit
+def _finish(
+    result,
+    up,
+    y,
+    bias,
+    residual,
+    n,
+    t,
+    rows,
+    N: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Store y[t, n] from the products: bias, gate, residual."""
+    inside = (n < N)[:, None] & (t < rows)[None, :]
+    if BIAS:
+        result += tl.load(bias + FIRST + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        if BIAS:
+            up += tl.load(bias + UP + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        result = gated(result, up, ACTIVATION)
+    if RESIDUAL:
+        at = residual + t[None, :] * RESIDUAL_STRIDE + n[:, None]
+        result += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + t[None, :] * N + n[:, None], result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def linear_tile(
+    x,
+    weight,
+    y,
+    bias,
+    residual,
+    partial,
+    arrivals,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    W_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    LINES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Program (i, j): results i * BLOCK_N … of y [rows, N] over columns j * SHARE … of x [rows, K] and the weight.
+
+    TOKENS >= rows is the size of the product; rows of x behind the last repeat the last, and are not stored. FIRST, UP
+    and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
+    `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    tile, split = tl.program_id(0), tl.program_id(1)
+    local = tl.arange(0, BLOCK_N)
+    n = tile * BLOCK_N + local
+    k = tl.arange(0, BLOCK_K)
+    t = tl.arange(0, TOKENS)
+    begin = split * SHARE
+    gate_weight = weight + (tile.to(tl.int64) * BLOCK_N + FIRST) * W_STRIDE
+    up_weight = weight + (tile.to(tl.int64) * BLOCK_N + UP) * W_STRIDE
+    if DEPENDENT:
+        if LINES > 0:
+            _fetch_ahead(gate_weight + begin, LINES, W_STRIDE, BLOCK_N)
+            if ACTIVATION is not None:
+                _fetch_ahead(up_weight + begin, LINES, W_STRIDE, BLOCK_N)
+        gdc_wait()
+    WHOLE_K: tl.constexpr = SPLITS * SHARE == K
+    WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
+    offsets = local[:, None] * W_STRIDE + k[None, :]
+    x_rows = x + tl.minimum(t, rows - 1)[:, None] * X_STRIDE + k[None, :]
+    result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    for step in range(0, SHARE, BLOCK_K):
+        start = begin + step
+        if WHOLE_K:
+            tokens = tl.load(x_rows + start)
+        else:
+            tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
+        weights = _weights(gate_weight + offsets, n, k, start, N, K, WHOLE)
+        result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
+        if ACTIVATION is not None:
+            up_weights = _weights(up_weight + offsets, n, k, start, N, K, WHOLE)
+            up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
+    if SPLITS == 1:
+        _finish(
+            result, up, y, bias, residual, n, t, rows, N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL
+        )  # fmt: skip
+    else:
+        PARTS: tl.constexpr = 1 if ACTIVATION is None else 2
+        SUMS: tl.constexpr = BLOCK_N * TOKENS
+        own = partial + tile * (PARTS * SUMS) + local[:, None] * TOKENS + t[None, :]
+        step_size = tl.num_programs(0) * (PARTS * SUMS)
+        tl.store(own + split * step_size, result)
+        if ACTIVATION is not None:
+            tl.store(own + split * step_size + SUMS, up)
+        tl.debug_barrier()  # the sums of all threads stand before one of them says so
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
+            result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+            up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+            for other in range(SPLITS):  # in a fixed order: who arrives last does not show in the sum
+                result += tl.load(own + other * step_size, cache_modifier=".cg")
+                if ACTIVATION is not None:
+                    up += tl.load(own + other * step_size + SUMS, cache_modifier=".cg")
+            _finish(
+                result, up, y, bias, residual, n, t, rows, N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL
+            )  # fmt: skip
+            tl.store(arrivals + tile, 0)

@@ -1,0 +1,54 @@
+"""Norms over the last axis, with the sum in front of one."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def norm(
+    x,
+    residual,
+    weight,
+    total,
+    result,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X_ROW: tl.constexpr,
+    X_GROUP: tl.constexpr,
+    RESIDUAL_ROW: tl.constexpr,
+    RESIDUAL_GROUP: tl.constexpr,
+    WEIGHT_GROUP: tl.constexpr,
+    EPS: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """x [rows, GROUPS, WIDTH] normed over WIDTH, times weight; BLOCK_GROUPS groups of one row a program.
+
+    With a `residual`, it is x + residual, rounded and left in `total`, that is normed. CENTRED takes off the mean first
+    (a layer norm). Results are row-major.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (group < GROUPS) & (column < WIDTH)
+    gain = tl.load(weight + group * WEIGHT_GROUP + column, mask=mask, other=0.0).to(tl.float32)
+    place = (row * GROUPS + group) * WIDTH + column
+    if DEPENDENT:
+        gdc_wait()
+    value = tl.load(x + row * X_ROW + group * X_GROUP + column, mask=mask, other=0.0)
+    if residual is not None:
+        added = tl.load(residual + row * RESIDUAL_ROW + group * RESIDUAL_GROUP + column, mask=mask, other=0.0)
+        value = (value.to(tl.float32) + added.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(total + place, value, mask=mask)
+    full = value.to(tl.float32)
+    if CENTRED:
+        full = tl.where(mask, full - tl.sum(full, 1)[:, None] / WIDTH, 0.0)
+    full = full * tl.rsqrt(tl.sum(full * full, 1) / WIDTH + EPS)[:, None]
+    if weight.dtype.element_ty == x.dtype.element_ty:
+        full = full.to(x.dtype.element_ty).to(tl.float32)
+    tl.store(result + place, (full * gain).to(result.dtype.element_ty), mask=mask)

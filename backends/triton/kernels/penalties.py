@@ -1,0 +1,100 @@
+"""Counting the tokens of sequences, and penalties for them."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def count_tokens(
+    token_counts,
+    ids,
+    positions,
+    token_seqs,
+    rows,
+    prompt_ends,
+    num_tokens,
+    VOCAB: tl.constexpr,
+    COUNTS_ROW: tl.constexpr,
+    SHARE: tl.constexpr,
+    IN_PROMPT: tl.constexpr,
+    GENERATED: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The op `count_tokens`, in place.
+
+    A program owns SHARE tokens of the vocabulary of one sequence: nobody else writes there, so that clearing comes
+    before counting without a second launch. It looks at all tokens of the step.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    seq = tl.program_id(0)
+    first = tl.program_id(1) * SHARE
+    row, end = tl.load(rows + seq), tl.load(prompt_ends + seq)
+    if (end >= 0) & (row >= 0):
+        counts = token_counts + row.to(tl.int64) * COUNTS_ROW
+        begins = 0
+        for start in range(0, num_tokens, BLOCK_TOKENS):
+            token = start + tl.arange(0, BLOCK_TOKENS)
+            mine = tl.load(token_seqs + token, mask=token < num_tokens, other=-1) == seq
+            position = tl.load(positions + token, mask=mine, other=1)
+            begins = tl.maximum(begins, tl.max(tl.where(mine & (position == 0), 1, 0)))
+        if begins > 0:
+            for start in range(0, SHARE, BLOCK):
+                column = first + start + tl.arange(0, BLOCK)
+                tl.store(counts + column, tl.zeros((BLOCK,), tl.int32), mask=column < VOCAB)
+            tl.debug_barrier()  # other threads of the block count where this one clears
+        for start in range(0, num_tokens, BLOCK_TOKENS):
+            token = start + tl.arange(0, BLOCK_TOKENS)
+            mine = tl.load(token_seqs + token, mask=token < num_tokens, other=-1) == seq
+            identity = tl.load(ids + token, mask=mine, other=-1)
+            mine = mine & (identity >= first) & (identity < first + SHARE) & (identity < VOCAB)
+            generated = tl.load(positions + token, mask=mine, other=0) >= end
+            tl.atomic_add(counts + identity, GENERATED, mask=mine & generated, sem="relaxed")
+            tl.atomic_or(counts + identity, IN_PROMPT, mask=mine & (generated == 0), sem="relaxed")
+
+
+@triton.jit
+def penalize(
+    logits,
+    token_counts,
+    count_rows,
+    repetition,
+    frequency,
+    presence,
+    banned,
+    result,
+    VOCAB: tl.constexpr,
+    LOGITS_ROW: tl.constexpr,
+    COUNTS_ROW: tl.constexpr,
+    MOST_BANNED: tl.constexpr,
+    GENERATED: tl.constexpr,
+    BLOCK_BANNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The op `penalize`; a program takes BLOCK tokens of one row."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < VOCAB
+    value = tl.load(logits + row * LOGITS_ROW + column, mask=mask, other=0.0)
+    count_row = tl.load(count_rows + row)
+    entry = tl.arange(0, BLOCK_BANNED)
+    ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
+    if count_row >= 0:
+        held = tl.load(token_counts + count_row.to(tl.int64) * COUNTS_ROW + column, mask=mask, other=0)
+        times = (held // GENERATED).to(tl.float32)
+        factor = tl.load(repetition + row)
+        repeated = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
+        seen = tl.where(times > 0, tl.load(presence + row), 0.0)
+        value = tl.where(held != 0, repeated - times * tl.load(frequency + row) - seen, value)
+    if tl.max(ban) >= 0:
+        hit = tl.max((column[:, None] == ban[None, :]).to(tl.int32), 1)
+        value = tl.where(hit > 0, float("-inf"), value)
+    tl.store(result + row * VOCAB + column, value, mask=mask)

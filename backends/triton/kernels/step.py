@@ -1,0 +1,120 @@
+"""The ends of a step: what is fed, rows that are looked up, and the move on to the next step."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def feed(
+    tokens,
+    token_seqs,
+    q_starts,
+    q_lens,
+    rows,
+    starts,
+    page_table,
+    last_token,
+    position,
+    ids,
+    positions,
+    slots,
+    kv_lens,
+    num_tokens,
+    num_seqs,
+    max_pages,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The op `feed`; a program takes BLOCK tokens and BLOCK sequences."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token_mask = index < num_tokens
+    seq = tl.load(token_seqs + index, mask=token_mask, other=-1)
+    real = seq >= 0
+    row = tl.load(rows + seq, mask=real, other=0)
+    row = tl.maximum(row, 0)
+    begin = tl.load(starts + seq, mask=real, other=0)
+    begin = tl.where(begin >= 0, begin, tl.load(position + row, mask=real & (begin < 0), other=0))
+    place = tl.where(real, begin + index - tl.load(q_starts + seq, mask=real, other=0), 0)
+    given = tl.load(tokens + index, mask=real, other=0)
+    fed = tl.where(given >= 0, given, tl.load(last_token + row, mask=real & (given < 0), other=0))
+    # A place in front of its sequence has no page; its token is no real one.
+    page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
+    slot = tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
+    tl.store(ids + index, tl.maximum(fed, 0), mask=token_mask)
+    tl.store(positions + index, place, mask=token_mask)
+    tl.store(slots + index, slot, mask=token_mask)
+
+    seq_mask = index < num_seqs
+    own_row = tl.load(rows + index, mask=seq_mask, other=-1)
+    running = own_row >= 0
+    own_begin = tl.load(starts + index, mask=running, other=0)
+    stands = tl.load(position + own_row, mask=running & (own_begin < 0), other=0)
+    own_begin = tl.where(own_begin >= 0, own_begin, stands)
+    length = tl.where(running, own_begin + tl.load(q_lens + index, mask=running, other=0), 0)
+    tl.store(kv_lens + index, length, mask=seq_mask)
+
+
+@triton.jit
+def advance(
+    last_token,
+    position,
+    rows,
+    kv_lens,
+    sampled,
+    sample_index,
+    rejected,
+    num_seqs,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The op `advance`, in place; a program takes BLOCK sequences."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    seq = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = seq < num_seqs
+    row = tl.load(rows + seq, mask=mask, other=-1)
+    real = row >= 0
+    length = tl.load(kv_lens + seq, mask=real, other=0)
+    index = tl.load(sample_index + seq, mask=real, other=-1)
+    if rejected is not None:
+        back = tl.load(rejected + seq, mask=real, other=0)
+        length -= back
+        index = tl.where(index >= 0, index - back, -1)
+    commits = real & (index >= 0)
+    token = tl.load(sampled + index, mask=commits, other=0)
+    tl.store(position + row, length, mask=real)
+    tl.store(last_token + row, token, mask=commits)
+
+
+@triton.jit
+def gather(
+    table,
+    indices,
+    result,
+    num_indices,
+    table_rows,
+    TABLE_ROW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Row `indices[i]` of the table, WIDTH elements, in row i of the result; a row that is not there is zeros."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask = row < num_indices
+    index = tl.load(indices + row, mask=mask, other=-1)
+    there = (index >= 0) & (index < table_rows)
+    source = table + index.to(tl.int64)[:, None] * TABLE_ROW + column
+    value = tl.load(source, mask=there[:, None] & (column < WIDTH), other=0)
+    target = result + row.to(tl.int64)[:, None] * WIDTH + column
+    tl.store(target, value, mask=mask[:, None] & (column < WIDTH))

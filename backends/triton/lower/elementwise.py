@@ -1,0 +1,71 @@
+"""Elementwise ops: aten's sum and product, soft_cap, cast."""
+
+from ingot.backends.triton.kernels.elementwise import arithmetic, convert
+from ingot.backends.triton.launches import cdiv
+from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.rows import as_rows, block_of, strides_in, want_floats
+from ingot.backends.triton.schedule import Schedule, Value
+
+
+def _arithmetic(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    """`x` and `other`, a tensor that broadcasts with it or a number; `alpha` stays 1 but before a number."""
+    x, other, (target,) = call.value("x"), call.optional("other"), call.results
+    want_floats(call, "x", *(("other",) if other else ()))
+    alpha = call.attributes.get("alpha", 1)
+    call.want(other is None or alpha == 1, f"alpha is {alpha}")
+    rows, result = as_rows(target), schedule.output(target)
+    block, warps = block_of(rows.width)
+    names = ("ROW", "GROUP", "COLUMN")
+    strides = strides_in(other, target) if other else (0, 0, 0)
+    schedule.launch(
+        arithmetic,
+        (rows.count, rows.groups, cdiv(rows.width, block)),
+        {"x": x, "other": other, "result": result},
+        {
+            "GROUPS": rows.groups,
+            "WIDTH": rows.width,
+            **{f"X_{name}": step for name, step in zip(names, strides_in(x, target), strict=True)},
+            **{f"OTHER_{name}": step for name, step in zip(names, strides, strict=True)},
+            "NUMBER": None if other else float(call.attributes["other"] * alpha),
+            "MULTIPLY": call.op == "aten.mul.Tensor",
+            "BLOCK": block,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=warps,
+        dependent=schedule.dependent,
+    )
+    return (result,)
+
+
+def _convert(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    x, (target,) = call.value("x"), call.results
+    want_floats(call, "x")
+    rows, result = as_rows(target), schedule.output(target)
+    block, warps = block_of(rows.width)
+    row, group, column = strides_in(x, target)
+    schedule.launch(
+        convert,
+        (rows.count, rows.groups, cdiv(rows.width, block)),
+        {"x": x, "result": result},
+        {
+            "GROUPS": rows.groups,
+            "WIDTH": rows.width,
+            "X_ROW": row,
+            "X_GROUP": group,
+            "X_COLUMN": column,
+            "CAP": call.attributes.get("cap"),
+            "BLOCK": block,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=warps,
+        dependent=schedule.dependent,
+    )
+    return (result,)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "aten.add.Tensor": _arithmetic,
+    "aten.mul.Tensor": _arithmetic,
+    "soft_cap": _convert,
+    "cast": _convert,
+}

@@ -1,0 +1,62 @@
+"""Norms: rms_norm, layer_norm, add_rms_norm."""
+
+import triton
+
+from ingot.backends.triton.kernels.norm import norm
+from ingot.backends.triton.launches import cdiv
+from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.rows import as_rows, strides_in, want_floats
+from ingot.backends.triton.schedule import Schedule, Value
+
+# Elements of a program's tile: groups are taken together up to this many, and a wider group alone.
+_TILE = 2048
+# A thread's share of a tile, and the most warps of a block.
+_PER_WARP, _MOST_WARPS = 256, 16
+# A group must fit into the registers of a block.
+_WIDEST = 32768
+
+
+def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    x, weight, residual = call.value("x"), call.value("weight"), call.optional("residual")
+    want_floats(call, "x", "weight", *(("residual",) if residual else ()))
+    call.want_dense_rows("x", "weight", "residual")
+    call.want(residual is None or residual.type.dtype == x.type.dtype, "x and residual are of two dtypes")
+    call.want(residual is None or residual.type.shape == x.type.shape, "x and residual are of two shapes")
+    rows = as_rows(x.type)
+    call.want(rows.width <= _WIDEST, f"a row of {rows.width} elements is wider than {_WIDEST}")
+    block = triton.next_power_of_2(rows.width)
+    groups = min(triton.next_power_of_2(rows.groups), max(1, _TILE // block))
+    results = tuple(schedule.output(result) for result in call.results)
+    row, group, _ = strides_in(x, x.type)
+    residual_row, residual_group, _ = strides_in(residual, x.type) if residual else (0, 0, 0)
+    schedule.launch(
+        norm,
+        (rows.count, cdiv(rows.groups, groups)),
+        {
+            "x": x,
+            "residual": residual,
+            "weight": weight,
+            "total": results[1] if residual else None,
+            "result": results[0],
+        },
+        {
+            "GROUPS": rows.groups,
+            "WIDTH": rows.width,
+            "X_ROW": row,
+            "X_GROUP": group,
+            "RESIDUAL_ROW": residual_row,
+            "RESIDUAL_GROUP": residual_group,
+            "WEIGHT_GROUP": strides_in(weight, x.type)[1],
+            "EPS": call.attributes["eps"],
+            "CENTRED": call.op == "layer_norm",
+            "BLOCK_GROUPS": groups,
+            "BLOCK": block,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=min(_MOST_WARPS, max(1, groups * block // _PER_WARP)),
+        dependent=schedule.dependent,
+    )
+    return results
+
+
+LOWERINGS: dict[str, Lowering] = {"rms_norm": _norm, "layer_norm": _norm, "add_rms_norm": _norm}

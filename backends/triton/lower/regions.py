@@ -1,0 +1,157 @@
+"""Regions: a product with the norm in front of it and the gate, the residual or the cast behind it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.backends.triton.lower.call import Refused
+from ingot.backends.triton.lower.linear import Gate, Linear, Norm, schedule_linear
+from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir import ops
+from ingot.ir.program import Program, is_call, tensor_type
+
+_ADD = torch.ops.aten.add.Tensor
+_SLICE = torch.ops.aten.slice.Tensor
+_GATES = (ops.silu_mul.overload, ops.gelu_mul.overload)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The nodes of a region by their parts in it; all results but that of the last are read inside alone."""
+
+    norm: fx.Node | None
+    linear: fx.Node
+    slices: tuple[fx.Node, ...] = ()
+    end: fx.Node | None = None
+
+    def members(self) -> list[fx.Node]:
+        parts = (self.norm, self.linear, *self.slices, self.end)
+        return [node for node in parts if node is not None]
+
+
+def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """The regions that the fusible calls `nodes` make, slices between them included, each in program order.
+
+    A region gives one result, that of its last member, and so may run in that member's place. Calls that are in none
+    are lowered by themselves.
+    """
+    free = dict.fromkeys(nodes)
+    found: list[list[fx.Node]] = []
+    for node in nodes:
+        if not is_call(node, ops.linear.overload):
+            continue
+        members = _chain(node, free).members()
+        if len(members) > 1:
+            found.append(members)
+            for member in members:
+                free.pop(member, None)
+    return found
+
+
+def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
+    """Add the launches that compute `body`, the program of such a region. Raises Refused for any other program."""
+    calls = list(body.calls())
+    products = [node for node in calls if is_call(node, ops.linear.overload)]
+    if len(products) != 1:
+        raise Refused(f"a region with {len(products)} products")
+    chain = _chain(products[0], dict.fromkeys(calls))
+    outputs = list(body.output_nodes().values())
+    if set(chain.members()) != set(calls) or outputs != [chain.members()[-1]]:
+        raise Refused(f"a region of {len(calls)} calls, of which {len(chain.members())} hang together around a product")
+    values = {node: Value(tensor_type(node), input=place) for place, node in enumerate(body.placeholders())}
+    return (schedule_linear(_linear(chain, values), schedule),)
+
+
+def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
+    """The longest chain around `linear` of calls that are `free`, and of slices."""
+    source = ops.linear.bind(linear.args, dict(linear.kwargs))["x"]
+    norm = source if is_call(source, ops.rms_norm.overload) and source in free and len(source.users) == 1 else None
+    if norm is not None and len(tensor_type(norm).shape) != 2:
+        norm = None
+    return _with_gate(norm, linear, free) or _with_end(norm, linear, free)
+
+
+def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain | None:
+    """The chain to a gate of two slices of the product, where it ends in one."""
+    parts = tuple(linear.users)
+    gates = {user for part in parts for user in part.users}
+    if len(parts) != 2 or len(gates) != 1 or not all(_is_part_of_columns(part) for part in parts):
+        return None
+    slices = tuple(sorted(parts, key=_first_column))
+    (gate,) = gates
+    if gate not in free or gate.target not in _GATES:
+        return None
+    bound = _bound(gate)
+    if {bound["gate"], bound["up"]} != set(slices) or len(tensor_type(gate).shape) != 2:
+        return None
+    return _Chain(norm, linear, slices, gate)
+
+
+def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
+    """The chain to a residual sum or a cast to float32, if that is what the product goes into, and nothing else."""
+    users = list(linear.users)
+    if len(users) == 1 and users[0] in free:
+        (end,) = users
+        if is_call(end, _ADD) and _residual(end, linear) is not None:
+            return _Chain(norm, linear, end=end)
+        if is_call(end, ops.cast.overload) and _bound(end)["dtype"] == torch.float32:
+            return _Chain(norm, linear, end=end)
+    return _Chain(norm, linear)
+
+
+def _is_part_of_columns(node: fx.Node) -> bool:
+    """Whether a node is a slice of a matrix along its second axis, in steps of one."""
+    return is_call(node, _SLICE) and len(node.args) == 4 and bool(node.args[1] == 1) and not node.kwargs
+
+
+def _first_column(part: fx.Node) -> int:
+    return int(str(part.args[2]))
+
+
+def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
+    """What `add` adds to the product: a matrix of the same type, or None."""
+    if len(add.args) != 2 or add.kwargs:
+        return None
+    left, right = add.args
+    other = right if left is linear else left
+    if not isinstance(other, fx.Node) or other is linear:
+        return None
+    wanted, given = tensor_type(linear), tensor_type(other)
+    return other if (given.dtype, given.shape) == (wanted.dtype, wanted.shape) else None
+
+
+def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
+    bound = _bound(chain.linear)
+    last = chain.members()[-1]
+    given = bound["x"] if chain.norm is None else _bound(chain.norm)["x"]
+    bias = bound["bias"]
+    linear = Linear(
+        values[given], values[bound["weight"]], None if bias is None else values[bias], tensor_type(last)
+    )  # fmt: skip
+    if chain.norm is not None:
+        norm = _bound(chain.norm)
+        linear = replace(linear, norm=Norm(values[norm["weight"]], norm["eps"]))
+    if chain.slices:
+        linear = replace(linear, gate=_gate(last))
+    elif chain.end is not None and is_call(chain.end, _ADD):
+        residual = _residual(chain.end, chain.linear)
+        assert residual is not None
+        linear = replace(linear, residual=values[residual])
+    return linear
+
+
+def _gate(node: fx.Node) -> Gate:
+    bound = _bound(node)
+    gate, up = _first_column(bound["gate"]), _first_column(bound["up"])
+    if node.target is ops.silu_mul.overload:
+        return Gate("silu", gate, up)
+    return Gate({"none": "gelu", "tanh": "gelu_tanh"}[bound["approximate"]], gate, up)
+
+
+def _bound(node: fx.Node) -> dict[str, Any]:
+    op = ops.op_of(node.target)
+    assert op is not None
+    return op.bind(node.args, dict(node.kwargs))

@@ -1,0 +1,131 @@
+"""All that is measured of one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
+
+    python benchmarks/gpu.py --shape 1b --out FOLDER [--skip peer] [--site FOLDER] [--revision COMMIT]
+
+checkpoint     random weights of the shape, unless --work holds them already
+compile        compile-model with empty caches                                    compile_time.py
+decode         steps of some batches                                              decode.py
+cold_start     start of a process to its first token                              cold_start.py
+peer           vLLM's starts and steps                                            peer_vllm.py
+compile_again  compile-model with its caches filled, and of few layers            compile_time.py
+
+A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
+part, so that what was measured stays when the call is cut off.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from children import ChildError, run_child, run_command
+from compile_time import depth_ratio
+from random_checkpoint import SHAPES
+from results import REVISION, ROOT, Figure, Result, revision, write_result
+
+HERE = Path(__file__).parent
+PARTS = ("checkpoint", "compile", "decode", "cold_start", "peer", "compile_again")
+PACKAGES = ("torch", "triton", "cuda-bindings")  # whose versions bear on the figures, where they are installed
+
+
+@dataclass
+class Found:
+    """What the parts measured so far."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-gpu"), help="folder of checkpoint and artifact")
+    parser.add_argument("--skip", default="", help="parts to leave out, separated by commas")
+    parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
+    parser.add_argument("--options", default="--max-seq-len 4096", help="of compile-model, in one string")
+    parser.add_argument("--site", type=Path, help="a folder to import vLLM from")
+    parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
+    parser.add_argument("--revision", help="the commit, where this is no git checkout")
+    options = parser.parse_args()
+    skipped = set(filter(None, options.skip.split(",")))
+    if unknown := skipped - set(PARTS):
+        sys.exit(f"--skip knows no {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    if options.revision:
+        os.environ[REVISION] = options.revision
+    os.environ[REVISION] = revision()  # said now, or the call would be for nothing; the parts say the same
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    options.out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + options.seconds
+    found = Found()
+    for part, command in commands(options):
+        if part in skipped:
+            continue
+        begin = time.monotonic()
+        run(part, command, found, deadline - begin)
+        print(f"== {part}: {found.missing.get(part, 'done')}, {time.monotonic() - begin:.1f} s", flush=True)
+        path = write(options, found)
+    print(path)
+
+
+def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
+    """The command of each part, in order."""
+    work: Path = options.work / options.shape
+    checkpoint, artifact = work / "checkpoint", work / "model.ingot"
+    compiling = [HERE / "compile_time.py", checkpoint, "--work", work, "--options", options.options, "--measure"]
+    site = ["--site", options.site] if options.site else []
+    yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
+    yield "compile", [*compiling, "full"]
+    yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
+    yield "cold_start", [HERE / "cold_start.py", artifact]
+    yield "peer", [HERE / "peer_vllm.py", checkpoint, "--batch", options.batch, *site]
+    yield "compile_again", [*compiling, "cached,few"]
+
+
+def run(part: str, command: list[str | Path], found: Found, seconds: float) -> None:
+    """Run a part in `seconds`, and add what it found, or why it found nothing."""
+    try:
+        if seconds <= 0:
+            raise ChildError("no time was left for it")
+        if part == "checkpoint":
+            if not (Path(command[-1]) / "config.json").exists():
+                run_command([sys.executable, *command], timeout=seconds, echo=True)
+            return
+        answer = run_child(command, timeout=seconds, echo=True).value
+        result = Result.model_validate_json(json.dumps(answer))
+        found.figures |= result.figures
+        found.versions |= result.versions
+    except ChildError as error:
+        found.missing[part] = str(error)
+
+
+def write(options: argparse.Namespace, found: Found) -> Path:
+    """The result of the parts so far."""
+    settings = {"shape": options.shape, "batch": options.batch, "compile": options.options, "skipped": options.skip}
+    return write_result(
+        f"gpu_{options.shape.replace('-', '_').replace('.', '_')}",
+        settings,
+        found.figures | depth_ratio(found.figures),
+        packages=[name for name in PACKAGES if _installed(name)],
+        versions=found.versions,
+        folder=options.out,
+        missing=found.missing,
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

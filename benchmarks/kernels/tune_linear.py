@@ -1,0 +1,435 @@
+"""Tile sizes of the kernels of linear, tried on this GPU: how near to the memory's bandwidth each comes.
+
+    python benchmarks/kernels/tune_linear.py [--out tune_linear.json] [--seconds 120] [--tokens 1,32,8,64]
+
+Times the products of three decoders' layers as a step calls them, with the norm, gate or residual that a region has
+around them. A CUDA graph holds a row of launches, each of which may begin before the one in front has ended, over
+weights that lie far apart in 3 GB, so that no cache holds any. Bytes are those of the weights. The fraction is of a
+copy in the same run, read and write together. Kernels are compiled in other processes, ahead of the measurements. At
+the end a whole stack of layers runs with the best sizes found, which shows what the change of kernels costs.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from itertools import product, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ingot.backends.triton.launches import evaluate
+from ingot.backends.triton.lower.linear import Gate, Linear, Norm, padded_tokens, schedule_linear
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles, matvec_tiles, tiles
+from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
+from ingot.ir.plan import BucketClass
+from ingot.ir.types import DTYPE_NAMES, DTYPES, TensorType
+
+DEVICE = "cuda"
+DTYPE = torch.bfloat16
+EPS = 1e-5
+POOL = 3 << 30  # bytes of weights that the launches go over: fifty times the last-level cache of an H200
+TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
+SHARED_MEMORY = 227 << 10  # of a block on compute capability 9.0 (CUDA C++ programming guide, table of capabilities)
+CORES = 132
+_KEPT = 8  # of the best tiles for one number of tokens are tried for another
+BUCKETS = {1: (1, 1), 8: (2, 16), 32: (17, 32), 64: (33, 64)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A product of a layer: its sizes, and what stands around it."""
+
+    name: str
+    columns: int
+    depth: int
+    gated: bool = False
+    norm: bool = False
+    residual: bool = False
+    logits: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.columns * (2 if self.gated else 1) * self.depth * DTYPE.itemsize
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The shapes of a decoder's step."""
+
+    name: str
+    layers: int
+    hidden: int
+    qkv: int
+    heads: int  # all of them together
+    ffn: int
+    vocab: int
+
+    def layer(self) -> tuple[Part, ...]:
+        return (
+            Part("qkv", self.qkv, self.hidden, norm=True),
+            Part("o", self.hidden, self.heads, residual=True),
+            Part("gate_up", self.ffn, self.hidden, gated=True, norm=True),
+            Part("down", self.hidden, self.ffn, residual=True),
+        )
+
+    def head(self) -> Part:
+        return Part("head", self.vocab, self.hidden, norm=True, logits=True)
+
+
+# Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B, by their config.json.
+DECODERS = (
+    Decoder("8b", 32, 4096, 6144, 4096, 14336, 128256),
+    Decoder("1b", 16, 2048, 3072, 2048, 8192, 128256),
+    Decoder("0.6b", 28, 1024, 4096, 2048, 3072, 151936),
+)
+Chosen = MatvecTiles | Tiles
+Job = tuple[str, Part, Chosen]  # with the decoder's name
+
+
+@dataclass(frozen=True)
+class Found:
+    """One measurement: what a launch took, and the share of a copy's bandwidth at which it read its weights."""
+
+    decoder: str
+    part: Part
+    tokens: int
+    chosen: Chosen
+    microseconds: float
+    fraction: float
+
+    def row(self) -> dict[str, Any]:
+        part = self.part
+        return {
+            "decoder": self.decoder,
+            "part": part.name,
+            "columns": part.columns,
+            "depth": part.depth,
+            "gated": part.gated,
+            "tokens": self.tokens,
+            **asdict(self.chosen),
+            "microseconds": round(self.microseconds, 2),
+            "gb_per_second": round(part.bytes / self.microseconds / 1e3),
+            "fraction": round(self.fraction, 4),
+        }
+
+
+def make_schedule(part: Part, tokens: int, chosen: Chosen | None) -> tuple[Schedule, Value]:
+    """Inputs in order: x, weight, gain, residual."""
+    schedule = Schedule(90, CORES, BucketClass(name="tuning", tokens=BUCKETS[tokens]), dependent=True)
+    rows = part.columns * (2 if part.gated else 1)
+    linear = Linear(
+        Value(TensorType(DTYPE, ("T", part.depth)), input=0),
+        Value(TensorType(DTYPE, (rows, part.depth)), input=1),
+        None,
+        TensorType(torch.float32 if part.logits else DTYPE, ("T", part.columns)),
+        norm=Norm(Value(TensorType(DTYPE, (part.depth,)), input=2), EPS) if part.norm else None,
+        gate=Gate("silu", 0, part.columns) if part.gated else None,
+        residual=Value(TensorType(DTYPE, ("T", part.columns)), input=3) if part.residual else None,
+    )
+    return schedule, schedule_linear(linear, schedule, chosen)
+
+
+def candidates(part: Part, tokens: int) -> list[Chosen]:
+    found = _matvec_candidates(part) if tokens == 1 else _tile_candidates(part, padded_tokens(tokens))
+    return list(dict.fromkeys(found))
+
+
+def _matvec_candidates(part: Part) -> Iterator[MatvecTiles]:
+    """Tiles that leave each thread 64 to 256 bytes of weights to hold, of 128 registers that four blocks leave it."""
+    parts = 2 if part.gated else 1
+    for block_k in (512, 1024, 2048, 4096):
+        for warps in (4, 8):
+            for held in (64, 128, 256):
+                block_n = held * 32 * warps // (block_k * DTYPE.itemsize * parts)
+                if block_k <= part.depth and 1 <= block_n <= 32:
+                    yield MatvecTiles(block_n, block_k, warps)
+
+
+def _tile_candidates(part: Part, tokens: int) -> Iterator[Tiles]:
+    parts = 2 if part.gated else 1
+    for block_n, block_k, programs, full in product((64, 128), (64, 128, 256), (1, 2), (1, 2, 4)):
+        splits = max(1, round(full * CORES * block_n / part.columns))
+        steps = -(-part.depth // (splits * block_k))
+        block = (block_n * parts + tokens) * block_k * DTYPE.itemsize
+        stages = min(8, steps + 1, (SHARED_MEMORY // programs - 4096) // block)
+        if stages < 2 or part.depth < splits * block_k:
+            continue
+        for warps in (4, 8) if block_n * parts >= 128 else (4,):
+            yield Tiles(block_n, block_k, splits, warps, stages)
+
+
+def more_candidates(chosen: Chosen) -> list[Chosen]:
+    """The best tiles so far, with weights fetched ahead into the cache."""
+    return [replace(chosen, lines=lines) for lines in (4, 8, 16, 32)]
+
+
+def compile_all(part: Part, tokens: int, chosen: Chosen) -> None:
+    """Fill Triton's cache on disk with the kernels of a measurement, without touching the GPU."""
+    for launch in make_schedule(part, tokens, chosen)[0].launches:
+        signature: dict[str, str] = {}
+        constants: dict[str, Any] = {}
+        attributes: dict[tuple[int, ...], list[list[Any]]] = {}  # an entry for each parameter: so the cache has them
+        for place, name in enumerate(launch.kernel.arg_names):
+            value = launch.arguments.get(name)
+            aligned = isinstance(value, Value) or (value is not None and tokens % 16 == 0)
+            attributes[(place,)] = [["tt.divisibility", 16]] if aligned else []
+            if isinstance(value, Value):
+                signature[name] = "*" + {"bf16": "bf16", "f32": "fp32", "i32": "i32"}[DTYPE_NAMES[value.type.dtype]]
+            elif value is None:
+                signature[name] = "constexpr"
+                constants[name] = launch.constants.get(name)
+            else:
+                signature[name] = "i32"
+        source = ASTSource(launch.kernel, signature, constants, attributes)
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=_options(launch))
+
+
+def _options(launch: KernelLaunch) -> dict[str, Any]:
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": launch.dependent}
+
+
+class Call:
+    """A product with its buffers, to be launched on weights anywhere in the pool."""
+
+    def __init__(self, part: Part, tokens: int, chosen: Chosen | None) -> None:
+        self.part, self.sizes = part, {"T": tokens}
+        self.schedule, self.result = make_schedule(part, tokens, chosen)
+        self.buffers = {
+            name: torch.zeros(
+                [evaluate(size, self.sizes) for size in buffer.shape], dtype=DTYPES[buffer.dtype], device=DEVICE
+            )
+            for name, buffer in self.schedule.buffers.items()
+        }
+
+    @property
+    def output(self) -> torch.Tensor:
+        return self.buffers[str(self.result.buffer)]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
+        for launch in self.schedule.launches:
+            arguments = {name: self._argument(value, inputs) for name, value in launch.arguments.items()}
+            grid = tuple(evaluate(size, self.sizes) for size in launch.grid)
+            launch.kernel[grid](**arguments, **launch.constants, **_options(launch))
+
+    def _argument(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        if isinstance(value, Value):
+            return inputs[value.input] if value.input is not None else self.buffers[str(value.buffer)]
+        return None if value is None else evaluate(value, self.sizes)
+
+
+class Bench:
+    """The pool of weights, and the times of graphs over it."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        count = POOL // DTYPE.itemsize
+        self.pool = torch.empty(count, dtype=DTYPE, device=DEVICE)
+        for begin in range(0, count, 1 << 28):
+            self.pool[begin : begin + (1 << 28)].normal_(generator=generator).mul_(0.02)
+        self.vectors = torch.randn(64, 1 << 18, generator=generator, device=DEVICE).to(DTYPE)
+        self.place = 0
+        half = count // 2
+        seconds = self.seconds(lambda: self.pool[:half].copy_(self.pool[half : 2 * half]))
+        self.copy = 2 * half * DTYPE.itemsize / seconds
+
+    def weight(self, part: Part) -> torch.Tensor:
+        """The next stretch of the pool as a weight."""
+        rows = part.columns * (2 if part.gated else 1)
+        count = rows * part.depth
+        if self.place + count > self.pool.numel():
+            self.place = 0
+        weight = self.pool[self.place : self.place + count].view(rows, part.depth)
+        self.place += count
+        return weight
+
+    def inputs(self, part: Part, tokens: int) -> list[torch.Tensor]:
+        def matrix(size: int) -> torch.Tensor:
+            return self.vectors.flatten()[: tokens * size].view(tokens, size)
+
+        return [matrix(part.depth), self.weight(part), self.vectors[1, : part.depth], matrix(part.columns)]
+
+    def seconds(self, work: Callable[[], object], rounds: int = 6) -> float:
+        """The least time of `work`, by events of the device."""
+        work()
+        times: list[float] = []
+        for _ in range(rounds):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(float(begin.elapsed_time(end)) * 1e-3)
+        return min(times)
+
+    def graph_seconds(self, calls: Iterable[tuple[Call, list[torch.Tensor]]]) -> float:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call, inputs in calls:
+                call(inputs)
+        return self.seconds(graph.replay)
+
+    def measure(self, decoder: str, part: Part, tokens: int, chosen: Chosen) -> Found:
+        """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
+        call = Call(part, tokens, chosen)
+        inputs = self.inputs(part, tokens)
+        call(inputs)
+        _check(call, inputs)
+        count = max(4, TRAFFIC // part.bytes)
+        seconds = self.graph_seconds((call, self.inputs(part, tokens)) for _ in range(count)) / count
+        return Found(decoder, part, tokens, chosen, seconds * 1e6, part.bytes / seconds / self.copy)
+
+
+def _check(call: Call, inputs: Sequence[torch.Tensor]) -> None:
+    """The first columns against the same in float32."""
+    part = call.part
+    x, weight, gain, residual = (value.float() for value in (inputs[0], inputs[1][:256], inputs[2], inputs[3]))
+    if part.norm:
+        x = ((x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)).to(DTYPE).float() * gain).to(DTYPE).float()
+    expected = x @ weight.T
+    if part.gated:
+        up = inputs[1][part.columns : part.columns + 256].float()
+        expected = torch.nn.functional.silu(expected) * (x @ up.T)
+    if part.residual:
+        expected += residual[:, :256]
+    found = call.output[:, :256].float()
+    error = float((found - expected).norm() / expected.norm())
+    if not error < 1e-2:  # bf16 rounds by 2e-3
+        raise RuntimeError(f"the result is wrong by {error}")
+
+
+def tune(
+    bench: Bench, pool: ProcessPoolExecutor, tokens: int, earlier: Sequence[Found], deadline: float
+) -> list[Found]:
+    """Measurements of all parts for steps of `tokens`: of all candidates, or, where there are `earlier` ones for
+    another number of tokens, of those that did best there."""
+    jobs: list[list[Job]] = []
+    for decoder in DECODERS:
+        for part in (*decoder.layer(), decoder.head()):
+            known = sorted((one for one in earlier if one.part == part), key=_time)
+            tried = [one.chosen for one in known[:_KEPT]] or candidates(part, tokens)
+            first = best_known(part, tokens)
+            jobs.append([(decoder.name, part, chosen) for chosen in dict.fromkeys([first, *tried])])
+    in_turns = [job for turn in zip_longest(*jobs) for job in turn if job is not None]  # the deadline hits all alike
+    found = _measure_all(bench, pool, tokens, in_turns, deadline)
+    more = [(one.decoder, one.part, chosen) for one in best_of(found) for chosen in more_candidates(one.chosen)]
+    return found + _measure_all(bench, pool, tokens, more, deadline)
+
+
+def best_known(part: Part, tokens: int) -> Chosen:
+    """What the lowering takes by itself."""
+    shape = Product(part.columns, part.depth, DTYPE, part.gated)
+    return matvec_tiles(shape) if tokens == 1 else tiles(shape, padded_tokens(tokens), CORES)
+
+
+def _measure_all(
+    bench: Bench, pool: ProcessPoolExecutor, tokens: int, jobs: Sequence[Job], deadline: float
+) -> list[Found]:
+    """In the order in which the kernels come out of the compiler; what is left at the deadline is left out."""
+    found: list[Found] = []
+    compiled = {pool.submit(compile_all, part, tokens, chosen): (name, part, chosen) for name, part, chosen in jobs}
+    try:
+        for future in as_completed(compiled, timeout=max(1.0, deadline - time.monotonic())):
+            name, part, chosen = compiled[future]
+            try:
+                future.result()
+                found.append(bench.measure(name, part, tokens, chosen))
+            except (triton.runtime.errors.TritonError, triton.CompilationError, RuntimeError) as error:
+                print(f"{name} {part.name}, {tokens} tokens, {chosen}: {error}"[:300])
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    except TimeoutError:
+        print(f"out of time: {len(found)} of {len(jobs)} measured for {tokens} tokens")
+        for future in compiled:
+            future.cancel()
+    return found
+
+
+def best_of(found: Sequence[Found]) -> list[Found]:
+    """The fastest for each part and number of tokens, in the order of the parts."""
+    best: dict[tuple[str, Part, int], Found] = {}
+    for one in sorted(found, key=_time):
+        best.setdefault((one.decoder, one.part, one.tokens), one)
+    names = [decoder.name for decoder in DECODERS]
+    parts = ["qkv", "o", "gate_up", "down", "head"]
+    return sorted(best.values(), key=lambda one: (one.tokens, names.index(one.decoder), parts.index(one.part.name)))
+
+
+def _time(found: Found) -> float:
+    return found.microseconds
+
+
+def stack(bench: Bench, decoder: Decoder, tokens: int, best: Mapping[Part, Chosen]) -> dict[str, Any] | None:
+    """All products of a step in a row, attention and the rest left out."""
+    parts = [*decoder.layer() * decoder.layers, decoder.head()]
+    if not all(part in best for part in parts):
+        return None
+    calls = {part: Call(part, tokens, best[part]) for part in parts}
+    seconds = bench.graph_seconds((calls[part], bench.inputs(part, tokens)) for part in parts)
+    total = sum(part.bytes for part in parts)
+    return {
+        "decoder": decoder.name,
+        "tokens": tokens,
+        "microseconds": round(seconds * 1e6, 1),
+        "gb_per_second": round(total / seconds / 1e9),
+        "fraction": round(total / seconds / bench.copy, 4),
+    }
+
+
+def print_table(found: Sequence[Found]) -> None:
+    print(f"{'tokens':>6} {'decoder':8}{'part':8} {'µs':>8} {'GB/s':>6} {'of copy':>8}  tiles")
+    for one in best_of(found):
+        row = one.row()
+        print(
+            f"{one.tokens:6} {one.decoder:8}{one.part.name:8} {one.microseconds:8.1f} {row['gb_per_second']:6}"
+            f" {one.fraction:8.1%}  {one.chosen}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("tune_linear.json"))
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which no more is tried")
+    parser.add_argument("--tokens", default="1,32,8,64", help="of a step, separated by commas; 8 and 64 follow 32")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds - 10.0  # for the stacks, and to write
+    found: list[Found] = []
+    stacks: list[dict[str, Any]] = []
+    workers = max(1, (os.cpu_count() or 1) - 2)
+    # Forked workers would share the device's context, which does not outlive a fork.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        bench = Bench()
+        print(f"copy: {bench.copy / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
+        for place, tokens in enumerate(map(int, options.tokens.split(","))):
+            left = options.tokens.count(",") + 1 - place
+            until = time.monotonic() + (deadline - time.monotonic()) * (1.0 if left == 1 else 1.6 / left)
+            earlier = [one for one in found if tokens > 1 and one.tokens > 1]
+            found += tune(bench, pool, tokens, earlier, min(until, deadline))
+            best = {one.part: one.chosen for one in best_of(found) if one.tokens == tokens}
+            stacks += [row for decoder in DECODERS if (row := stack(bench, decoder, tokens, best)) is not None]
+        pool.shutdown(cancel_futures=True)
+    print_table(found)
+    for row in stacks:
+        print("stack", row)
+    document = {
+        "device": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+        "torch": torch.__version__,
+        "copy_gb_per_second": round(bench.copy / 1e9),
+        "stacks": stacks,
+        "best": [one.row() for one in best_of(found)],
+        "all": [one.row() for one in found],
+    }
+    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""vLLM on the same checkpoint, in the same way: its first start, its next one, and decoding.
+
+    python benchmarks/peer_vllm.py CHECKPOINT [--site FOLDER] [--batch 1,32] [--load-format dummy] [--json FILE]
+
+The first start finds empty caches (vLLM compiles the model then), the next ones what it left; each is a process of its
+own and ends with the first token behind a prompt of 128 tokens. Decoding is measured after the last one, by
+decode_method.py. With `--load-format dummy`, the default, vLLM makes weights up and need not read any; "auto" has it
+read the checkpoint's. FOLDER holds vLLM where it is not installed. Where there is none, the benchmark says so and ends.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from children import ChildError, Ended, run_child
+from cold_start import first_token_figures
+from decode_figures import time_figures
+from decode_method import Decoded, Lengths
+from results import Figure, add_json_option, report
+
+CHILD = Path(__file__).with_name("vllm_child.py")
+# Where vLLM and the compilers that it calls keep what they made.
+CACHES = (
+    "VLLM_CACHE_ROOT",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "FLASHINFER_WORKSPACE_BASE",
+    "XDG_CACHE_HOME",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--site", type=Path, help="a folder to import vLLM from")
+    parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
+    parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
+    parser.add_argument("--warm-starts", type=int, default=1, help="after the first one")
+    parser.add_argument("--timeout", type=float, default=300.0, help="of a process, in seconds")
+    add_json_option(parser)
+    options = parser.parse_args()
+    if not has_vllm(options.site):
+        sys.exit(f"vLLM is not {'installed' if options.site is None else f'in {options.site}'}: it was not measured")
+    command = [CHILD, options.checkpoint, "--load-format", options.load_format]
+    with tempfile.TemporaryDirectory(prefix="ingot-vllm-") as caches:
+        env = environment(options.site, Path(caches))
+        try:
+            cold = run_child(command, env=env, timeout=options.timeout)
+            warm = [run_child(command, env=env, timeout=options.timeout) for _ in range(options.warm_starts - 1)]
+            warm.append(run_child([*command, "--batch", options.batch], env=env, timeout=options.timeout))
+        except ChildError as error:
+            sys.exit(f"vLLM did not come to an end: {error}")
+    settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
+    report(options.json, settings, figures(cold, warm), versions={"vllm": cold.value["version"]})
+
+
+def has_vllm(site: Path | None) -> bool:
+    return importlib.util.find_spec("vllm") is not None if site is None else (site / "vllm" / "__init__.py").is_file()
+
+
+def environment(site: Path | None, caches: Path) -> dict[str, str]:
+    """What vLLM's processes get beside this one's environment."""
+    path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # and nothing of Ingot
+    return {**path, **{name: os.fspath(caches / name.lower()) for name in CACHES}}
+
+
+def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
+    """Of vLLM's starts and steps, under the names of Ingot's with `vllm_` in front."""
+    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
+    found |= {f"vllm_{name}": figure for name, figure in first_token_figures(warm).items()}
+    for batch, measured in warm[-1].value["decode"].items():
+        found |= {f"vllm_{name}": figure for name, figure in time_figures(int(batch), _decoded(measured)).items()}
+    return found
+
+
+def _decoded(measured: Mapping[str, Any]) -> Decoded:
+    return Decoded(Lengths(**measured["lengths"]), tuple(measured["long"]), tuple(measured["short"]))
+
+
+if __name__ == "__main__":
+    main()

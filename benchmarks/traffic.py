@@ -1,0 +1,90 @@
+"""The bytes that a decode step has to move, from the artifact's own program: what a bandwidth is reckoned with."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import fx
+
+from ingot.ir.ops import OPS
+from ingot.ir.parse import parse_programs
+from ingot.ir.program import Program, RegionCall
+from ingot.ir.types import StateType
+from ingot.runtime.artifact import open_artifact
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """Bytes of one step. `weights` are read once, whatever the batch; `cache` are keys and values, read and written."""
+
+    weights: int
+    cache: int
+
+    @property
+    def bytes(self) -> int:
+        return self.weights + self.cache
+
+
+def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
+    """`program_traffic` of the artifact's program for steps of `batch` tokens."""
+    programs = parse_programs(open_artifact(artifact, verify=False).read_text("program.ir"))
+    program = next(one for one in programs if one.name == "main" and one.bucket and one.bucket.holds(batch, 1))
+    return program_traffic(program, batch, context)
+
+
+def program_traffic(program: Program, batch: int, context: float) -> StepTraffic:
+    """The least that a step of `batch` sequences moves, each of which sees `context` positions, its own included.
+
+        weights = Σ over weights that come from the checkpoint, each once: their bytes
+        cache   = batch × Σ over attention calls: (min(context, window) + 1) × bytes of a position
+
+    The 1 is the position that the step writes. Left out is what is of no account: the rows of an embedding table (a
+    table that is the output layer too is read in full, and counted), rotary tables, activations, logits.
+    """
+    weights: dict[object, int] = {}
+    cache = 0.0
+    for owner, node, params in _calls(program, {name: name for name in program.params}):
+        if node.target is OPS["paged_attention"].overload:
+            window = node.kwargs.get("window")
+            seen = min(context, window) if isinstance(window, int) else context
+            cache += (seen + 1) * _position_bytes(owner, node)
+        if node.target is OPS["embedding"].overload:
+            continue
+        for name in params:
+            spec = program.params[name]
+            if spec.recipe.sources():
+                size = math.prod(map(int, spec.type.shape)) * spec.type.dtype.itemsize
+                weights[spec.recipe, spec.type] = size  # equal ones are one tensor
+    return StepTraffic(sum(weights.values()), round(batch * cache))
+
+
+def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[Program, fx.Node, tuple[str, ...]]]:
+    """Every call, those in regions among them, with the program that it stands in and the params that it reads.
+
+    `names` are the params' names by those of the program's placeholders.
+    """
+    for node in program.calls():
+        if isinstance(node.target, RegionCall):
+            body = program.regions[node.target.name].body
+            given = zip(body.placeholders(), node.args, strict=True)
+            inner = {
+                str(own.target): names[str(arg.target)]
+                for own, arg in given
+                if isinstance(arg, fx.Node) and arg.op == "placeholder" and arg.target in names
+            }
+            yield from _calls(body, inner)
+        else:
+            reads = (one for one in node.all_input_nodes if one.op == "placeholder" and one.target in names)
+            yield program, node, tuple(names[str(one.target)] for one in reads)
+
+
+def _position_bytes(program: Program, attention: fx.Node) -> int:
+    """What a layer's cache holds of one position: keys and values, [pages, 2, page_size, heads, head_dim]."""
+    cache = attention.args[1]
+    assert isinstance(cache, fx.Node)
+    kind = cache.meta["type"]
+    assert isinstance(kind, StateType)
+    state = program.states[kind.name].type
+    _, pair, _, heads, head_dim = state.shape
+    return int(pair) * int(heads) * int(head_dim) * state.dtype.itemsize

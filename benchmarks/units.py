@@ -1,0 +1,26 @@
+"""Numbers with their units, as a reader wants them: 0.00075 s is 0.75 ms."""
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_SECONDS_FROM = 1.0  # longer times are not counted in thousands of seconds
+
+
+def quantity(value: float, unit: str) -> str:
+    """Three significant digits; "s", "B" and "B/s" with a decimal prefix. Ratios and counts have no unit."""
+    if unit == "tokens/s":
+        return f"{value:,.0f} {unit}"
+    if unit == "" and value.is_integer():
+        return f"{value:,.0f}"  # a count
+    if unit not in ("s", "B", "B/s"):
+        return _digits(value) + (f" {unit}" if unit else "")
+    if value == 0 or (unit == "s" and abs(value) >= _SECONDS_FROM) or (unit != "s" and abs(value) < _PREFIXES[4][0]):
+        return f"{_digits(value)} {unit}"
+    scale, prefix = next((one for one in _PREFIXES if float(_digits(abs(value) / one[0])) >= 1), _PREFIXES[-1])
+    return f"{_digits(value / scale)} {prefix}{unit}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, and all of those in front of the point."""
+    if abs(value) >= 100 or value == 0:
+        return f"{value:.0f}"
+    text = f"{value:#.3g}"
+    return f"{value:.2f}" if "e" in text else text.removesuffix(".")

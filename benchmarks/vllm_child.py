@@ -1,0 +1,76 @@
+"""vLLM on one checkpoint, in a process of its own that peer_vllm.py starts: clock and decode times, as JSON.
+
+    PYTHONPATH=SITE python benchmarks/vllm_child.py CHECKPOINT [--load-format dummy] [--batch 1,32] --json FILE
+
+It needs nothing but vLLM and what lies beside this file in plain Python.
+"""
+
+import time
+
+BEGUN = time.time()
+
+import argparse  # noqa: E402  # the clock is read before anything is imported
+import json  # noqa: E402
+import os  # noqa: E402
+from dataclasses import asdict, replace  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from decode_method import PROMPT_TOKENS, Prompts, lengths_of, measure_decode  # noqa: E402
+
+# It is not to ask for anything over the network, and FlashInfer's sampler would compile itself with nvcc first.
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+MAX_MODEL_LEN = 4096
+# Of the GPU's memory, for weights and cache together: the rest is for what else runs there.
+MEMORY_SHARE = 0.85
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--load-format", default="dummy")
+    parser.add_argument("--batch", default="", help="sequences at once, separated by commas; none: only start")
+    parser.add_argument("--long", type=int)
+    parser.add_argument("--short", type=int)
+    parser.add_argument("--tries", type=int)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    os.environ.update(SETTINGS)
+    import vllm
+
+    imported = time.time()
+    llm = vllm.LLM(
+        model=str(options.checkpoint),
+        load_format=options.load_format,
+        skip_tokenizer_init=True,
+        max_model_len=MAX_MODEL_LEN,
+        gpu_memory_utilization=MEMORY_SHARE,
+        enable_prefix_caching=False,
+    )
+    loaded = time.time()
+
+    def generate(prompts: Prompts, count: int) -> object:
+        params = vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        assert all(len(output.outputs[0].token_ids) == count for output in outputs)
+        return outputs
+
+    generate([list(range(1, PROMPT_TOKENS + 1))], 1)
+    clock = {"begun": BEGUN, "imported": imported, "loaded": loaded, "first": time.time()}
+    changes = {name: getattr(options, name) for name in ("long", "short", "tries") if getattr(options, name)}
+    vocab = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    decoded = {}
+    for batch in map(int, filter(None, options.batch.split(","))):
+        measured = measure_decode(generate, vocab, batch, replace(lengths_of(batch), **changes))
+        decoded[batch] = {**asdict(measured), "step": measured.step}
+    answer = {"clock": clock, "version": vllm.__version__, "decode": decoded}
+    options.json.write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

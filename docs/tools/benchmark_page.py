@@ -1,0 +1,194 @@
+"""docs/benchmarks.md and its plots, made of benchmarks/results. Whoever imports this has benchmarks/ on the path."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bars import bars
+from cold_start import PHASES
+from markdown_table import table
+from results import RESULTS, Figure, Result, read_result
+from units import quantity
+
+BENCHMARKS = RESULTS.parent
+HEAD = """\
+# Benchmarks
+
+Made by `make docs` from the files in [benchmarks/results](../benchmarks/results), and compared with them by a test.
+Each says on which machine, at which commit and on which day it was measured; what it takes to measure it again stands
+at the top of its script. Times are the least of several tries, because other work on a machine only ever adds to them.
+Absolute numbers hold for that machine alone: what counts is what was measured beside them in the same sitting, another
+engine or a copy of the same bytes.
+"""
+GPU = """\
+`python benchmarks/gpu.py --shape {shape}`: random weights of the published shape, in bfloat16. A decode step is a step
+of the whole engine, scheduling and sampling included: the time of long outputs less that of short ones, over the tokens
+between them, behind prompts of 128 tokens. Its bytes are the weights, each once, and the keys and values of the mean
+context. A start is that of a process up to its first token, with all files in the page cache; vLLM makes its weights up
+and reads none. The first start of vLLM compiles the model, which Ingot does once with `compile-model`.
+"""
+_SHAPES = {"1b": "Llama 3.2 1B", "8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
+_PEER = "vllm_"
+Plots = Mapping[str, str]
+
+
+def benchmark_page() -> tuple[str, Plots]:
+    """The text of docs/benchmarks.md, and its plots by their paths in docs/."""
+    found = [read_result(path) for path in sorted(RESULTS.glob("*.json"))]
+    return page(found)
+
+
+def page(results: Sequence[Result]) -> tuple[str, Plots]:
+    """The page of these results, those of GPUs first."""
+    plots: dict[str, str] = {}
+    lines = [HEAD]
+    for result in sorted(results, key=lambda one: (not _of_gpu(one), one.name)):
+        lines += [*(_gpu(result, plots) if _of_gpu(result) else _plain(result, plots)), ""]
+    return "\n".join(lines), plots
+
+
+def _of_gpu(result: Result) -> bool:
+    return result.name.startswith("gpu_")
+
+
+def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
+    figures, shape = result.figures, str(result.settings["shape"])
+    yield f"## {_SHAPES[shape]} on {_device(result)}\n"
+    yield GPU.format(shape=shape)
+    yield from _plot(result, _step_groups(figures), "a decode step", plots)
+    yield from _against_peer(figures)
+    shares = [name for name in _ordered(figures) if name.endswith("_of_copy")]
+    batches = [(name.removesuffix("_of_copy"), f"{figures[name].value:.1%}") for name in shares]
+    if batches:
+        yield from table(
+            ("sequences", "weights", "keys and values", "bandwidth", "of a copy's"),
+            (
+                [batch.removeprefix("batch_"), *(_shown(figures[f"{batch}_{part}"]) for part in _TRAFFIC), share]
+                for batch, share in batches
+            ),
+        )
+        yield f"\nThe copy reads and writes {_shown(figures['copy'])}.\n"
+    yield from _only_ours(
+        "of a start, in the best try", figures, [name for name in _ordered(figures) if name.startswith("load_")]
+    )
+    yield from _only_ours("compile-model", figures, [name for name in _COMPILES if name in figures])
+    for part, reason in result.missing.items():
+        yield f"Not measured: {part.replace('_', ' ')}. {reason}\n"
+    yield _provenance(result)
+
+
+_COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
+_TRAFFIC = ("weights", "cache", "bandwidth")
+
+
+def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
+    """What both engines were measured by, with the ratio; and a compile against the start that compiles."""
+    steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
+    starts = ["first_token", *(f"first_token_{name}" for name, _ in PHASES.values())]
+    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in (*steps, *starts) if name in figures]
+    if "compile" in figures:
+        rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))
+    if not rows:
+        return
+    yield from table(
+        ("", "Ingot", "vLLM", "vLLM / Ingot"),
+        ((what, _shown(figures[own]), *_peer_cells(figures[own], figures.get(peer))) for what, own, peer in rows),
+    )
+    yield ""
+
+
+def _peer_cells(own: Figure, peer: Figure | None) -> tuple[str, str]:
+    return ("–", "–") if peer is None else (_shown(peer), quantity(peer.value / own.value, ""))
+
+
+def _only_ours(heading: str, figures: Mapping[str, Figure], names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield from table((heading, ""), ((figures[name].what, _shown(figures[name])) for name in names))
+        yield ""
+
+
+def _step_groups(figures: Mapping[str, Figure]) -> dict[str, list[tuple[str, float, str]]]:
+    """By batch, the steps of both engines and what copying the same bytes would take."""
+    groups = {}
+    for name in _ordered(figures):
+        if (found := re.fullmatch(r"batch_(\d+)_step", name)) is None:
+            continue
+        bars_of = [("Ingot", figures[name].value)]
+        if f"{_PEER}{name}" in figures:
+            bars_of.append(("vLLM", figures[f"{_PEER}{name}"].value))
+        of_copy = figures.get(f"batch_{found[1]}_of_copy")
+        if of_copy is not None:
+            bars_of.append(("a copy of its bytes", figures[name].value * of_copy.value))
+        groups[_sequences(found[1])] = [(label, value, quantity(value, "s")) for label, value in bars_of]
+    return groups
+
+
+def _plain(result: Result, plots: dict[str, str]) -> Iterator[str]:
+    script = BENCHMARKS / f"{result.name}.py"
+    yield f"## {_title(script)}\n"
+    settings = ", ".join(f"{name} {value}" for name, value in result.settings.items() if value not in ("", None))
+    yield f"`python benchmarks/{script.name}`, with {settings}.\n"
+    yield from _plot(result, _engine_groups(result.figures), "a decode step", plots)
+    figures = [(name, result.figures[name]) for name in _ordered(result.figures)]
+    yield from table(("figure", "is", ""), ((f"`{name}`", figure.what, _shown(figure)) for name, figure in figures))
+    yield ""
+    yield _provenance(result)
+
+
+def _engine_groups(figures: Mapping[str, Figure]) -> dict[str, list[tuple[str, float, str]]]:
+    """By batch, the steps of the engines that decode_cpu.py compares."""
+    groups: dict[str, list[tuple[str, float, str]]] = {}
+    for name in _ordered(figures):
+        found = re.fullmatch(r"batch_(\d+)_(ingot|transformers\w*)", name)
+        if found is not None:
+            value = figures[name].value
+            label = {"ingot": "Ingot"}.get(found[2], found[2].replace("_", ", "))
+            groups.setdefault(_sequences(found[1]), []).append((label, value, quantity(value, "s")))
+    return groups
+
+
+def _plot(
+    result: Result, groups: Mapping[str, list[tuple[str, float, str]]], what: str, plots: dict[str, str]
+) -> Iterator[str]:
+    if groups:
+        path = f"benchmarks/{result.name}.svg"
+        title = f"{what[:1].upper()}{what[1:]}, {_device(result)}"
+        plots[path] = bars(title, groups)
+        yield f"![{title}]({path})\n"
+
+
+def _provenance(result: Result) -> str:
+    machine = result.machine
+    where = f"{machine.processor}, {machine.cores} cores, {quantity(machine.memory, 'B')}"
+    if machine.gpu is not None:
+        where = f"{machine.gpu}, driver {machine.driver}; {where}"
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
+    return f"{result.date}, commit {result.revision[:12]}{'+' * result.revision.endswith('+')}; {where}; {versions}."
+
+
+def _device(result: Result) -> str:
+    return result.machine.gpu or result.machine.processor
+
+
+def _title(script: Path) -> str:
+    """The first sentence of a script's docstring."""
+    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or script.stem
+    return text.partition("\n")[0].rstrip(".")
+
+
+def _sequences(count: str) -> str:
+    return "1 sequence" if count == "1" else f"{count} sequences"
+
+
+def _shown(figure: Figure) -> str:
+    return quantity(figure.value, figure.unit)
+
+
+def _ordered(figures: Mapping[str, Figure]) -> list[str]:
+    """By name, with numbers in their order: batch 4 before batch 32."""
+
+    def key(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+    return sorted(figures, key=key)

@@ -1,0 +1,33 @@
+"""The bucket classes of a compile: which steps are lowered together."""
+
+from collections.abc import Sequence
+
+from ingot.ir.backend import Backend
+from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.target import Target
+
+# By the first number of tokens. On a GPU steps of up to 64 tokens read weights and compute little, and kernels differ
+# in the rows of a product that they hold: one, a tile of 16 (the least that tensor cores take), two and four of these.
+_CLASSES = {
+    "cpu": (("decode", 1), ("extend", FEW_TOKENS + 1)),
+    "cuda": (("decode-1", 1), ("decode-16", 2), ("decode-32", 17), ("decode-64", 33), ("extend", 65)),
+}
+
+
+def bucket_classes(
+    target: Target, backends: Sequence[Backend], max_tokens: int, *, deterministic: bool
+) -> tuple[BucketClass, ...]:
+    """The bucket classes of steps up to `max_tokens` tokens: for decode where there are kernels for few tokens, and for
+    all that is larger. Only backends that emit anything tell them apart.
+
+    In deterministic mode one lowering serves every step, since another could round otherwise.
+    """
+    if deterministic or not any(backend.emits_library or backend.compiles_regions for backend in backends):
+        return (BucketClass(name="any", tokens=(1, max_tokens)),)
+    classes = _CLASSES[target.device]
+    ends = [first - 1 for _, first in classes[1:]] + [max_tokens]
+    return tuple(
+        BucketClass(name=name, tokens=(first, min(last, max_tokens)))
+        for (name, first), last in zip(classes, ends, strict=True)
+        if first <= max_tokens
+    )

@@ -1,0 +1,116 @@
+"""Which backend would compute each op on a target, and why the others would not."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.ir import build
+from ingot.ir.backend import Backend
+from ingot.ir.ops import OPS
+from ingot.ir.ops.registry import Op
+from ingot.ir.plan import BucketClass
+from ingot.ir.plugins import load_user_ops
+from ingot.ir.program import Program, Stage, StateSpec
+from ingot.ir.target import Target
+from ingot.ir.types import TensorType
+from ingot.passes.base import PassContext
+from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.rewrite import Rewriter
+
+# A decode step of one sequence, and a chunk of a prompt.
+STEPS = (1, 512)
+
+
+@dataclass(frozen=True)
+class OpClaims:
+    """Of one op: its provider in steps of so many tokens, the one in deterministic mode, and every refusal."""
+
+    op: str
+    providers: Mapping[int, str]
+    deterministic: str
+    refusals: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "op": self.op,
+            "providers": {str(tokens): name for tokens, name in self.providers.items()},
+            "deterministic": self.deterministic,
+            "refusals": list(self.refusals),
+        }
+
+
+def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
+    """The claims of `backends` on every op. The pass that compiling runs decides, on one call of each op with the
+    arguments of its first sample, in the dtype that models have on the target."""
+    load_user_ops()
+    program, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
+    steps = {tokens: _chosen(program, nodes, target, backends, tokens) for tokens in STEPS}
+    deterministic, _ = _chosen(program, nodes, target, backends, max(STEPS), deterministic=True)
+    return [
+        OpClaims(
+            op=name,
+            providers={tokens: chosen[name] for tokens, (chosen, _) in steps.items()},
+            deterministic=deterministic[name],
+            refusals=tuple(_merged({tokens: refused[name] for tokens, (_, refused) in steps.items()})),
+        )
+        for name in nodes
+    ]
+
+
+def _chosen(
+    program: Program,
+    nodes: Mapping[str, fx.Node],
+    target: Target,
+    backends: Sequence[Backend],
+    tokens: int,
+    *,
+    deterministic: bool = False,
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The provider of each op in steps of so many tokens, and the reasons of those that refused."""
+    rewriter = Rewriter(program)
+    context = PassContext(
+        target=target,
+        max_seq_len=max(STEPS),
+        max_batch=max(STEPS),
+        max_tokens=max(STEPS),
+        backends=tuple(backends),
+        deterministic=deterministic,
+        bucket=BucketClass(name=f"T={tokens}", tokens=(tokens, tokens)),
+    )
+    ChooseProviders().run(rewriter, context)
+    refusals = {
+        name: [refusal.reason for refusal in rewriter.refusals if refusal.node == node.name]
+        for name, node in nodes.items()
+    }
+    return {name: node.meta["provider"] for name, node in nodes.items()}, refusals
+
+
+def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """Each reason once; one that does not hold in all steps says in which."""
+    for reason in dict.fromkeys(reason for reasons in refusals.values() for reason in reasons):
+        where = [tokens for tokens, reasons in refusals.items() if reason in reasons]
+        yield reason if len(where) == len(refusals) else f"{reason} (T={', '.join(map(str, where))})"
+
+
+def one_call_of_each(ops: Mapping[str, Op], dtype: torch.dtype = torch.float32) -> tuple[Program, dict[str, fx.Node]]:
+    """A program that calls every op once, and the calls by the op's name."""
+    program = Program("ops", Stage.CACHED, {})
+    nodes: dict[str, fx.Node] = {}
+    for op in ops.values():
+        sample = op.samples(torch.Generator().manual_seed(0), dtype)[0]
+
+        def value(name: str, given: Any, op: Op = op) -> Any:
+            if not isinstance(given, torch.Tensor):
+                return given
+            value_type, full = TensorType(given.dtype, tuple(given.shape)), f"{op.name}.{name}"
+            if name in op.states:
+                return program.add_state(full, StateSpec("sample", op.name, "sequence", value_type))
+            return program.add_input(full, value_type)
+
+        args = [value(name, given) for name, given in zip(op.parameters(), sample.args, strict=False)]
+        kwargs = {name: value(name, given) for name, given in sample.kwargs.items()}
+        nodes[f"ingot.{op.name}"] = build.call(program, op.overload, args, kwargs)
+    return program, nodes

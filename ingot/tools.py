@@ -1,0 +1,55 @@
+"""The compilers and packages of this machine that compiling may need."""
+
+import importlib.metadata
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+
+from ingot.backends.toolchain import compiler_path, compiler_version, links_libstdcxx_statically
+from ingot.ir.errors import TargetError
+
+_EXTRA = "pip install 'ingot[cuda]'"
+
+
+def tools_found() -> dict[str, str]:
+    """What was found of each tool, by its name, or what its absence means."""
+    return {name: look() for name, look in _TOOLS.items()}
+
+
+def _cxx() -> str:
+    try:
+        path, version = compiler_path(), compiler_version()
+    except TargetError:
+        return "none: for CPUs compile with --backend reference"
+    if links_libstdcxx_statically():
+        return (
+            f"{version} ({path}); it links libstdc++ statically, and compiled regions crash when they are loaded:"
+            " set CXX to a compiler that does not"
+        )
+    return f"{version} ({path})"
+
+
+def _nvcc() -> str:
+    path = shutil.which("nvcc")
+    if path is None:
+        return "none, and nothing needs it"
+    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    return f"{next((line for line in told.splitlines() if 'release' in line), '')} ({path}); nothing needs it"
+
+
+def _package(name: str, without: str) -> Callable[[], str]:
+    def look() -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"none: {without} ({_EXTRA})"
+
+    return look
+
+
+_TOOLS: Mapping[str, Callable[[], str]] = {
+    "c++": _cxx,
+    "nvcc": _nvcc,
+    "triton": _package("triton", "compiling for a GPU needs it"),
+    "cuda-bindings": _package("cuda-bindings", "running on a GPU needs it"),
+}

@@ -1,0 +1,22 @@
+"""Packages that only some targets need, and that come with an extra of Ingot."""
+
+from importlib.util import find_spec
+
+from ingot.ir.errors import TargetError
+
+
+def is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def require(module: str, package: str, purpose: str) -> None:
+    """Raise TargetError when `module`, which `package` of the extra "cuda" brings, is not installed."""
+    if not is_installed(module):
+        raise TargetError(
+            f"{purpose} needs the package '{package}', which is not installed",
+            expected="the packages of the extra 'cuda'",
+            hint="pip install 'ingot[cuda]'",
+        )

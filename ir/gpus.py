@@ -1,0 +1,80 @@
+"""NVIDIA GPUs by compute capability: what code for them may use, and a typical device of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device: product name, compute capability as an int (90 for Hopper), bytes of memory, multiprocessors, and bytes
+    that its memory moves in a second (None where nobody says).
+
+    `links`: it reaches another GPU of this machine over NVLink. `driver` is the newest CUDA that the driver knows, ""
+    for a device that is only named.
+    """
+
+    product: str
+    sm: int
+    memory: int
+    cores: int
+    bandwidth: int | None
+    links: bool = False
+    driver: str = ""
+
+    @property
+    def target(self) -> str:
+        """The name of the target that it is."""
+        return f"sm_{self.sm}"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that kernels may use from the compute capability `first` up to `last`; and what is done `without`."""
+
+    first: int
+    without: str
+    last: int | None = None
+
+    def __contains__(self, sm: int) -> bool:
+        return self.first <= sm and (self.last is None or sm <= self.last)
+
+    @property
+    def needs(self) -> str:
+        return f"sm_{self.first}" if self.last == self.first else f"sm_{self.first} or newer"
+
+
+# CUDA C++ Programming Guide, appendix "Compute Capabilities"; PTX ISA, "Target ISA notes" of wgmma (sm_90a alone: newer
+# ones have other instructions in its place), of mma with e4m3 (sm_89) and with e2m1 (sm_100 and sm_120).
+FEATURES: Mapping[str, Feature] = {
+    "cooperative_launch": Feature(60, "no kernel waits for all of its blocks"),
+    "bf16": Feature(80, "models run in float16 or float32: --dtype"),
+    "fp8": Feature(89, "values stay in wider types"),
+    "tma": Feature(90, "tiles are copied by the threads"),
+    "wgmma": Feature(90, "products run on mma instructions", last=90),
+    "dependent_launch": Feature(90, "a kernel starts when the one in front of it has ended"),
+    "fp4": Feature(100, "values stay in wider types"),
+}
+# What is found on a machine and decides no code, so that it is in no identity.
+NVLINK = "nvlink"
+WITHOUT_NVLINK = "GPUs would exchange data over PCIe"
+
+
+def features_of(sm: int) -> tuple[str, ...]:
+    """The features that a compute capability brings."""
+    return tuple(name for name, feature in FEATURES.items() if sm in feature)
+
+
+# Published facts of one widespread device each: NVIDIA's data sheets of the products (memory in decimal gigabytes, its
+# bandwidth, and CUDA cores, of which a multiprocessor has 64 in an A100 and 128 in the others); for H200 and B200,
+# whose sheets leave the cores out, the multiprocessors that the devices report.
+TYPICAL: Mapping[str, Gpu] = {
+    gpu.target: gpu
+    for gpu in (
+        Gpu("NVIDIA A100 80GB SXM", 80, 80 * 10**9, 108, 2_039 * 10**9),
+        Gpu("NVIDIA A10", 86, 24 * 10**9, 72, 600 * 10**9),
+        Gpu("NVIDIA L40S", 89, 48 * 10**9, 142, 864 * 10**9),
+        Gpu("NVIDIA H200", 90, 141 * 10**9, 132, 4_800 * 10**9),
+        Gpu("NVIDIA B200", 100, 180 * 10**9, 148, 8_000 * 10**9),
+        Gpu("NVIDIA RTX PRO 6000 Blackwell", 120, 96 * 10**9, 188, 1_792 * 10**9),
+    )
+}

@@ -1,0 +1,38 @@
+"""split-add-rms-norm: the residual add and the norm behind it part again, where a backend fuses each with a product."""
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ingot.ir import ops
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class SplitAddRMSNorm(Pass):
+    """`add_rms_norm(x, r, w)` becomes `rms_norm(add(r, x), w)` in the bucket classes whose backend asks for that.
+
+    With few tokens a matrix-vector kernel adds the residual as it stores, and norms its input as it loads: the call
+    between the two would be a launch of its own.
+    """
+
+    name: ClassVar[str] = "split-add-rms-norm"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        assert context.bucket is not None
+        for node in list(rewriter.program.calls(ops.add_rms_norm.overload)):
+            if not any(one.takes_apart(node, context.target, context.bucket) for one in context.backends):
+                continue
+            if not rewriter.take(node):
+                continue
+            bound = ops.add_rms_norm.bind(node.args, node.kwargs)
+            total = rewriter.call(torch.ops.aten.add.Tensor, bound["residual"], bound["x"], before=node)
+            normed = rewriter.call(ops.rms_norm, total, bound["weight"], before=node, eps=bound["eps"])
+            for item in [user for user in node.users if user.target is operator.getitem]:
+                rewriter.replace(item, (normed, total)[int(str(item.args[1]))])
+            rewriter.program.graph.erase_node(node)

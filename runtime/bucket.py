@@ -1,0 +1,166 @@
+"""The instructions of one bucket class, bound to weights, states and code: a step's inputs in, its outputs out."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.backends.cublas.load import OPS as CUBLAS_OPS
+from ingot.backends.reference.load import load_op
+from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Ref
+from ingot.ir.types import DTYPES, TensorType
+
+Executables = Mapping[str, Callable[..., Sequence[torch.Tensor]]]
+Libraries = Mapping[str, Mapping[str, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An instruction bound to slots of the value table."""
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    slots: tuple[tuple[int, int], ...]  # (position among args, slot in the table)
+    kwargs: dict[str, Any]
+    results: tuple[int, ...]  # a slot each, -1 where nothing takes the result
+    single: bool
+    frees: tuple[int, ...]
+    what: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """An instruction that is about to run: the `number`th of its bucket class, on these arguments."""
+
+    bucket: BucketPlan
+    number: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    _run: Callable[..., Any]
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.bucket.instructions[self.number]
+
+    def __call__(self) -> Any:
+        """Run it. An op gives its result, or a tuple of several; a region a list; what only updates states, None."""
+        return self._run(*self.args, **self.kwargs)
+
+
+# Sees every instruction in place of its running, and gives what the instruction yields: `call()`, or something else.
+Watch = Callable[[Call], Any]
+
+
+class Bucket:
+    """The instructions of one bucket class over a flat table of values."""
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        *,
+        resident: Mapping[str, torch.Tensor],
+        inputs: Collection[str],
+        outputs: Collection[str],
+        executables: Executables,
+        libraries: Libraries,
+    ) -> None:
+        self.plan = plan
+        names = [*resident, *inputs, *plan.values]
+        slot = {name: index for index, name in enumerate(names)}
+        self._table: list[Any] = [None] * len(names)
+        for name, tensor in resident.items():
+            self._table[slot[name]] = tensor
+        self._inputs = [(name, slot[name]) for name in inputs]
+        self._outputs = [(name, slot[name]) for name in outputs]
+        self._libraries = {"cublas": CUBLAS_OPS, **libraries}
+        self._types: dict[int, TensorType] = {slot[name]: parse_type(v.type) for name, v in plan.values.items()}
+        self._steps = [self._bind(instruction, slot, executables) for instruction in plan.instructions]
+        # Types of what is passed on are the plan's promise; the first step of a bucket checks that all keep it.
+        self._checked = False
+
+    def _bind(
+        self,
+        instruction: Instruction,
+        slot: Mapping[str, int],
+        executables: Executables,
+    ) -> _Step:
+        run: Callable[..., Any]
+        args: tuple[Argument, ...] = instruction.args
+        kwargs: Mapping[str, Argument] = instruction.kwargs
+        if instruction.calls is not None:
+            run, single = executables[instruction.calls], False
+            args, kwargs = tuple(arg for arg in args if isinstance(arg, Ref)), {}  # the rest is compiled in
+        else:
+            library = self._libraries.get(instruction.provider, {})
+            run = library.get(instruction.target) or load_op(
+                instruction.target, rowwise=instruction.provider == "rowwise"
+            )
+            single = len(instruction.results) == 1
+        return _Step(
+            run=run,
+            args=tuple(None if isinstance(arg, Ref) else _constant(arg) for arg in args),
+            slots=tuple((index, slot[arg.ref]) for index, arg in enumerate(args) if isinstance(arg, Ref)),
+            kwargs={name: _constant(arg) for name, arg in kwargs.items()},
+            results=tuple(slot[name] if name else -1 for name in instruction.results),
+            single=single,
+            frees=tuple(slot[name] for name in instruction.frees),
+            what=instruction.target,
+        )
+
+    def run(
+        self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
+    ) -> dict[str, torch.Tensor]:
+        table = self._table
+        for name, index in self._inputs:
+            table[index] = inputs[name]
+        try:
+            self._run_steps(sizes, watch)
+            return {name: table[index] for name, index in self._outputs}
+        finally:
+            for index in self._types:
+                table[index] = None
+
+    def _run_steps(self, sizes: Mapping[str, int], watch: Watch | None) -> None:
+        table = self._table
+        for number, step in enumerate(self._steps):
+            args = list(step.args)
+            for place, index in step.slots:
+                args[place] = table[index]
+            try:
+                if watch is None:
+                    result = step.run(*args, **step.kwargs)
+                else:
+                    result = watch(Call(self.plan, number, tuple(args), step.kwargs, step.run))
+            except Exception as error:  # whatever a library raises, one error says which instruction it was
+                raise BackendError(
+                    f"{step.what} failed: {type(error).__name__}: {error}",
+                    where=f"bucket class {self.plan.bucket.name}",
+                ) from error
+            if step.single:
+                table[step.results[0]] = result
+            else:
+                for place, index in enumerate(step.results):
+                    if index >= 0:
+                        table[index] = result[place]
+            result = None  # the table alone holds values, so that memory goes when the plan says so
+            if not self._checked:
+                self._check(step, sizes)
+            for index in step.frees:
+                table[index] = None
+        self._checked = True
+
+    def _check(self, step: _Step, sizes: Mapping[str, int]) -> None:
+        for index in step.results:
+            if index >= 0 and (problem := self._types[index].mismatch(self._table[index], sizes)):
+                raise InternalError(f"{step.what} yields {problem}", where=f"bucket class {self.plan.bucket.name}")
+
+
+def _constant(argument: Argument) -> Any:
+    if isinstance(argument, Ref):
+        raise InternalError(f"a named argument refers to '{argument.ref}'", expected="a constant")
+    if isinstance(argument, DType):
+        return DTYPES[argument.dtype]
+    return list(argument) if isinstance(argument, tuple) else argument

@@ -1,0 +1,203 @@
+"""The executor of a GPU: decode steps as captured graphs, all others by launching their instructions."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.errors import BackendError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import BucketPlan, Plan
+from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch
+from ingot.runtime.cuda.staging import DecodeStaging
+from ingot.runtime.executor import OutputLogprobs, bound_params, choose_bucket, step_sizes
+from ingot.runtime.states import States
+from ingot.runtime.step import step_views
+
+# Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them for small batches
+# (1, 2, 4, 8, then steps of 8), since a row of padding costs little.
+GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+# Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
+_UNCAPTURABLE = frozenset({"reference", "rowwise"})
+
+
+class CudaStepHandle:
+    """A launched step. Its outputs lie on the device; those of a captured graph hold until the next step of its size.
+
+    `tokens` and `logprobs` wait for it.
+    """
+
+    def __init__(self, bucket: str, outputs: Mapping[str, torch.Tensor], rows: int, *, rated: bool) -> None:
+        self.bucket = bucket
+        self.outputs = {name: value[:rows] for name, value in outputs.items()}
+        wanted = ("tokens", "logprob_ids", "logprobs", "ranks") if rated else ("tokens",)
+        self._host = {name: _to_host(self.outputs[name]) for name in wanted}
+        self._done = torch.cuda.Event()
+        self._done.record()
+
+    def tokens(self) -> list[int]:
+        """The sampled token of each row of logits; -1 where the logits were not finite."""
+        self._done.synchronize()
+        tokens: list[int] = self._host["tokens"].tolist()
+        return tokens
+
+    def logprobs(self) -> OutputLogprobs:
+        """The log-probabilities that were asked for, by row of logits."""
+        self._done.synchronize()
+        return OutputLogprobs(self._host["logprob_ids"], self._host["logprobs"], self._host["ranks"])
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured decode step: where its inputs go, and where its outputs lie."""
+
+    graph: torch.cuda.CUDAGraph
+    staging: DecodeStaging
+    outputs: Mapping[str, torch.Tensor]
+    bucket: str
+
+
+class CudaExecutor:
+    """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
+
+    Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. Without `graphs` every step
+    is launched instruction by instruction. Steps run on a stream of their own, in the order of their launches.
+    `captured` tells the seconds that each graph took, by its rows.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        params: Mapping[str, torch.Tensor],
+        executables: Executables,
+        sizes: Mapping[str, int],
+        libraries: Libraries | None = None,
+        states: States | None = None,
+        *,
+        graphs: bool = True,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        self.plan = plan
+        self.libraries = libraries or {}
+        self.sizes = dict(sizes)
+        self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
+        self.states = States(plan.states, self.sizes) if states is None else states
+        self.params = bound_params(plan, params, self.sizes)
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.stream = stream or torch.cuda.Stream(self.device)
+        self.captured: dict[int, float] = {}
+        self._buckets = [
+            Bucket(
+                bucket,
+                resident={**self.params, **self.states},
+                inputs=self.inputs,
+                outputs=plan.outputs,
+                executables=executables,
+                libraries=self.libraries,
+            )
+            for bucket in plan.buckets
+        ]
+        self._pages = plan.dims.get("P", (1, 1))[1]
+        self._rows = self._capturable_rows() if graphs else ()
+        self._graphs: dict[int, _Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
+        """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
+        instructions, one by one."""
+        with torch.cuda.stream(self.stream):
+            rows = inputs["rows"].shape[0] if "rows" in inputs else 0
+            rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
+            if watch is None and self._is_decode(inputs, rows):
+                graph = self._graph(rows)
+                graph.staging.fill(inputs)
+                graph.graph.replay()
+                return CudaStepHandle(graph.bucket, graph.outputs, rows, rated=rated)
+            sizes = step_sizes(self.inputs, inputs, self.sizes)
+            bucket = choose_bucket(self._buckets, inputs, sizes)
+            outputs = bucket.run(self._sent(inputs), sizes, watch)
+            return CudaStepHandle(bucket.plan.bucket.name, outputs, sizes.get("L", 1), rated=rated)
+
+    def capture(self, rows: int) -> None:
+        """Make sure that decode steps of `rows` sequences have a graph. Nothing that runs is disturbed."""
+        if any(rows <= size for size in self._rows):
+            with torch.cuda.stream(self.stream):
+                self._graph(rows)
+
+    def capture_next(self) -> bool:
+        """Capture one more graph, the smallest that is missing; False when there are all."""
+        missing = [size for size in self._rows if size not in self._graphs]
+        if missing:
+            self.capture(missing[0])
+        return bool(missing)
+
+    def _is_decode(self, inputs: Mapping[str, torch.Tensor], rows: int) -> bool:
+        """One token and one row of logits for each sequence, in their order, and a graph that holds them."""
+        if not self._rows or not 0 < rows <= self._rows[-1]:
+            return False
+        # As many tokens as sequences, and a sequence feeds one at least. A row of logits for each: all are sampled.
+        return inputs["tokens"].shape[0] == rows == inputs["logit_rows"].shape[0] and not bool(
+            (inputs["sample_index"] < 0).any()
+        )
+
+    def _capturable_rows(self) -> tuple[int, ...]:
+        """The sizes of decode steps whose bucket class a graph can hold, up to the largest batch."""
+        largest = self.plan.dims.get("B", (1, 0))[1]
+        sizes = sorted({*(size for size in GRAPH_ROWS if size < largest), min(largest, GRAPH_ROWS[-1])})
+        plans = {size: next((b.plan for b in self._buckets if b.plan.bucket.holds(size, 1)), None) for size in sizes}
+        return tuple(size for size, plan in plans.items() if plan is not None and is_capturable(plan))
+
+    def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The inputs on the device: by one copy where they are views of one buffer."""
+        flat, sizes = getattr(inputs, "flat", None), getattr(inputs, "sizes", None)
+        if flat is None or sizes is None:
+            return {name: value.to(self.device) for name, value in inputs.items()}
+        # The caller's buffer serves the next step but one as soon as this one has retired; a pageable copy has read it
+        # when it returns.
+        return step_views(flat.to(self.device), sizes)
+
+    def _graph(self, rows: int) -> _Graph:
+        size = next(size for size in self._rows if size >= rows)
+        if size not in self._graphs:
+            begin = time.perf_counter()
+            self._graphs[size] = self._capture(size)
+            self.captured[size] = time.perf_counter() - begin
+        return self._graphs[size]
+
+    def _capture(self, size: int) -> _Graph:
+        bucket = next(bucket for bucket in self._buckets if bucket.plan.bucket.holds(size, 1))
+        staging = DecodeStaging(size, self._pages, self.device)
+        sizes = step_sizes(self.inputs, staging.views, self.sizes)
+        # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
+        # is said by the call that is.
+        bucket.run(staging.views, sizes)
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            outputs = bucket.run(staging.views, sizes)
+        except BaseException:
+            graph.capture_end()
+            raise
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            raise BackendError(
+                f"a decode step of {size} sequences cannot be captured: {error}",
+                where=f"bucket class {bucket.plan.bucket.name}",
+            ) from error
+        return _Graph(graph, staging, outputs, bucket.plan.bucket.name)
+
+
+def is_capturable(bucket: BucketPlan) -> bool:
+    """Whether a graph can hold the instructions of a bucket class: calls of compiled code and libraries, and aten's
+    views and arithmetic."""
+    return all(
+        one.calls is not None or one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
+        for one in bucket.instructions
+    )

@@ -1,0 +1,51 @@
+"""What an artifact was compiled for at most: read from the manifest, and compared with the plans."""
+
+from dataclasses import dataclass
+
+from ingot.ir.errors import ArtifactError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Plans
+from ingot.runtime.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an artifact was compiled for; sizes as in `compile_model`, `page_size` in tokens."""
+
+    vocab_size: int
+    max_seq_len: int
+    max_batch: int
+    max_tokens: int
+    page_size: int
+
+
+def read_limits(artifact: Artifact, plans: Plans) -> Limits:
+    """The manifest's limits, which must be those of every plan: compiled code is right within them only.
+
+    Raises ArtifactError.
+    """
+    model = artifact.manifest.model
+    for name in Limits.__dataclass_fields__:
+        value = model.get(name)
+        if type(value) is not int or value < 1:
+            raise _limit_error(f"{name} is {value!r:.80}", "a whole number above 0")
+    limits = Limits(**{name: model[name] for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
+    pages = -(-limits.max_seq_len // limits.page_size)
+    for plan in plans.plans.values():
+        for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
+            if dim in plan.dims and plan.dims[dim][1] != needed:
+                raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
+        if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):
+            raise ArtifactError(
+                f"no bucket class of {plan.entry} holds a step of one token", where="plan.json, buckets"
+            )
+    for name, state in plans.states.items():
+        if state.kind == "paged_kv" and limits.page_size not in parse_type(state.type).shape:
+            raise _limit_error(f"page_size is {limits.page_size}", f"that of state {name}, {state.type}")
+    if limits.max_tokens < limits.max_batch:
+        raise _limit_error(f"max_tokens is {limits.max_tokens}", f"at least max_batch, {limits.max_batch}")
+    return limits
+
+
+def _limit_error(what: str, expected: str) -> ArtifactError:
+    return ArtifactError(f"the manifest's limits are wrong: {what}", where="manifest.json, model", expected=expected)

@@ -1,0 +1,87 @@
+"""How much memory serving may take, and how many KV pages that leaves."""
+
+from dataclasses import dataclass
+
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.memory import MemoryNeed
+from ingot.ir.plan import Plans
+from ingot.runtime.limits import Limits
+
+# What a KV pool takes on a CPU when nobody bounds the memory: vLLM's default for its CPU backend, 4 GiB, and never more
+# than half of the machine.
+DEFAULT_KV_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class ServingMemory:
+    """What a device has for serving, in bytes.
+
+    most    what serving can take, whatever is asked for
+    usual   what it takes when nobody bounds it
+    pool    what the KV pool takes of that at most when nobody bounds it; None for all that is left
+    beside  of either, what goes to what no plan counts: on a GPU the code of kernels, captured graphs, libraries
+    """
+
+    most: int
+    usual: int
+    pool: int | None = None
+    beside: int = 0
+
+
+def host_memory(memory: int) -> ServingMemory:
+    """A machine of `memory` bytes that serves on its CPU, beside other work."""
+    return ServingMemory(most=memory, usual=memory, pool=min(DEFAULT_KV_BYTES, memory // 2))
+
+
+def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | None, memory: int | None) -> int:
+    """Pages for every sequence at full length, or as many as fit beside all else that the plans need.
+
+    `asked` is how many somebody wants, and `memory` the bytes that serving may take. Raises OptionError for what is no
+    such number, and when too few pages fit, with what would.
+    """
+    for name, value in (("KV pages", asked), ("bytes of memory", memory)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
+    need = MemoryNeed.of(plans)
+    if not need.page:
+        raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
+    limit = min(memory or room.usual, room.most)
+    fitting = need.pages_within(limit - room.beside)
+    if asked is not None:
+        if asked > fitting:
+            what = f"{asked} KV pages of {need.page} bytes"
+            hint = "ask for fewer pages or give more memory, or compile for smaller limits"
+            raise _no_room(need, room, limit, what, f"at most {max(0, fitting)} pages", hint)
+        return asked
+    per_sequence = need.sequence // need.page
+    if per_sequence > fitting:
+        what = f"the KV pages of one sequence, {need.sequence} bytes,"
+        expected = f"{need.fixed + need.sequence + room.beside} bytes"
+        raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.beside))
+    # Without a word about memory the pool takes its usual share, which holds one sequence at least.
+    share = max(per_sequence, room.pool // need.page) if memory is None and room.pool is not None else fitting
+    return min(limits.max_batch * per_sequence, fitting, share)
+
+
+def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
+    """What to do where not even one sequence at full length fits."""
+    pages = need.pages_within(memory)
+    if pages > 0:
+        return f"give more memory, or compile with a max_seq_len of at most {pages * limits.page_size}"
+    # Activations and the other states grow with the tokens and the sequences of a step, in about this proportion.
+    left = (memory - need.weights - need.page) / max(1, need.activations + need.states)
+    tokens, batch = (int(left * limit) for limit in (limits.max_tokens, limits.max_batch))
+    if tokens < 1 or batch < 1:
+        return "give more memory, or compile a smaller or quantized model: the weights leave no room"
+    return f"give more memory, or compile with max_tokens below {tokens + 1} and max_batch below {batch + 1}"
+
+
+def _no_room(need: MemoryNeed, room: ServingMemory, limit: int, what: str, expected: str, hint: str) -> OptionError:
+    beside = f", code and captured graphs {room.beside}" if room.beside else ""
+    return OptionError(
+        f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
+        f" {need.activations}, other states {need.states}{beside}",
+        where="plan.json, memory",
+        expected=expected,
+        hint=hint,
+    )

@@ -1,0 +1,137 @@
+"""Where weights.json says that each weight lies in the weight files, and the weights as views of the mapped files."""
+
+import itertools
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from ingot.ir.artifact import WeightEntry
+from ingot.ir.errors import ArtifactError
+from ingot.ir.mesh import Rank
+from ingot.ir.types import DTYPES
+from ingot.runtime.artifact import Artifact, malformed
+
+_INDEX = TypeAdapter(dict[str, WeightEntry])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight lies: row-major from byte `offset` of `file`, within that file and aligned for its dtype."""
+
+    file: str
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+def weight_places(artifact: Artifact, rank: Rank | None = None) -> dict[str, Place]:
+    """Every weight's place by name; weights that are the same have equal places.
+
+    Of an artifact for a mesh, `rank` says whose parts. Raises ArtifactError for a place that cannot be.
+    """
+    try:
+        index = _INDEX.validate_json(artifact.read_text("weights.json"))
+    except ValidationError as error:
+        raise malformed("weights.json", error) from None
+    sizes = {entry.path: entry.size for entry in artifact.manifest.files}
+    files = {path: sizes[path] for path in artifact.weight_files()}
+    places = {name: _place(name, entry, files, rank) for name, entry in index.items() if entry.same_as is None}
+    for name, entry in index.items():
+        if entry.same_as is not None:
+            # Only an original counts: its own name, or another that is the same as a third, is none.
+            if index.get(entry.same_as, entry).same_as is not None:
+                raise _weight_error(name, f"same_as is {entry.same_as!r:.200}", "a weight with a place in a file")
+            places[name] = places[entry.same_as]
+    _check_apart(places)
+    return places
+
+
+def map_weights(artifact: Artifact, rank: Rank | None = None) -> dict[str, torch.Tensor]:
+    """Every weight by name, backed by its file's pages: nothing is copied.
+
+    Of an artifact for a mesh, `rank` says whose parts; only its files and those of all ranks are opened. Raises
+    ArtifactError.
+    """
+    places = weight_places(artifact, rank)
+    maps = {file: map_file(artifact, file) for file in dict.fromkeys(place.file for place in places.values())}
+    tensors = {place: _view(place, maps[place.file]) for place in places.values()}
+    return {name: tensors[place] for name, place in places.items()}
+
+
+def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
+    """A listed file in memory. Raises ArtifactError where it cannot be mapped."""
+    try:
+        with artifact.file(relpath).open("rb") as file:
+            # Copy-on-write, so that a stray write never reaches the file.
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
+
+
+def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank | None) -> Place:
+    """`files`: size by path of the weight files."""
+    file, offset = _part(name, entry, rank)
+    if entry.dtype not in DTYPES:
+        raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
+    if file not in files:
+        raise _weight_error(name, f"the file {file!r:.200} is none", "a weight file of the manifest")
+    place = Place(file, offset, DTYPES[entry.dtype], entry.shape)
+    if place.end > files[file] or offset % place.dtype.itemsize:
+        raise _weight_error(
+            name,
+            f"it lies at bytes [{offset}, {place.end})",
+            f"a place within {files[file]} bytes, at a multiple of {place.dtype.itemsize}",
+        )
+    return place
+
+
+def _check_apart(places: Mapping[str, Place]) -> None:
+    """No byte is in two weights: what lies in two places at once would be resident twice on one device."""
+    named = {place: name for name, place in places.items() if place.nbytes}
+    ordered = sorted(named, key=lambda place: (place.file, place.offset))
+    for before, place in itertools.pairwise(ordered):
+        if before.file == place.file and before.end > place.offset:
+            raise _weight_error(
+                named[place],
+                f"it begins at byte {place.offset}, where '{named[before]:.200}' ends at {before.end}",
+                "weights that share no bytes, or are the same",
+            )
+
+
+def _part(name: str, entry: WeightEntry, rank: Rank | None) -> tuple[str, int]:
+    """The file and offset of a weight, or of the rank's part of it."""
+    if entry.file is not None:
+        return entry.file, entry.offset
+    parts = entry.parts or ()
+    count = math.prod(size for _, _, size in rank.axes) if rank is not None else 1
+    if rank is None or len(parts) != count:
+        raise _weight_error(name, f"it has parts of {len(parts)} ranks", f"parts of {count}")
+    return parts[rank.index].file, parts[rank.index].offset
+
+
+def _view(place: Place, buffer: mmap.mmap) -> torch.Tensor:
+    count = math.prod(place.shape)
+    if count == 0:
+        return torch.empty(place.shape, dtype=place.dtype)
+    return torch.frombuffer(buffer, dtype=place.dtype, count=count, offset=place.offset).reshape(place.shape)
+
+
+def _weight_error(name: str, what: str, expected: str) -> ArtifactError:
+    return ArtifactError(
+        f"weights.json is malformed: {what}",
+        where=f"weights.json, {name[:200]}",
+        expected=expected,
+        hint="compile the model again",
+    )

@@ -1,0 +1,32 @@
+"""top_logprobs by Triton kernels against its reference."""
+
+import pytest
+import torch
+from odd_samples import odd_samples
+from triton_checks import check_lowering
+from triton_schedules import TESTED
+
+from ingot.backends.triton.lower.logprobs import LOWERINGS
+from ingot.ir.ops import OPS
+
+_OP = OPS["top_logprobs"]
+
+
+def _check(*args: torch.Tensor) -> None:
+    check_lowering(_OP, LOWERINGS["top_logprobs"], args, {}, dims={"L": args[0].shape[0]})
+
+
+@pytest.mark.parametrize("dtype", TESTED)
+def test_samples(dtype: torch.dtype) -> None:
+    for sample in _OP.samples(torch.Generator().manual_seed(1), dtype) + odd_samples("top_logprobs", dtype):
+        _check(*sample.args)
+
+
+@pytest.mark.parametrize("vocab", [1, 30, 9001])
+def test_random_rows(vocab: int) -> None:
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(4, vocab, generator=g) * 3
+    logits[1] = logits[1].round()  # equals
+    logits[2, 1::2] = float("-inf")
+    draw = [torch.randint(-1, vocab, (4,), generator=g, dtype=torch.int32) for _ in range(2)]
+    _check(logits, *draw, torch.tensor([0, 20, 5, -1], dtype=torch.int32))

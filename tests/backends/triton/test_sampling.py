@@ -1,0 +1,132 @@
+"""sample by Triton kernels against its reference.
+
+A token may differ from the reference's only where the last bit of a logarithm decides: where two noisy scores are
+nearer to each other than `_SCORES_TELL`.
+"""
+
+import pytest
+import torch
+from odd_samples import odd_samples
+from triton_schedules import TESTED, run_lowering
+
+from ingot.backends.triton.lower.sampling import LOWERINGS
+from ingot.ir.ops import OPS
+from ingot.ir.ops.sampling import keep_mask, uniform
+
+_OP = OPS["sample"]
+_SCORES_TELL = 1e-5  # some ulps of scores of size 16, the largest noise in float32
+NAN, INF = float("nan"), float("inf")
+
+
+def _ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _check(*args: torch.Tensor) -> torch.Tensor:
+    """The tokens, which are the reference's."""
+    (found,) = run_lowering(_OP, LOWERINGS["sample"], args, {}, dims={"L": args[0].shape[0]}, tokens=(1, 128))
+    found, expected = found.cpu(), _OP.reference(*args)
+    assert found.dtype == torch.int32
+    for row in (found != expected).nonzero().flatten().tolist():
+        logits, temperature, top_k, top_p, min_p, seeds, positions = (value[row : row + 1] for value in args)
+        assert temperature > 0 and found[row] >= 0 and expected[row] >= 0, f"row {row}: {found[row]} {expected[row]}"
+        scaled = (logits - logits.amax()) / temperature
+        kept = keep_mask(scaled, top_k, top_p, min_p)[0]
+        scores = (scaled - torch.log(-torch.log(uniform(seeds, positions, logits.shape[1]))))[0]
+        assert kept[found[row]], f"row {row}: {found[row]} is not kept"
+        assert abs(scores[found[row]] - scores[expected[row]]) < _SCORES_TELL, f"row {row}: {found[row]}"
+    return found
+
+
+def _columns(rows: int, temperature: float = 0.0) -> list[torch.Tensor]:
+    """The parameters of rows without any cut."""
+    off = (torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows))
+    return [torch.full((rows,), temperature), *off, torch.arange(rows), torch.arange(rows, dtype=torch.int32)]
+
+
+@pytest.mark.parametrize("dtype", TESTED)
+def test_samples(dtype: torch.dtype) -> None:
+    for sample in _OP.samples(torch.Generator().manual_seed(1), dtype) + odd_samples("sample", dtype):
+        _check(*sample.args)
+
+
+# Many equals, and rows that have no token; one part of a row, and several.
+@pytest.mark.parametrize("vocab", [1, 7, 2048, 4099])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_rows_with_a_token_and_without(rows: int, vocab: int, temperature: float) -> None:
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randint(-9, 9, (rows, vocab), generator=g).float()
+    for row, value in ((1, NAN), (2, INF), (3, -INF)):
+        if row < rows:
+            logits[row, int(torch.randint(0, vocab, (1,), generator=g))] = value
+    if rows > 4:
+        logits[4] = -INF
+    columns = _columns(rows)
+    columns[0][: min(rows, 6)] = temperature
+    _check(logits, *columns)
+
+
+_CUTS = [
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 40, "top_p": 0.9},
+    {"top_k": 10**6},
+    {"top_p": 0.0},
+    {"top_p": 0.5},
+    {"top_p": 0.95, "min_p": 0.02},
+    {"min_p": 0.3},
+    {"min_p": 1.0},
+    {"top_k": 3, "min_p": 0.5},
+]
+
+
+# Rounded logits have equals at every edge. The noise of each row is another.
+@pytest.mark.parametrize("cut", _CUTS, ids=str)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_cuts(rounded: bool, cut: dict[str, float]) -> None:
+    rows, vocab = 24, 401
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5)) * 2
+    if rounded:
+        logits = (logits * 2).round() / 2
+    temperature, top_k, top_p, min_p, seeds, positions = _columns(rows, 1.3)
+    top_k.fill_(int(cut.get("top_k", 0)))
+    top_p.fill_(cut.get("top_p", 1.0))
+    min_p.fill_(cut.get("min_p", 0.0))
+    _check(logits, temperature, top_k, top_p, min_p, seeds + 2**40, positions * 1000)
+
+
+# Each of the equals at the edge of top-p is drawn, the first that fit, and no other; top-k keeps them all.
+def test_equals_at_the_edge() -> None:
+    rows, vocab = 150, 64
+    logits = torch.full((rows, vocab), -INF)
+    logits[:, 10:20] = 3.0
+    temperature, top_k, top_p, min_p, seeds, positions = _columns(rows, 2.0)
+    top_p.fill_(0.35)
+    found = run_lowering(
+        _OP,
+        LOWERINGS["sample"],
+        (logits, temperature, top_k, top_p, min_p, seeds, positions),
+        {},
+        dims={"L": rows},
+        tokens=(1, rows),
+    )[0]
+    assert sorted(set(found.tolist())) == [10, 11, 12, 13]
+    top_p.fill_(1.0)
+    top_k.fill_(3)
+    found = _check(logits[:100], *(column[:100] for column in (temperature, top_k, top_p, min_p, seeds, positions)))
+    assert sorted(set(found.tolist())) == list(range(10, 20))
+
+
+# Rows of several parts and passes, drawn each in its own way and greedily among each other.
+def test_mixed_rows_of_many_tokens() -> None:
+    logits = torch.randn(6, 20_011, generator=torch.Generator().manual_seed(8)) * 3
+    _check(
+        logits,
+        torch.tensor([0.0, 1.0, 0.6, 0.0, 1.1, 0.9]),
+        _ints([0, 0, 50, 3, 0, 0]),
+        torch.tensor([1.0, 1.0, 0.9, 0.1, 0.8, 1.0]),
+        torch.tensor([0.0, 0.0, 0.0, 0.5, 0.0, 0.1]),
+        torch.tensor([1, 2, 2**62 + 3, 4, -5, 6]),
+        _ints([0, 7, 100_000, 3, 4, 2**31 - 1]),
+    )

@@ -1,0 +1,159 @@
+"""Memory of the device that serves: what a GPU's KV pool gets, what is said when too little is left, and states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+import torch
+from run_seed import again, run_seed
+
+from ingot.ir.errors import InternalError, OptionError
+from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Plan, Plans, ResidentMemory, State
+from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
+from ingot.runtime.limits import Limits
+from ingot.runtime.memory import ServingMemory, host_memory, kv_pages
+from ingot.runtime.phases import Phases, process_age
+from ingot.runtime.states import States
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GB = 10**9
+LIMITS = Limits(vocab_size=1000, max_seq_len=1024, max_batch=32, max_tokens=2048, page_size=16)
+
+
+def plans(weights: int = 16 * GB, activations: int = GB, states: int = 10**8, page: int = 10**6) -> Plans:
+    """The plan of a model with the memory needs of one of eight billion params."""
+    buckets = tuple(
+        BucketPlan(
+            bucket=BucketClass(name=name, tokens=tokens),
+            instructions=(),
+            values={},
+            memory=BucketMemory(sizes={"T": tokens[1], "L": 288}, activations=share, peak=0),
+        )
+        for name, tokens, share in (
+            ("decode-1", (1, 1), 10**6),
+            ("decode-32", (2, 32), 10**7),
+            ("extend", (33, 2048), activations),
+        )
+    )
+    memory = ResidentMemory(
+        weights=weights, states=states, page=page, pages_per_sequence=64, inputs=288 * 10**3, outputs=288 * 10**4
+    )
+    dims = {"T": (1, 2048), "B": (1, 32)}
+    empty: Mapping[str, str] = {}
+    one = Plan(
+        entry="main",
+        dims=dims,
+        inputs=dict(empty),
+        params={},
+        states={},
+        outputs={},
+        executables={},
+        memory=memory,
+        buckets=buckets,
+    )
+    return Plans(plans={"main": one})
+
+
+def refusal(*args: object) -> str:
+    with pytest.raises(OptionError) as caught:
+        kv_pages(*args)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_graphs_share_a_pool_and_keep_their_outputs() -> None:
+    (plan,) = plans().plans.values()
+    assert graph_bytes(plan, ()) == 0
+    one, two = graph_bytes(plan, (1,)), graph_bytes(plan, (1, 2))
+    assert one > 10**6 and two - one > 9 * 10**6, "the largest step fills the pool"
+    per_row = 11 * 10**3  # inputs and outputs of a step of 288 rows, shared out
+    eight, both = graph_bytes(plan, (2, 8)), graph_bytes(plan, (2, 8, 16))
+    assert both - eight == graph_bytes(plan, (2, 16)) - graph_bytes(plan, (2,)) == (8 << 20) + 16 * per_row
+    assert graph_bytes(plan, (1, 2, 64)) == two, "64 sequences are more than the model was compiled for"
+
+
+def test_a_gpu_gives_its_pool_what_is_left() -> None:
+    room = serving_memory(140 * GB, 144 * GB, plans(), (1, 2, 4))
+    assert room.usual == int(USUAL_SHARE * 144 * GB) and room.most == 140 * GB and room.pool is None
+    fixed = 16 * GB + GB + 10**8 + 3168 * 10**3 + room.beside
+    few, many = plans(), plans(page=60 * 10**6)
+    assert kv_pages(few, LIMITS, room, None, None) == 32 * 64, "all sequences at full length fit"
+    assert kv_pages(many, LIMITS, room, None, None) == (room.usual - fixed) // (60 * 10**6) < 32 * 64
+    assert kv_pages(many, LIMITS, room, None, 60 * GB) == (60 * GB - fixed) // (60 * 10**6)
+    # Another process has taken most of the device: its share is not there to be given.
+    less = ServingMemory(most=30 * GB, usual=room.usual, beside=room.beside)
+    assert kv_pages(many, LIMITS, less, None, 200 * GB) == (30 * GB - fixed) // (60 * 10**6)
+    assert kv_pages(many, LIMITS, room, 700, None) == 700
+
+
+def test_a_processor_keeps_memory_for_others() -> None:
+    many = plans(weights=GB)
+    assert kv_pages(many, LIMITS, host_memory(100 * GB), None, None) == 32 * 64
+    wide = plans(weights=GB, page=10**7)
+    assert kv_pages(wide, LIMITS, host_memory(100 * GB), None, None) == (4 << 30) // 10**7
+    assert kv_pages(wide, LIMITS, host_memory(100 * GB), None, 50 * GB) == 32 * 64
+    assert kv_pages(wide, LIMITS, host_memory(6 * GB), None, None) == 3 * GB // 10**7, "half of the machine"
+
+
+def test_what_does_not_fit_is_said_with_what_would() -> None:
+    room = ServingMemory(most=20 * GB, usual=18 * GB, beside=3 * 10**8)
+    assert "code and captured graphs 300000000" in refusal(plans(page=10**7), LIMITS, room, 1000, None)
+    long = refusal(plans(page=2 * 10**7), LIMITS, room, None, None)
+    # 18 GB less 17.103168 GB and 0.3 GB leave 29 pages of 20 MB, of 16 tokens each.
+    assert "of 18000000000 bytes the weights take 16000000000, the activations 1003168000" in long
+    assert "a max_seq_len of at most 464" in long
+    wide = refusal(plans(weights=17 * GB), LIMITS, room, None, None)
+    # 0.7 GB less a page are 63.4 % of activations and states.
+    assert "max_tokens below 1298" in wide and "max_batch below 21" in wide
+    assert "the weights leave no room" in refusal(plans(weights=18 * GB), LIMITS, room, None, None)
+
+
+KV = State(kind="paged_kv", group="full", unit="token", type="f32[pages, 2, 4, 3]")
+ROW = State(kind="row", group="rows", unit="sequence", type="i32[S]")
+
+
+def test_states_lie_on_the_device_and_move_there() -> None:
+    specs = {"kv.0": KV, "kv.1": KV, "last": ROW}
+    states = States(specs, {"pages": 9, "S": 5}, DEVICE)
+    assert all(state.device.type == DEVICE.type and not state.any() for state in states.values())
+    expected = {name: torch.randn(9, 2, 4, 3) for name in ("kv.0", "kv.1")}
+    for name, value in expected.items():
+        states[name].copy_(value)
+    pick = random.Random(run_seed())
+    for number in range(20):
+        sources, targets = (pick.sample(range(9), 3) for _ in range(2))
+        kind = pick.choice(("copy", "move", "zero"))
+        for value in expected.values():
+            held = [value[place].clone() for place in sources]
+            if kind != "copy":
+                value[sources if kind == "move" else targets] = 0
+            if kind != "zero":
+                for place, page in zip(targets, held, strict=True):
+                    value[place] = page
+        states.zero("full", targets) if kind == "zero" else getattr(states, kind)("full", sources, targets)
+        for name, value in expected.items():
+            assert torch.equal(states[name].cpu(), value), again((number, kind, sources, targets))
+    assert not states["last"].any()
+    with pytest.raises(InternalError, match="9 is no place"):
+        states.zero("full", [9])
+
+
+@pytest.mark.gpu
+def test_states_beyond_the_device_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"there is no memory for the state 'kv\.0': of .* bytes on the GPU"):
+        States({"kv.0": KV}, {"pages": 10**10}, DEVICE)
+
+
+def test_phases_add_up_by_name_even_when_they_fail() -> None:
+    phases = Phases()
+    with phases.phase("a"):
+        pass
+    with pytest.raises(ValueError), phases.phase("b"):
+        raise ValueError
+    first = phases.seconds["a"]
+    with phases.phase("a"):
+        pass
+    assert list(phases.seconds) == ["a", "b"] and phases.seconds["a"] > first
+    age = process_age()
+    assert age is not None and 0 < age < 86400

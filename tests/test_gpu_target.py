@@ -1,0 +1,255 @@
+"""Compiling for a GPU that this machine does not have, and what becomes of such an artifact here."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot.ir.target
+from ingot import LLM, bisect, compile_model
+from ingot.backends.cpu.emit import Cpu
+from ingot.backends.inductor.emit import Inductor
+from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.buckets import bucket_classes
+from ingot.debug.verify import verify
+from ingot.identity import exe_document
+from ingot.ir.artifact import GOLDEN, MANIFEST, REQUEST
+from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.gpus import TYPICAL, Gpu
+from ingot.ir.target import Target
+from ingot.request import Request
+from ingot.runtime.artifact import open_artifact
+from ingot.runtime.loader import check_target, load_artifact
+
+NAME = "llama-plain"
+OPTIONS: dict[str, Any] = {"target": "sm_90", "backend": "reference", "max_batch": 4, "max_tokens": 128}
+NO_GPU = "this machine has no GPU that can be used"
+
+
+def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> Gpu:
+        raise TargetError(NO_GPU)
+
+    monkeypatch.setattr(ingot.ir.target, "find_gpu", find)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests see a machine without a GPU, wherever they run."""
+    unplug(monkeypatch)
+
+
+def plug_in(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    monkeypatch.setattr(ingot.ir.target, "find_gpu", lambda: gpu)
+
+
+@pytest.fixture(scope="module")
+def made(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact for sm_90, of references alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        unplug(patch)
+        report = compile_model(checkpoint(NAME), tmp_path_factory.mktemp("gpu") / "a.ingot", **OPTIONS)
+    assert report.no_golden_run == NO_GPU
+    return report.output
+
+
+def test_it_says_what_it_is_for_and_has_no_golden_run(made: Path) -> None:
+    manifest = json.loads((made / MANIFEST).read_text())
+    assert manifest["target"]["name"] == "sm_90" and manifest["target"]["sm"] == 90 and manifest["versions"] == {}
+    assert "dependent_launch" in manifest["target"]["features"]
+    assert json.loads((made / REQUEST).read_text())["options"]["target"] == "sm_90"
+    assert not (made / GOLDEN).exists()
+
+
+def test_nothing_here_runs_it(made: Path) -> None:
+    for run in (load_artifact, LLM, verify):
+        with pytest.raises(TargetError, match=f"compiled for a GPU, sm_90, and {NO_GPU}"):
+            run(made)
+
+
+def test_bisect_judges_its_programs_and_not_its_execution(made: Path) -> None:
+    with pytest.raises(TargetError, match=f"compiled for a GPU, sm_90, and {NO_GPU}"):
+        bisect(made)
+
+
+def test_another_gpu_is_refused_by_the_field_that_differs(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = open_artifact(made).manifest
+    plug_in(monkeypatch, TYPICAL["sm_80"])
+    with pytest.raises(TargetError, match="another target: name: sm_90 against sm_80"):
+        check_target(manifest)
+    fewer = replace(TYPICAL["sm_90"], cores=114, product="NVIDIA H100 PCIe", links=True, driver="12.8")
+    plug_in(monkeypatch, fewer)
+    check_target(manifest)
+    monkeypatch.setattr(ingot.ir.target.platform, "machine", lambda: "aarch64")
+    with pytest.raises(TargetError, match="another target: arch: "):
+        check_target(manifest)
+
+
+def test_a_machine_without_the_bindings_says_what_to_install(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(monkeypatch, TYPICAL["sm_90"])
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(TargetError, match="needs the package 'cuda-bindings'") as caught:
+        load_artifact(made)
+    assert caught.value.hint == "pip install 'ingot[cuda]'"
+
+
+def test_an_artifact_for_a_cpu_asks_for_no_gpu(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def must_not() -> Gpu:
+        raise AssertionError("a GPU was looked for")
+
+    monkeypatch.setattr(ingot.ir.target, "find_gpu", must_not)
+    report = compile_model(checkpoint(NAME), tmp_path / "a.ingot", **{**OPTIONS, "target": "cpu"})
+    assert not report.no_golden_run
+    assert load_artifact(report.output, num_pages=8).limits.max_batch == 4
+    assert verify(report.output).holds
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def request(checkpoint: Callable[[str], Path], **options: Any) -> Request:
+    return Request.read(checkpoint(NAME), **{**OPTIONS, **options})
+
+
+def test_the_options_of_a_request_give_it_again(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(monkeypatch, replace(TYPICAL["sm_90"], cores=114))
+    for name in ("auto", "cuda", "sm_90"):
+        read = request(checkpoint, target=name)
+        assert read.options["target"] == "sm_90" and read.target.cores == 114
+        again = Request.read(checkpoint(NAME), **read.options)
+        assert (again.target, again.options) == (read.target, read.options)
+    assert request(checkpoint, target="cpu").options["target"] == "cpu"
+    assert request(checkpoint, target="sm_80").target.gpu == "NVIDIA A100 80GB SXM"
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: Callable[[str], Path]) -> None:
+    assert request(checkpoint, target="auto").target.name == "cpu"
+    with pytest.raises(TargetError, match=NO_GPU):
+        request(checkpoint, target="cuda")
+
+
+@pytest.mark.parametrize(
+    ("target", "backend", "what", "expected"),
+    [
+        ("sm_90", "inductor", "the backend 'inductor' is not for the target sm_90", "auto, triton, reference"),
+        ("cpu", "triton", "the backend 'triton' is not for the target cpu", "auto, inductor, reference"),
+        ("cpu", "cuda", "unknown backend 'cuda'", "auto, inductor, reference"),
+    ],
+)
+def test_a_backend_that_is_not_for_the_target(
+    checkpoint: Callable[[str], Path], target: str, backend: str, what: str, expected: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        request(checkpoint, target=target, backend=backend)
+    assert caught.value.what == what and caught.value.expected == f"{expected}, for the target {target}"
+
+
+def test_a_machine_without_triton_says_what_to_install(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(TargetError, match="compiling for a GPU needs the package 'triton'") as caught:
+        request(checkpoint, backend="triton")
+    assert caught.value.hint == "pip install 'ingot[cuda]'"
+
+
+def test_bfloat16_needs_a_gpu_that_has_it(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(monkeypatch, Gpu("NVIDIA T4", 75, 16 * 10**9, 40, 320 * 10**9))
+    with pytest.raises(TargetError, match="the model's dtype is bfloat16, which sm_75 does not compute") as caught:
+        request(checkpoint, target="cuda", dtype="bfloat16")
+    assert caught.value.expected == "a GPU with bf16: sm_80 or newer"
+    assert request(checkpoint, target="cuda", dtype="float16").target.sm == 75
+    assert request(checkpoint, target="sm_80", dtype="bfloat16").target.sm == 80
+
+
+CPU, GPU = (Inductor(), Cpu(), Reference()), (Inductor(), Reference())  # of each something that emits
+
+
+@pytest.mark.parametrize(
+    ("target", "most", "expected"),
+    [
+        ("sm_90", 2048, "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64, extend 65-2048"),
+        ("sm_90", 65, "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64, extend 65-65"),
+        ("sm_90", 64, "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64"),
+        ("sm_90", 20, "decode-1 1-1, decode-16 2-16, decode-32 17-20"),
+        ("sm_90", 1, "decode-1 1-1"),
+        ("cpu", 2048, "decode 1-16, extend 17-2048"),
+        ("cpu", 16, "decode 1-16"),
+        ("cpu", 3, "decode 1-3"),
+    ],
+)
+def test_bucket_classes(target: str, most: int, expected: str) -> None:
+    machine, backends = Target.named(target), CPU if target == "cpu" else GPU
+    found = bucket_classes(machine, backends, most, deterministic=False)
+    assert ", ".join(f"{one.name} {one.tokens[0]}-{one.tokens[1]}" for one in found) == expected
+    for whole in (
+        bucket_classes(machine, backends, most, deterministic=True),
+        bucket_classes(machine, (Reference(), Rowwise()), most, deterministic=False),
+    ):
+        assert [(one.name, one.tokens) for one in whole] == [("any", (1, most))]
+
+
+def test_kernels_are_divided_by_multiprocessors_and_keyed_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = exe_document(None, Reference(), Target.named("sm_90"))
+    plug_in(monkeypatch, replace(TYPICAL["sm_90"], cores=114, memory=1, product="other", bandwidth=None, driver="99.0"))
+    there = exe_document(None, Reference(), Target.named("sm_90"))
+    assert {key for key in here if here[key] != there[key]} == {"target"}
+    assert {key for key in here["target"] if here["target"][key] != there["target"][key]} == {"cores"}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) -> None:
+    from ingot.commands.target import show_target
+
+    show_target(target="sm_80", json=True)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["target"]["name"] == "sm_80" and not answer["runs_here"] and answer["missing_here"] == NO_GPU
+    features = {one["name"]: one for one in answer["features"]}
+    assert features["bf16"]["there"] and not features["dependent_launch"]["there"]
+    assert features["dependent_launch"]["needs"] == "sm_90 or newer"
+    assert set(answer["tools"]) == {"c++", "nvcc", "triton", "cuda-bindings"}
+    assert {"1", "512"} == set(answer["ops"][0]["providers"])
+    show_target(target="sm_80")
+    text = capsys.readouterr().out
+    assert "NVIDIA A100" in text and "2.0 TB/s" in text and f"no: {NO_GPU}" in text
+    assert "a kernel starts when the one in front of it has ended" in text
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_compiler_that_links_statically_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, static: bool
+) -> None:
+    from ingot.tools import tools_found
+
+    wrapper = tmp_path / "c++"
+    wrapper.write_text(f'#!/bin/sh\nexec g++ {"-static-libstdc++" if static else ""} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    assert ("links libstdc++ statically" in tools_found()["c++"]) is static
+
+
+def test_tools_that_are_missing_say_what_that_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingot.tools import tools_found
+
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    import importlib.metadata
+
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    found = tools_found()
+    assert found["c++"].startswith("none: ") and found["nvcc"].startswith("none")
+    assert found["triton"] == "none: compiling for a GPU needs it (pip install 'ingot[cuda]')"
+    assert found["cuda-bindings"] == "none: running on a GPU needs it (pip install 'ingot[cuda]')"
