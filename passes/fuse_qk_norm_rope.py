@@ -1,13 +1,14 @@
 """fuse-qk-norm-rope: q/k norm, rotary embedding and cache write become one op, where a provider has a kernel for it."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.backend import No, alternatives
+from ingot.ir.backend import Backend, No, alternatives
 from ingot.ir.program import is_call
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
@@ -28,24 +29,25 @@ class FuseQKNormRope(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         for append in list(rewriter.program.calls(ops.kv_append.overload)):
             attentions = [user for user in append.users if is_call(user, ops.paged_attention.overload)]
-            found = _sources(append, attentions)
+            found = rotated_append(append, attentions)
             if isinstance(found, str):
                 rewriter.refuse(append, found)
                 continue
             fused = _fuse(rewriter, append, attentions[0], found)
-            no_kernel = "" if self.force else _why_no_kernel(fused, context)
+            kernels = [backend for backend in context.backends if backend.emits_library]
+            no_kernel = "" if self.force else why_no_kernel(fused, kernels, context)
             if no_kernel:
-                _undo(rewriter, fused)
+                rewriter.program.graph.erase_node(fused)
                 rewriter.refuse(append, f"no provider has a kernel for qk_norm_rope_append: {no_kernel}")
                 continue
             if not rewriter.take(append, fused):
-                _undo(rewriter, fused)
+                rewriter.program.graph.erase_node(fused)
                 continue
             _replace(rewriter, append, attentions[0], fused)
 
 
-def _sources(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Arguments of the fused op by name, or why there are none."""
+def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
+    """Arguments of `qk_norm_rope_append` by name for a `kv_append` that these attentions read, or why it is none."""
     if len(attentions) != 1:
         return f"{len(attentions)} attentions read the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
@@ -86,20 +88,15 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
     return rewriter.call(ops.qk_norm_rope_append, *args, before=attention, eps=found["eps"], **order)
 
 
-def _why_no_kernel(fused: fx.Node, context: PassContext) -> str:
-    """What each provider of kernels says against the fused op; "" when one of them takes it."""
+def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassContext) -> str:
+    """What each of `backends` says against a fused call; "" when one of them takes it."""
     refusals = []
-    for backend in context.backends:
-        if backend.emits_library:
-            answer = backend.claim([fused], context.target, context.any_bucket())
-            if alternatives(answer):
-                return ""
-            refusals.append(f"{backend.name}: {answer.reason if isinstance(answer, No) else 'no claim'}")
+    for backend in backends:
+        answer = backend.claim([fused], context.target, context.any_bucket())
+        if alternatives(answer):
+            return ""
+        refusals.append(f"{backend.name}: {answer.reason if isinstance(answer, No) else 'no claim'}")
     return "; ".join(refusals) or f"none of {', '.join(backend.name for backend in context.backends)} has kernels"
-
-
-def _undo(rewriter: Rewriter, fused: fx.Node) -> None:
-    rewriter.program.graph.erase_node(fused)
 
 
 def _replace(rewriter: Rewriter, append: fx.Node, attention: fx.Node, fused: fx.Node) -> None:

@@ -17,6 +17,7 @@ from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
+from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
@@ -47,7 +48,7 @@ PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
-    Phase(Stage.FUSED, (SplitAddRMSNorm(), ChooseLayouts()), by_bucket=True),
+    Phase(Stage.FUSED, (SplitAddRMSNorm(), ChooseLayouts(), FuseAppendAttention()), by_bucket=True),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
@@ -66,6 +67,7 @@ OPTIONAL = frozenset(
         "merge-linears",
         "fuse-add-rms-norm",
         "fuse-qk-norm-rope",
+        "fuse-append-attention",
         "split-add-rms-norm",
         "choose-layouts",
         "form-regions",

@@ -85,6 +85,29 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             )
             for options in ({}, {"window": 2}, {"soft_cap": 0.7})
         ],
+        "append_attention": [
+            Sample(
+                (
+                    kv10,
+                    *(part.view(11, -1, 10) for part in rand(11, 80).split([40, 20, 20], 1)),
+                    # Three pages of 3; of 8 and 5 positions the last 6 and 3 are fed, and two tokens are padding.
+                    ints(2, 3, 4, 5, 6, 7, 0, 2, 3, 4, 0),
+                    table,
+                    torch.tensor([20, 0, 1, 2, 9, 10, -1, 5, 15, 16, -1]),
+                    ints(6, 0, 3, 1, 5, 0).view(2, 3),
+                    ints(0, 7),
+                    ints(6, 3),
+                    ints(8, 5),
+                    *weights,
+                ),
+                {"eps": 0.1, "scale": 0.4, **options},
+            )
+            for weights, options in [
+                ((), {}),
+                ((rand(10), rand(10)), {"window": 2}),
+                ((None, None, rand(4)), {"interleaved": True, "soft_cap": 0.7}),
+            ]
+        ],
         "qk_norm_rope_append": [
             Sample(
                 (

@@ -269,9 +269,8 @@ def test_state_movers_against_lists(axis: int) -> None:
 
 
 def test_ops_that_write_states_say_how_in_place() -> None:
-    assert (
-        sorted({"advance", "append_attention", "count_tokens", "kv_append", "qk_norm_rope_append", *MOVERS}) == STATEFUL
-    )
+    fused = ("append_attention", "qk_norm_rope_append")
+    assert sorted({"advance", "count_tokens", "kv_append", *fused, *MOVERS}) == STATEFUL
     assert FUSED == ["add_rms_norm", "append_attention", "qk_norm_rope_append"]
     assert all((OPS[name].in_place is not None) == bool(OPS[name].states) for name in OPS)
 

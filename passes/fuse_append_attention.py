@@ -1,0 +1,108 @@
+"""fuse-append-attention: q/k norm, rotary embedding, cache write and attention become one op, where a provider has a
+kernel for it."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.program import is_call
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.fuse_qk_norm_rope import rotated_append, why_no_kernel
+from ingot.passes.rewrite import Rewriter, described, trimmed
+
+
+@dataclass(frozen=True)
+class FuseAppendAttention(Pass):
+    """Whether one kernel for all of it is right depends on how many tokens a step feeds: it is asked for by bucket
+    class, of providers that make kernels for a call. `force` fuses all the same.
+    """
+
+    name: ClassVar[str] = "fuse-append-attention"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    force: bool = False
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        writes = (ops.kv_append.overload, ops.qk_norm_rope_append.overload)
+        for write in [node for node in rewriter.program.calls() if node.target in writes]:
+            found = _from_parts(write) if is_call(write, ops.kv_append.overload) else _from_fused(write)
+            if isinstance(found, str):
+                rewriter.refuse(write, found)
+                continue
+            fused = _fuse(rewriter, found)
+            makers = [backend for backend in context.backends if backend.compiles_calls]
+            no_kernel = "" if self.force else why_no_kernel(fused, makers, context)
+            if no_kernel:
+                rewriter.refuse(write, f"no provider has a kernel for append_attention: {no_kernel}")
+            if no_kernel or not rewriter.take(write, fused):
+                rewriter.program.graph.erase_node(fused)
+                continue
+            _replace(rewriter, found, fused)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A match: arguments of `qk_norm_rope_append` by name, the attention over what it writes, and who stands for the
+    written cache; that one and `dead` go, the last user first."""
+
+    append: dict[str, Any]
+    attention: fx.Node
+    cache: fx.Node
+    dead: tuple[fx.Node, ...] = ()
+
+
+def _from_parts(write: fx.Node) -> _Found | str:
+    """A `kv_append` of rotated keys."""
+    attentions = [user for user in write.users if is_call(user, ops.paged_attention.overload)]
+    append = rotated_append(write, attentions)
+    return append if isinstance(append, str) else _Found(append, attentions[0], write)
+
+
+def _from_fused(write: fx.Node) -> _Found | str:
+    """A `qk_norm_rope_append`."""
+    results = {user.args[1]: user for user in write.users if user.target is operator.getitem}
+    q, cache = results.get(0), results.get(1)
+    if q is None or cache is None or len(results) < len(write.users):
+        return "its results are not taken one by one"
+    attentions = [user for user in cache.users if is_call(user, ops.paged_attention.overload)]
+    if len(attentions) != 1:
+        return f"{len(attentions)} attentions read the cache after this write"
+    (attention,) = attentions
+    if list(q.users) != [attention] or attention.args[0] is not q:
+        return f"the rotated q is not for that attention alone, which is over {described(attention.args[0])}"
+    early = [user.name for user in cache.users if user.op == "call_function" and user < attention]
+    if early:
+        return f"the cache is read before attention too, by %{early[0]}"
+    append = ops.qk_norm_rope_append.bind(write.args, write.kwargs)
+    return _Found(append, attention, cache, dead=(q, write))
+
+
+def _fuse(rewriter: Rewriter, found: _Found) -> fx.Node:
+    append = found.append
+    attention = ops.paged_attention.bind(found.attention.args, found.attention.kwargs)
+    from_append = ("kv", "q", "k", "v", "positions", "table", "slots")
+    from_attention = ("page_table", "q_starts", "q_lens", "kv_lens")
+    args = [append[name] for name in from_append] + [attention[name] for name in from_attention]
+    args += [append["q_weight"], append["k_weight"], attention["sinks"]]
+    options: dict[str, Any] = {"interleaved": True} if append["interleaved"] else {}
+    options |= {name: attention[name] for name in ("window", "soft_cap") if attention[name] is not None}
+    return rewriter.call(
+        ops.append_attention,
+        *trimmed(args),
+        before=found.attention,
+        eps=append["eps"],
+        scale=attention["scale"],
+        **options,
+    )
+
+
+def _replace(rewriter: Rewriter, found: _Found, fused: fx.Node) -> None:
+    attended = rewriter.call(operator.getitem, fused, 0, before=found.attention)
+    written = rewriter.call(operator.getitem, fused, 1, before=found.attention)
+    rewriter.replace(found.attention, attended)
+    rewriter.replace(found.cache, written)
+    for node in found.dead:  # a write of a state is never dropped by itself
+        rewriter.program.graph.erase_node(node)
