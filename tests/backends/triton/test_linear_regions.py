@@ -39,7 +39,7 @@ SILU = "%y = ingot.silu_mul(%slice_1, %slice_2) : {dtype}[T, {N}]\n"
 SWAPPED = "%y = ingot.silu_mul(%slice_2, %slice_1) : {dtype}[T, {N}]\n"
 GELU = '%y = ingot.gelu_mul(%slice_1, %slice_2, approximate="{kind}") : {{dtype}}[T, {{N}}]\n'
 ADD = "%y = aten.add.Tensor({sides}) : {{dtype}}[T, {{N}}]\n"
-CAST = '%y = ingot.cast(%linear, dtype=f32) : f32[T, {N}]\n'
+CAST = "%y = ingot.cast(%linear, dtype=f32) : f32[T, {N}]\n"
 
 FORMS = {
     "norm": NORM + PRODUCT.format(x="%rms_norm"),
