@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear_parts import gated, prefetch, scaled
+from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scaled
 
 
 @triton.jit
@@ -79,11 +79,9 @@ def linear_matvec(
         up_tile = _weights(up_rows, n, k, 0, N, K, BLOCK_N, BLOCK_K)
     if DEPENDENT:
         if LINES > 0:
-            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-            ahead = local[:, None] * W_STRIDE + BLOCK_K + tl.arange(0, LINES)[None, :] * LINE
-            prefetch(weight + (first + FIRST) * W_STRIDE + ahead)
+            fetch_ahead(weight + FIRST * W_STRIDE, n, BLOCK_K, N, K, W_STRIDE, LINES)
             if ACTIVATION is not None:
-                prefetch(weight + (first + UP) * W_STRIDE + ahead)
+                fetch_ahead(weight + UP * W_STRIDE, n, BLOCK_K, N, K, W_STRIDE, LINES)
         gdc_wait()
     source = x + row * X_STRIDE
     inverse = 1.0

@@ -28,12 +28,16 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointers):
-    """Ask for the lines at `pointers` to come into the L2 cache, and wait for nothing."""
+def fetch_ahead(weight, n, start, N: tl.constexpr, K: tl.constexpr, W_STRIDE: tl.constexpr, LINES: tl.constexpr):
+    """Ask for LINES of 128 bytes of each of the rows n, from column `start` on, to come into the L2 cache, and wait for
+    nothing. `weight` is at row 0; what lies outside of its N rows and K columns is not asked for."""
+    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    row = tl.minimum(n, N - 1).to(tl.int64)
+    column = tl.minimum(start + tl.arange(0, LINES) * LINE, K - 1)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; // $0",
         "=r,l",
-        [pointers.to(tl.int64)],
+        [(weight + row[:, None] * W_STRIDE + column[None, :]).to(tl.int64)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

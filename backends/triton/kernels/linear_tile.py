@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear_parts import gated, prefetch
+from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated
 
 
 @triton.jit
@@ -18,12 +18,6 @@ def _weights(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.cons
         return tl.load(rows + start, eviction_policy="evict_first")
     inside = (n < N)[:, None] & (start + k < K)[None, :]
     return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _fetch_ahead(rows, LINES: tl.constexpr, W_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr):
-    LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
-    prefetch(rows + tl.arange(0, BLOCK_N)[:, None] * W_STRIDE + tl.arange(0, LINES)[None, :] * LINE)
 
 
 @triton.jit
@@ -104,9 +98,9 @@ def linear_tile(
     up_weight = weight + (tile.to(tl.int64) * BLOCK_N + UP) * W_STRIDE
     if DEPENDENT:
         if LINES > 0:
-            _fetch_ahead(gate_weight + begin, LINES, W_STRIDE, BLOCK_N)
+            fetch_ahead(weight + FIRST * W_STRIDE, n, begin, N, K, W_STRIDE, LINES)
             if ACTIVATION is not None:
-                _fetch_ahead(up_weight + begin, LINES, W_STRIDE, BLOCK_N)
+                fetch_ahead(weight + UP * W_STRIDE, n, begin, N, K, W_STRIDE, LINES)
         gdc_wait()
     WHOLE_K: tl.constexpr = SPLITS * SHARE == K
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
