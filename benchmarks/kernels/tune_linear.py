@@ -28,7 +28,8 @@ from triton.compiler import ASTSource
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.linear import Gate, Linear, Norm, padded_tokens, schedule_linear
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles, matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_choice import matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
 from ingot.ir.plan import BucketClass
 from ingot.ir.types import DTYPE_NAMES, DTYPES, TensorType
@@ -40,7 +41,7 @@ POOL = 3 << 30  # bytes of weights that the launches go over: fifty times the la
 TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
 MOST_LAUNCHES = 128  # in a graph: to record one takes longer than to run it
 SHARED_MEMORY = 227 << 10  # of a block on compute capability 9.0 (CUDA C++ programming guide, table of capabilities)
-CORES = 132
+SM, CORES = 90, 132
 _KEPT = 8  # of the best tiles for one number of tokens are tried for another
 BUCKETS = {1: (1, 1), 8: (2, 16), 32: (17, 32), 64: (33, 64)}
 
@@ -125,7 +126,7 @@ class Found:
 
 def make_schedule(part: Part, tokens: int, chosen: Chosen | None) -> tuple[Schedule, Value]:
     """Inputs in order: x, weight, gain, residual."""
-    schedule = Schedule(90, CORES, BucketClass(name="tuning", tokens=BUCKETS[tokens]), dependent=True)
+    schedule = Schedule(SM, CORES, BucketClass(name="tuning", tokens=BUCKETS[tokens]), dependent=True)
     rows = part.columns * (2 if part.gated else 1)
     linear = Linear(
         Value(TensorType(DTYPE, ("T", part.depth)), input=0),
@@ -208,7 +209,7 @@ def compile_all(part: Part, tokens: int, chosen: Chosen) -> None:
             else:
                 signature[name] = "i32"
         source = ASTSource(launch.kernel, signature, constants, attributes)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=_options(launch))
+        triton.compile(source, target=GPUTarget("cuda", SM, 32), options=_options(launch))
 
 
 def _options(launch: KernelLaunch) -> dict[str, Any]:
@@ -350,8 +351,8 @@ def tune(
 
 def best_known(part: Part, tokens: int) -> Chosen:
     """What the lowering takes by itself."""
-    shape = Product(part.columns, part.depth, DTYPE, part.gated)
-    return matvec_tiles(shape) if tokens == 1 else tiles(shape, padded_tokens(tokens), CORES)
+    shape = Product(part.columns, part.depth, part.gated, DTYPE)
+    return matvec_tiles(shape) if tokens == 1 else tiles(shape, padded_tokens(tokens), SM)
 
 
 def _measure_all(
