@@ -9,15 +9,7 @@ import torch
 from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, MatvecTiles, Product, Tiles
 
 # Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical specifications).
-_SHARED_MEMORY = {
-    80: 163 << 10,
-    86: 99 << 10,
-    87: 163 << 10,
-    89: 99 << 10,
-    90: 227 << 10,
-    100: 227 << 10,
-    120: 99 << 10,
-}
+_SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 # The smallest tile of a tensor-core product in Triton has 16 columns to sum up over.
 _LEAST = 16
 # Whoever arrives last holds the sums of this many splits in registers at once.
@@ -36,8 +28,8 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     found = TILES[tokens][nearest]
     block_k = _block_k(found.block_k, product)
     programs = _blocks(nearest, found) * found.splits
-    # As many programs as there, as far as the depth goes around: two blocks at least for each.
-    splits = max(1, min(round(programs / _blocks(product, found)), _MOST_SPLITS, product.depth // (2 * block_k)))
+    # As many programs as there, as far as there are blocks for them.
+    splits = max(1, min(round(programs / _blocks(product, found)), _MOST_SPLITS, product.depth // block_k))
     stages = min(found.stages, _most_stages(product, found, block_k, tokens, sm))
     while stages < 2 and block_k > _LEAST:
         block_k //= 2

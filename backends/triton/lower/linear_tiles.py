@@ -105,7 +105,6 @@ TILES: Mapping[int, Mapping[Product, Tiles]] = {
         Product(128256, 4096): Tiles(128, 128, 1, 4, 4),  # 94%
         Product(128256, 2048): Tiles(128, 128, 1, 4, 4),  # 86%
         Product(151936, 1024): Tiles(128, 128, 1, 4, 4),  # 81%
-        Product(4096, 14336): Tiles(128, 128, 9, 4, 4),  # 54%
         Product(6144, 4096): Tiles(128, 128, 4, 4, 4),  # 50%
         Product(4096, 4096): Tiles(128, 128, 4, 4, 4),  # 55%
         Product(2048, 8192): Tiles(128, 128, 8, 4, 4),  # 48%
