@@ -8,34 +8,11 @@ from pathlib import Path
 
 import pytest
 from frozen_serve import Job, serve, serve_frozen
-from tiny import Tiny
+from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
 from ingot.runtime.cuda.executor import GRAPH_ROWS, is_capturable
 
-# Sizes as kernels like them, and a head that is no power of two.
-MODEL = Tiny(
-    "qwen3-frozen",
-    {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 48,
-        "hidden_act": "silu",
-        "max_position_embeddings": 512,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-    },
-    seed=3,
-)
-LIMITS = {"max_batch": 64, "max_tokens": 256, "max_seq_len": 256, "jobs": 1}
 # Prompts whose steps lie in each bucket class, and batches whose decode steps do.
 PROMPTS, BATCHES = (1, 3, 16, 20, 33, 64, 65, 200), (1, 2, 5, 16, 17, 32, 33, 64)
 
