@@ -8,7 +8,7 @@ import torch
 from ingot.ir.errors import BackendError, InternalError
 from ingot.runtime.bucket import Bucket
 from ingot.runtime.cuda.handle import CudaStepHandle
-from ingot.runtime.cuda.staging import DeviceInputs, HostInputs
+from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
 
 # Steps whose inputs or tokens may be on their way at once: the one that runs, and the one that is prepared meanwhile.
 # Each has pinned memory of its own, which its graph copies from and to, hence a graph of its own.
@@ -28,6 +28,7 @@ class DecodeGraph:
         inputs = DeviceInputs(rows, pages, device)
         # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
         # is said by the call that is.
+        move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, sizes)
         torch.cuda.current_stream().synchronize()
         self._sides = [_Side(bucket, inputs, sizes, pool) for _ in range(_IN_FLIGHT)]
@@ -46,15 +47,15 @@ class _Side:
     def __init__(self, bucket: Bucket, inputs: DeviceInputs, sizes: Mapping[str, int], pool: Any) -> None:
         self._bucket = bucket.plan.bucket.name
         self._inputs = HostInputs(inputs.sizes)
-        self._tokens = torch.zeros(inputs.rows, dtype=torch.int32, pin_memory=True)
+        self._tokens = PinnedInts([inputs.rows])
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            inputs.flat.copy_(self._inputs.flat, non_blocking=True)
+            move(self._inputs.flat.device, inputs.flat)
             self._outputs = bucket.run(inputs.views, sizes)
-            self._tokens.copy_(self._outputs["tokens"], non_blocking=True)
+            move(self._outputs["tokens"], self._tokens.device)
         except BaseException:
             _end(self._graph)
             raise
@@ -73,7 +74,7 @@ class _Side:
         return CudaStepHandle(self._bucket, outputs, self._reader(rows), self._retired, rated=rated)
 
     def _reader(self, rows: int) -> "TokenReader":
-        return TokenReader(self._tokens, rows, self._launches, self)
+        return TokenReader(self._tokens.host, rows, self._launches, self)
 
     @property
     def launches(self) -> int:
