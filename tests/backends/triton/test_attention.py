@@ -5,18 +5,32 @@ from typing import Any
 import pytest
 import torch
 from paged_steps import Heads, PagedStep, paged_step
-from triton_schedules import TESTED, run_lowering
+from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering
 
 from ingot.backends.triton.lower.attention import LOWERINGS
+from ingot.backends.triton.lower.call import Call, Refused
+from ingot.backends.triton.schedule import Value
 from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 from ingot.ir.tolerances import compare
+from ingot.ir.types import TensorType
 
 POSITIONS = 4096
-CORES = 8  # few programs: the interpreter runs them one by one
+CORES = 132 if DEVICE == "cuda" else 3  # few programs: the interpreter runs them one by one
 # Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
 # that reach a few times the size of a result.
 FACTOR = {torch.float32: 1.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+GROUPED = Heads(4, 2, 64)
+# (tokens fed, positions cached before) of each sequence.
+Mix = list[tuple[int, int]]
+MIXES: dict[str, Mix] = {
+    "one": [(1, 300)],
+    "first": [(1, 0)],
+    "several": [(1, 5), (1, 400), (1, 16), (1, 0), (1, 33)],
+    "chunks": [(3, 40), (1, 130), (5, 0), (0, 12)],
+    "a prompt": [(18, 0)],
+}
+dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
 
 
 def table(rotary: int) -> torch.Tensor:
@@ -25,56 +39,154 @@ def table(rotary: int) -> torch.Tensor:
     )
 
 
-def agree(name: str, args: tuple[Any, ...], options: dict[str, Any], step: PagedStep, most: int) -> None:
-    """The lowering against the reference; what the cache holds elsewhere is untouched, NaN included."""
+def agree(name: str, step: PagedStep, args: tuple[Any, ...], options: dict[str, Any], most: int) -> torch.Tensor:
+    """The lowering for steps of up to `most` tokens against the reference in float64; the cache is untouched where
+    nothing is written, NaN included. Gives the attention."""
     op, dtype = OPS[name], step.q.dtype
-    found = [
-        one.cpu()
-        for one in run_lowering(op, LOWERINGS[name], args, options, tokens=(1, most), dims=step.dims, cores=CORES)
-    ]
+    tokens = (1, most)
+    dims = {"T": len(step.q), "B": len(step.q_starts)}
+    found = run_lowering(op, LOWERINGS[name], args, options, tokens=tokens, dims=dims, cores=CORES)
     wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
-    # Not what the table holds in float32: cosines are as exact as that in any dtype.
     expected = op.reference(*wide, **options)
     expected = expected if isinstance(expected, tuple) else (expected,)
-    assert compare(found[0], expected[0], dtype, factor=FACTOR[dtype]) is None, compare(found[0], expected[0], dtype)
+    problem = compare(found[0], expected[0], dtype, factor=FACTOR[dtype])
+    assert problem is None, problem
     if len(found) > 1:
-        held = expected[1].isnan()
-        assert torch.equal(found[1].isnan(), held)
-        # The norm and the turn are rounded apart, as the op's meaning has it, and the oracle in float64 rounds nothing.
-        problem = compare(found[1].nan_to_num(), expected[1].nan_to_num(), dtype, factor=8 * FACTOR[dtype])
+        cache = found[1].cpu()
+        assert torch.equal(cache.isnan(), expected[1].isnan())
+        # The norm and the turn are rounded apart, as the op has it, and float64 rounds nothing.
+        problem = compare(cache.nan_to_num(), expected[1].nan_to_num(), dtype, factor=8 * FACTOR[dtype])
         assert problem is None, problem
+    return found[0].cpu()
 
 
-def appended(
-    step: PagedStep, rotary: int, weights: tuple[torch.Tensor | None, ...] = (), **options: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args = (step.kv, step.q, step.k, step.v, step.positions, table(rotary), step.slots, *step.lens, *weights)
-    return args, {"eps": 1e-5, "scale": step.q.shape[-1] ** -0.5, **options}
+def appended(step: PagedStep, most: int, *weights: torch.Tensor | None, rotary: int = 0, **options: Any) -> None:
+    """`append_attention` of the step."""
+    dim = step.q.shape[2]
+    args = (step.kv, step.q, step.k, step.v, step.positions, table(rotary or dim), step.slots, *step.lens, *weights)
+    agree("append_attention", step, args, {"eps": 1e-5, "scale": dim**-0.5, **options}, most)
 
 
-SIZES = [
-    Heads(4, 2, 64),
-    Heads(3, 1, 80),
-    Heads(6, 2, 96),
-    Heads(5, 5, 128),
-    Heads(2, 1, 256),
-    Heads(24, 1, 64),
-]
-# (fed, cached before) of each sequence.
-MIXES = {
-    "one": [(1, 300)],
-    "first": [(1, 0)],
-    "several": [(1, 5), (1, 700), (1, 16), (1, 0), (1, 33)],
-    "chunks": [(3, 40), (1, 130), (9, 0), (0, 12)],
-    "a prompt": [(23, 0)],
-}
+def over_pages(step: PagedStep, most: int, sinks: torch.Tensor | None = None, **options: Any) -> None:
+    """`paged_attention` of the step, over a cache that holds what it feeds."""
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    agree("paged_attention", step, (step.q, kv, *step.lens, sinks), {"scale": step.q.shape[2] ** -0.5, **options}, most)
 
 
-@pytest.mark.parametrize("dtype", TESTED, ids=str)
+def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) -> PagedStep:
+    return paged_step(torch.Generator().manual_seed(len(mix)), dtype, heads, mix, **layout)
+
+
+@dtypes
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("padding", [(0, 0), (2, 3)], ids=["full", "padded"])
-def test_any_mix_of_sequences(mix: str, padding: tuple[int, int], dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(1)
-    step = paged_step(g, dtype, SIZES[0], MIXES[mix], gap=padding[0], behind=padding[1])
-    args, options = appended(step, 64)
-    agree("append_attention", args, options, step, 64 if len(step.q) > 1 else 1)
+@pytest.mark.parametrize("padding", [{}, {"gap": 2, "behind": 3}], ids=["full", "padded"])
+def test_any_mix_of_sequences(mix: str, padding: dict[str, int], dtype: torch.dtype) -> None:
+    step = a_step(MIXES[mix], dtype, **padding)
+    appended(step, 64)
+    over_pages(step, 64)
+    over_pages(step, 2048)
+
+
+@dtypes
+def test_more_sequences_than_a_warp_holds(dtype: torch.dtype) -> None:
+    mix = [(place % 3 != 1, 7 * place % 50) for place in range(36)]
+    step = a_step([(int(fed), before) for fed, before in mix], dtype, Heads(1, 1, 64), page=32)
+    appended(step, 64)
+    over_pages(step, 2048)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "heads", [Heads(3, 1, 80), Heads(6, 2, 96), Heads(5, 5, 128), Heads(2, 1, 256), Heads(24, 1, 64)]
+)
+def test_sizes_of_heads(heads: Heads, dtype: torch.dtype) -> None:
+    step = a_step([(1, 75), (2, 30), (1, 150)], dtype, heads)
+    appended(step, 16)
+    over_pages(step, 128)
+
+
+@dtypes
+@pytest.mark.parametrize("page", [8, 32, 48])
+def test_sizes_of_pages(page: int, dtype: torch.dtype) -> None:
+    step = a_step([(1, 75), (2, 30), (1, 150)], dtype, page=page)
+    appended(step, 16)
+    over_pages(step, 128)
+
+
+@dtypes
+@pytest.mark.parametrize("window", [1, 5, 64, 100])
+def test_window(window: int, dtype: torch.dtype) -> None:
+    step = a_step([(1, 200), (4, 100), (1, 3)], dtype)
+    appended(step, 16, window=window)
+    over_pages(step, 128, window=window)
+
+
+@dtypes
+def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
+    step = a_step([(1, 300), (3, 10)], dtype)
+    sinks = torch.tensor([3.0, -1.0, 0.5, 8.0]).to(dtype)
+    appended(step, 16, None, None, sinks, window=90, soft_cap=1.5)
+    for most in (16, 128):
+        over_pages(step, most, sinks)
+        over_pages(step, most, sinks, soft_cap=1.5)
+
+
+@dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary", [64, 24])
+@pytest.mark.parametrize("normed", [None, "same", "wide"])
+def test_norm_and_rotation(normed: str | None, rotary: int, interleaved: bool, dtype: torch.dtype) -> None:
+    step = a_step([(1, 20), (2, 4)], dtype)
+    g = torch.Generator().manual_seed(5)
+    kind = torch.float32 if normed == "wide" else dtype
+    weights = [torch.randn(64, generator=g).to(kind) for _ in range(2)] if normed else []
+    appended(step, 16, *weights, rotary=rotary, interleaved=interleaved)
+
+
+@dtypes
+def test_samples_of_the_ops(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(6)
+    for name in LOWERINGS:
+        op = OPS[name]
+        for sample in op.samples(g, dtype):
+            expected = op.reference(*sample.args, **sample.kwargs)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            for most in (16, 128) if name == "paged_attention" else (16,):
+                found = run_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, tokens=(1, most), cores=CORES)
+                for one, other in zip(found, expected, strict=True):
+                    assert compare(one, other, dtype, factor=FACTOR[dtype]) is None
+
+
+@dtypes
+def test_nan_stays_with_its_sequence(dtype: torch.dtype) -> None:
+    step = a_step([(1, 40), (1, 40)], dtype)
+    step.q[0] = float("nan")
+    args = (step.q, OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots), *step.lens)
+    for most in (16, 128):
+        found = run_lowering(
+            OPS["paged_attention"], LOWERINGS["paged_attention"], args, {"scale": 0.1}, tokens=(1, most),
+            dims={"T": 2, "B": 2}, cores=CORES,
+        )[0]  # fmt: skip
+        assert bool(found[0].isnan().all()) and bool(found[1].isfinite().all())
+
+
+def test_refusals() -> None:
+    def call(heads: int, dtype: torch.dtype = torch.float32, strides: tuple[int, ...] | None = None) -> Call:
+        q = TensorType(dtype, ("T", 4, heads), strides)
+        kv = TensorType(torch.float32, ("pages", 2, 16, 2, heads))
+        ints = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+        types = {"q": q, "kv": kv, "page_table": TensorType(torch.int32, ("B", "P")), **ints}
+        values = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
+        return Call("paged_attention", values, {"scale": 1.0}, (TensorType(dtype, ("T", 4, heads)),))
+
+    refused = {
+        "heads of 512 elements, more than 256": call(512),
+        "dtypes differ: kv f32, q bf16": call(64, torch.bfloat16),
+        "q is strided along its last axis": call(64, strides=(512, 128, 2)),
+    }
+    for reason, one in refused.items():
+        for tokens in ((1, 16), (65, 128)):
+            with pytest.raises(Refused, match=reason):
+                LOWERINGS["paged_attention"](one, new_schedule(tokens))
+    with pytest.raises(Refused, match="the kernel is for steps of up to 64 tokens, and these have 128"):
+        LOWERINGS["append_attention"](call(64), new_schedule((65, 128)))
