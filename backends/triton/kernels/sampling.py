@@ -1,18 +1,30 @@
 """The op `sample`, in three kernels over rows of logits.
 
 `choose_largest` finds the largest logit of each row, which greedy rows take. For the others `find_threshold` finds how
-far down top-k and top-p keep tokens, and `draw` takes the largest of the kept ones after noise. Logits are handled as
-depths: how far a scaled logit lies below its row's largest. Depths are not negative, so that their bits, as integers,
-have their order.
+far down top-k and top-p keep tokens, and `draw` takes the largest of the kept ones after noise. The depth of a token is
+its gap over the temperature: the scaled logit, less its sign.
+
+The threshold is looked for in listed groups. What bounds it is
+
+- of top-k: the k-th largest of the groups' largest logits;
+- of top-p behind min-p: what min-p drops;
+- of top-p alone: the largest logits of groups that together have enough mass, or the depth below which a whole
+  vocabulary has too little to matter.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-NOWHERE: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # behind all ids
-GROUP: tl.constexpr = tl.constexpr(32)  # tokens whose largest logit is remembered: a cache line
-INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of infinity
+from ingot.backends.triton.kernels.groups import (
+    GROUP,
+    INFINITE,
+    NOWHERE,
+    least_gap,
+    list_groups,
+    listed_logits,
+    quarters_short,
+)
 
 
 @triton.jit
@@ -98,39 +110,6 @@ def weight_of(gap, temperature, min_p):
 
 
 @triton.jit
-def quarters_short(first, second, third, target):
-    """How many of these growing sums fall short of the target."""
-    return (first < target).to(tl.int32) + (second < target).to(tl.int32) + (third < target).to(tl.int32)
-
-
-@triton.jit
-def least_gap(gap, weight, target):
-    """The least gap such that those of its size and less weigh at least `target` together; infinity when all of them
-    do not. Gaps are searched by their bits, a quarter of the range at a time."""
-    bits = gap.to(tl.int32, bitcast=True)
-    low, size = 0, INFINITE + 1
-    while size > 1:
-        step = (size + 3) // 4
-        first = tl.sum(tl.where(bits - low < step, weight, 0.0))
-        second = tl.sum(tl.where(bits - low < 2 * step, weight, 0.0))
-        third = tl.sum(tl.where(bits - low < 3 * step, weight, 0.0))
-        low += quarters_short(first, second, third, target) * step
-        size = step
-    return tl.minimum(low, INFINITE).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def listed_gaps(row_logits, listed, start, count, top, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
-    """Ids and gaps, [BLOCK_GROUPS, GROUP] each, of the tokens in listed groups from `start` on. Behind the list's end
-    and the vocabulary's the gap is infinite."""
-    place = start + tl.arange(0, BLOCK_GROUPS)
-    group = tl.load(listed + place, mask=place < count, other=0)
-    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    there = (place < count)[:, None] & (column < VOCAB)
-    return column, top - tl.load(row_logits + column, mask=there, other=float("-inf"))
-
-
-@triton.jit
 def least_listed_gap(
     row_logits,
     listed,
@@ -150,7 +129,8 @@ def least_listed_gap(
         second = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         third = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         for start in range(0, count, BLOCK_GROUPS):
-            _, gap = listed_gaps(row_logits, listed, start, count, top, VOCAB, BLOCK_GROUPS)
+            _, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+            gap = top - value
             offset = gap.to(tl.int32, bitcast=True) - low
             weight = 1.0
             if BY_MASS:
@@ -171,7 +151,8 @@ def listed_mass(
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     for start in range(0, count, BLOCK_GROUPS):
-        _, gap = listed_gaps(row_logits, listed, start, count, top, VOCAB, BLOCK_GROUPS)
+        _, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+        gap = top - value
         weight, depth = weight_of(gap, temperature, min_p), tl.div_rn(gap, temperature)
         up_to += tl.where(depth <= limit, weight, 0.0)
         below += tl.where(depth < limit, weight, 0.0)
@@ -207,8 +188,10 @@ def find_threshold(
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     if DEPENDENT:
         gdc_wait()
+    if (heat > 0) == 0:
+        return
     top = tl.load(tops + row)
-    if (heat > 0) & (top < float("inf")):
+    if top < float("inf"):
         limit, last_id = float("inf"), NOWHERE
         by_number = (most > 0) & (most < VOCAB)
         if by_number | (share < 1):
@@ -226,10 +209,7 @@ def find_threshold(
                 bound = least_gap(group_gap, weight_of(group_gap, heat, 0.0), all_mass * share)
                 tail = all_mass * (1.0 - share) / VOCAB
                 bound = tl.minimum(bound, heat * (1e-3 - 1.001 * tl.log(tail)))
-            near = ((group_gap <= bound) & (group < GROUPS)).to(tl.int32)
-            tl.store(listed + tl.cumsum(near, 0) - 1, group, mask=near > 0)
-            count = tl.sum(near)
-            tl.debug_barrier()  # what one thread listed, others read
+            count = list_groups(listed, (group_gap <= bound) & (group < GROUPS))
             if by_number:
                 wanted = most.to(tl.float32)
                 edge = least_listed_gap(row_logits, listed, count, top, heat, wanted, False, VOCAB, BLOCK_GROUPS)
@@ -248,8 +228,8 @@ def find_threshold(
                 room = tl.minimum(tl.maximum(room, 1.0), VOCAB).to(tl.int32)
                 seen = 0
                 for start in range(0, count, BLOCK_GROUPS):
-                    column, gap = listed_gaps(row_logits, listed, start, count, top, VOCAB, BLOCK_GROUPS)
-                    equal = (tl.div_rn(gap, heat) == limit) & (gap < float("inf"))
+                    column, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+                    equal = (tl.div_rn(top - value, heat) == limit) & (value > float("-inf"))
                     equal = tl.reshape(equal.to(tl.int32), (BLOCK_GROUPS * GROUP,))
                     rank = seen + tl.cumsum(equal, 0)
                     ids = tl.reshape(column, (BLOCK_GROUPS * GROUP,))
@@ -302,8 +282,10 @@ def draw(
     heat, least, seed = tl.load(temperature + row), tl.load(min_p + row), tl.load(seeds + row)
     if DEPENDENT:
         gdc_wait()
+    if (heat > 0) == 0:
+        return
     top = tl.load(tops + row)
-    if (heat > 0) & (top < float("inf")):
+    if top < float("inf"):
         start = tl.program_id(0) * BLOCK
         column = start + tl.arange(0, BLOCK)
         value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf"))

@@ -4,6 +4,7 @@ import torch
 import triton
 
 from ingot.backends.triton.kernels import sampling
+from ingot.backends.triton.kernels.groups import GROUP
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 
@@ -21,13 +22,13 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     rows, vocab = logits.type.shape
     assert isinstance(vocab, int)
     tokens = schedule.output(result)
-    block = min(_SPLIT_BLOCK, max(sampling.GROUP.value, triton.next_power_of_2(vocab)))
+    block = min(_SPLIT_BLOCK, max(GROUP.value, triton.next_power_of_2(vocab)))
     splits = triton.cdiv(vocab, block)
     # A row of logits is that of a token: there are no more of them than tokens in a step.
     most_rows = schedule.bucket.tokens[1]
     tops, masses, limits = (schedule.scratch(torch.float32, (rows,)) for _ in range(3))
     last_ids = schedule.scratch(torch.int32, (rows,))
-    groups = splits * (block // sampling.GROUP.value)
+    groups = splits * (block // GROUP.value)
     group_tops = schedule.scratch(torch.float32, (rows, groups))
     split_masses = schedule.scratch(torch.float32, (rows, splits))
     listed_groups = schedule.scratch(torch.int32, (rows, groups))
