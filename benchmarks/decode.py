@@ -14,7 +14,16 @@ from pathlib import Path
 
 from copy_bandwidth import copy_bandwidth
 from decode_figures import time_figures
-from decode_method import Decoded, Generate, Lengths, Prompts, lengths_of, measure_decode
+from decode_method import (
+    Decoded,
+    Generate,
+    Lengths,
+    Prompts,
+    add_length_options,
+    length_changes,
+    lengths_of,
+    measure_decode,
+)
 from results import Figure, add_json_option, report
 from traffic import StepTraffic, step_traffic
 from units import quantity
@@ -27,12 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
-    parser.add_argument("--long", type=int, help="tokens of the long outputs; the default depends on the batch")
-    parser.add_argument("--short", type=int, help="tokens of the short ones")
-    parser.add_argument("--tries", type=int, help="of each length, of which the least counts")
+    add_length_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
-    changes = {name: getattr(options, name) for name in ("long", "short", "tries") if getattr(options, name)}
+    changes = length_changes(options)
     measured = {int(batch): replace(lengths_of(int(batch)), **changes) for batch in options.batch.split(",")}
     manifest = open_artifact(options.artifact, verify=False).manifest
     check_limits(manifest, measured)

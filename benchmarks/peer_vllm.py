@@ -20,7 +20,7 @@ from typing import Any
 from children import ChildError, Ended, run_child
 from cold_start import first_token_figures
 from decode_figures import time_figures
-from decode_method import Decoded, Lengths
+from decode_method import Decoded, Lengths, add_length_options, length_arguments
 from results import Figure, add_json_option, report
 
 CHILD = Path(__file__).with_name("vllm_child.py")
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
     parser.add_argument("--warm-starts", type=int, default=1, help="after the first one")
     parser.add_argument("--timeout", type=float, default=300.0, help="of a process, in seconds")
+    add_length_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
     if not has_vllm(options.site):
@@ -52,7 +53,8 @@ def main() -> None:
         try:
             cold = run_child(command, env=env, timeout=options.timeout)
             warm = [run_child(command, env=env, timeout=options.timeout) for _ in range(options.warm_starts - 1)]
-            warm.append(run_child([*command, "--batch", options.batch], env=env, timeout=options.timeout))
+            decoding = ["--batch", options.batch, *length_arguments(options)]
+            warm.append(run_child([*command, *decoding], env=env, timeout=options.timeout))
         except ChildError as error:
             sys.exit(f"vLLM did not come to an end: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}

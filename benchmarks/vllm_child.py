@@ -15,7 +15,14 @@ import os  # noqa: E402
 from dataclasses import asdict, replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from decode_method import PROMPT_TOKENS, Prompts, lengths_of, measure_decode  # noqa: E402
+from decode_method import (  # noqa: E402
+    PROMPT_TOKENS,
+    Prompts,
+    add_length_options,
+    length_changes,
+    lengths_of,
+    measure_decode,
+)
 
 # It is not to ask for anything over the network, and FlashInfer's sampler would compile itself with nvcc first.
 SETTINGS = {
@@ -35,9 +42,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--load-format", default="dummy")
     parser.add_argument("--batch", default="", help="sequences at once, separated by commas; none: only start")
-    parser.add_argument("--long", type=int)
-    parser.add_argument("--short", type=int)
-    parser.add_argument("--tries", type=int)
+    add_length_options(parser)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     os.environ.update(SETTINGS)
@@ -62,7 +67,7 @@ def main() -> None:
 
     generate([list(range(1, PROMPT_TOKENS + 1))], 1)
     clock = {"begun": BEGUN, "imported": imported, "loaded": loaded, "first": time.time()}
-    changes = {name: getattr(options, name) for name in ("long", "short", "tries") if getattr(options, name)}
+    changes = length_changes(options)
     vocab = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     decoded = {}
     for batch in map(int, filter(None, options.batch.split(","))):

@@ -34,7 +34,7 @@ class FuseQKNormRope(Pass):
                 rewriter.refuse(append, found)
                 continue
             fused = _fuse(rewriter, append, attentions[0], found)
-            kernels = [backend for backend in context.backends if backend.emits_library]
+            kernels = [backend for backend in context.backends if backend.emits_library or backend.compiles_calls]
             no_kernel = "" if self.force else why_no_kernel(fused, kernels, context)
             if no_kernel:
                 rewriter.program.graph.erase_node(fused)

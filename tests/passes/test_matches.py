@@ -92,8 +92,8 @@ def test_the_passes_match_as_often(case: str) -> None:
     assert found == GOLDENS.get(case), "more is worth a new golden, less is lost speed"
     # Nothing in these families stands in the way of a rewrite; only providers say No, and have no kernel for one op.
     refusing = {step.name for step in steps if step.record and step.record.refusals}
-    assert refusing <= {"choose-providers", "fuse-qk-norm-rope", "fuse-add-rms-norm"}
-    assert {"choose-providers", "fuse-qk-norm-rope"} <= refusing
+    assert refusing <= {"choose-providers", "fuse-qk-norm-rope", "fuse-add-rms-norm", "fuse-append-attention"}
+    assert {"choose-providers", "fuse-qk-norm-rope", "fuse-append-attention"} <= refusing
     # A norm that no sum stands in front of: of the embedding, or of what a product gives.
     records = [step.record for step in steps if step.record and step.name == "fuse-add-rms-norm"]
     reasons = [refusal.reason for record in records for refusal in record.refusals]
