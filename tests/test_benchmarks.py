@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +18,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from safetensors import safe_open
-from staged import BACKENDS, staged, traced
+from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot import compile_model
 from ingot.ir.plan import Plans
+from ingot.ir.program import Program
+from ingot.ir.target import Target
+from ingot.passes.pipeline import PIPELINE
+from ingot.providers import competing
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = {path.stem for path in BENCHMARKS.glob("*.py")}
@@ -161,15 +166,15 @@ def tensors_of(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("backends", [BACKENDS, BACKENDS[1:]], ids=["regions", "calls"])
+@pytest.mark.parametrize("way", ["calls", "regions", "gpu"])
 @pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b"])
-def test_the_bytes_of_a_step(benchmarks: None, shape: str, backends: Any) -> None:
+def test_the_bytes_of_a_step(benchmarks: None, shape: str, way: str) -> None:
     """Against the sizes of the checkpoint's tensors, and the cache's size by hand; a layer of Qwen 3 has a window."""
     checkpoints = importlib.import_module("random_checkpoint")
     window = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
     config = config_of(shape, **(window if shape == "qwen3-0.6b" else {}))
-    program = staged(traced(config), backends=backends)[0][-1].program
-    assert bool(program.regions) == (backends is BACKENDS)
+    program = lowered(config, way)
+    assert bool(program.regions) == (way != "calls")
     found = importlib.import_module("traffic").program_traffic(program, 3, 40.5)
     read = dict(checkpoints.tensor_shapes(config))
     if "lm_head.weight" in read:
@@ -179,6 +184,17 @@ def test_the_bytes_of_a_step(benchmarks: None, shape: str, backends: Any) -> Non
     seen = 40.5 + (24 if shape == "qwen3-0.6b" else 40.5)
     assert found.cache == 3 * (seen + 2) * position
     assert found.bytes == found.weights + found.cache
+
+
+def lowered(config: dict[str, Any], way: str) -> Program:
+    """The program in front of its plan: for a CPU in single calls or with regions, or for a GPU, which fuses more."""
+    target, limits = Target.detect("cpu"), LIMITS
+    backends = BACKENDS if way == "regions" else BACKENDS[1:]
+    if way == "gpu":
+        pytest.importorskip("triton")
+        target, limits = Target.named("sm_90"), replace(LIMITS, max_tokens=16)  # a class of decode steps
+        backends = competing("auto", target)
+    return staged(traced(config, limits), PIPELINE[:-1], limits, backends=backends, target=target)[0][-1].program
 
 
 def test_the_traffic_of_an_artifact_is_what_its_plan_counts(artifact: Path, benchmarks: None) -> None:
@@ -242,6 +258,8 @@ def test_a_cold_start(
     phases = [figures[f"first_token_{name}"].value for name in ("start", "import", "load", "prompt")]
     assert all(phase > 0 for phase in phases) and sum(phases) == pytest.approx(total.value)
     assert total.values == (total.value,) and total.value < 60
+    loading = [figure.value for name, figure in figures.items() if name.startswith("load_")]
+    assert loading and max(loading) <= figures["first_token_load"].value
 
 
 def script_of(folder: Path, text: str) -> Path:

@@ -70,7 +70,7 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
         )
         yield f"\nThe copy reads and writes {_shown(figures['copy'])}.\n"
     yield from _only_ours(
-        "of a start, in the best try", figures, [name for name in _ordered(figures) if name.startswith("load_")]
+        "loading, in the best start", figures, [name for name in _ordered(figures) if name.startswith("load_")]
     )
     yield from _only_ours("compile-model", figures, [name for name in _COMPILES if name in figures])
     for part, reason in result.missing.items():
