@@ -249,6 +249,18 @@ def test_decode(
         call("decode", artifact, "--batch", "64")
 
 
+def test_serving(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
+    call("serve", artifact, *less, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
+    assert figures["throughput"].value > 10 and figures["throughput"].unit == "tokens/s"
+    with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
+        call("serve", artifact)
+
+
 def test_a_cold_start(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
@@ -333,12 +345,14 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
-    less = ("--long", 60, "--short", 20, "--tries", 1)
+    less = ("--long", 60, "--short", 20, "--tries", 1, "--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
     call("peer_vllm", tmp_path, "--site", tmp_path, *less, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
     assert found.versions["vllm"] == "0.0.1"
     for batch in (1, 32):
         assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
+    assert found.figures["vllm_throughput"].value == pytest.approx(8 * 20 / 20e-3, rel=0.5)
+    assert found.figures["vllm_prompt"].value == pytest.approx(1e-3, rel=0.9)
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
     with pytest.raises(SystemExit, match="vLLM is not in"):
@@ -407,7 +421,7 @@ def test_one_call_goes_on_when_a_part_fails(
 
 def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
-    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "", "site": tmp_path}
+    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "", "site": tmp_path, "skip": "serve"}
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS
     for part, (script, *arguments) in commands.items():
