@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +18,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from safetensors import safe_open
-from staged import BACKENDS, staged, traced
+from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot import compile_model
 from ingot.ir.plan import Plans
+from ingot.ir.program import Program
+from ingot.ir.target import Target
+from ingot.passes.pipeline import PIPELINE
+from ingot.providers import competing
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = {path.stem for path in BENCHMARKS.glob("*.py")}
@@ -161,15 +166,15 @@ def tensors_of(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("backends", [BACKENDS, BACKENDS[1:]], ids=["regions", "calls"])
+@pytest.mark.parametrize("way", ["calls", "regions", "gpu"])
 @pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b"])
-def test_the_bytes_of_a_step(benchmarks: None, shape: str, backends: Any) -> None:
+def test_the_bytes_of_a_step(benchmarks: None, shape: str, way: str) -> None:
     """Against the sizes of the checkpoint's tensors, and the cache's size by hand; a layer of Qwen 3 has a window."""
     checkpoints = importlib.import_module("random_checkpoint")
     window = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
     config = config_of(shape, **(window if shape == "qwen3-0.6b" else {}))
-    program = staged(traced(config), backends=backends)[0][-1].program
-    assert bool(program.regions) == (backends is BACKENDS)
+    program = lowered(config, way)
+    assert bool(program.regions) == (way != "calls")
     found = importlib.import_module("traffic").program_traffic(program, 3, 40.5)
     read = dict(checkpoints.tensor_shapes(config))
     if "lm_head.weight" in read:
@@ -179,6 +184,17 @@ def test_the_bytes_of_a_step(benchmarks: None, shape: str, backends: Any) -> Non
     seen = 40.5 + (24 if shape == "qwen3-0.6b" else 40.5)
     assert found.cache == 3 * (seen + 2) * position
     assert found.bytes == found.weights + found.cache
+
+
+def lowered(config: dict[str, Any], way: str) -> Program:
+    """The program in front of its plan: for a CPU in single calls or with regions, or for a GPU, which fuses more."""
+    target, limits = Target.detect("cpu"), LIMITS
+    backends = BACKENDS if way == "regions" else BACKENDS[1:]
+    if way == "gpu":
+        pytest.importorskip("triton")
+        target, limits = Target.named("sm_90"), replace(LIMITS, max_tokens=16)  # a class of decode steps
+        backends = competing("auto", target)
+    return staged(traced(config, limits), PIPELINE[:-1], limits, backends=backends, target=target)[0][-1].program
 
 
 def test_the_traffic_of_an_artifact_is_what_its_plan_counts(artifact: Path, benchmarks: None) -> None:
@@ -233,6 +249,18 @@ def test_decode(
         call("decode", artifact, "--batch", "64")
 
 
+def test_serving(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
+    call("serve", artifact, *less, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
+    assert figures["throughput"].value > 10 and figures["throughput"].unit == "tokens/s"
+    with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
+        call("serve", artifact)
+
+
 def test_a_cold_start(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
@@ -242,6 +270,8 @@ def test_a_cold_start(
     phases = [figures[f"first_token_{name}"].value for name in ("start", "import", "load", "prompt")]
     assert all(phase > 0 for phase in phases) and sum(phases) == pytest.approx(total.value)
     assert total.values == (total.value,) and total.value < 60
+    loading = [figure.value for name, figure in figures.items() if name.startswith("load_")]
+    assert loading and max(loading) <= figures["first_token_load"].value
 
 
 def script_of(folder: Path, text: str) -> Path:
@@ -315,12 +345,14 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
-    less = ("--long", 60, "--short", 20, "--tries", 1)
+    less = ("--long", 60, "--short", 20, "--tries", 1, "--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
     call("peer_vllm", tmp_path, "--site", tmp_path, *less, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
     assert found.versions["vllm"] == "0.0.1"
     for batch in (1, 32):
         assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
+    assert found.figures["vllm_throughput"].value == pytest.approx(8 * 20 / 20e-3, rel=0.5)
+    assert found.figures["vllm_prompt"].value == pytest.approx(1e-3, rel=0.9)
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
     with pytest.raises(SystemExit, match="vLLM is not in"):
@@ -389,7 +421,7 @@ def test_one_call_goes_on_when_a_part_fails(
 
 def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
-    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "", "site": tmp_path}
+    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "", "site": tmp_path, "skip": "serve"}
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS
     for part, (script, *arguments) in commands.items():

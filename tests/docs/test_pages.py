@@ -79,6 +79,8 @@ def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
         "batch_32_cache": figure(0.6e9, "B"),
         "batch_32_bandwidth": figure(3e12, "B/s"),
         "batch_32_of_copy": figure(0.75, ""),
+        "throughput": figure(30e3, "tokens/s"),
+        "vllm_throughput": figure(20e3, "tokens/s"),
         "compile": figure(20.0),
         "vllm_cold_first_token": figure(80.0),
     }
@@ -95,9 +97,10 @@ def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
     )
     text, plots = benchmark_page.page([found])
     assert "## Llama 3.2 1B on G\n" in text and "G, driver 580; P, 16 cores" in text and "commit 000000000000+" in text
-    assert "| words | 1.00 ms | 1.50 ms | 1.50 |" in text and "| words | 500 µs | – | – |" in text
+    assert "| words | 1.00 ms | 1.50 ms | 1.50 × |" in text and "| words | 500 µs | – | – |" in text
+    assert "| words | 30,000 tokens/s | 20,000 tokens/s | 1.50 × |" in text
     assert text.index("500 µs") < text.index("1.00 ms")  # 4 sequences before 32
-    assert "| compile-model, against the first start | 20.0 s | 80.0 s | 4 |" in text
+    assert "| compile-model, against the first start | 20.0 s | 80.0 s | 4.00 × |" in text
     assert "| 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
     assert "Not measured: cold start. it ended with status 1: out of memory" in text
     (plot,) = plots.values()
