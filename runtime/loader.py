@@ -48,8 +48,9 @@ class Loaded:
     """A model ready to run: an executor for each entry, over the same weights and states.
 
     `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
-    of all files but the weights), "plan", "tokenizer", "device" (a GPU's context), "weights" (with their digests),
-    "executables", "states" and "bind". Device runs beside plan and tokenizer, weights beside executables and states.
+    of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
+    GPU's context), "weights" (with their digests), "executables", "states" and "bind". Device runs beside plan and
+    tokenizer, weights beside executables and states.
     """
 
     artifact: Artifact
@@ -85,8 +86,13 @@ def load_artifact(
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
     phases = Phases()
+
+    def check(manifest: Manifest) -> None:
+        with phases.phase("target"):
+            check_target(manifest)
+
     with phases.phase("manifest"):
-        artifact = open_artifact(path, check=check_target, threads=threads)
+        artifact = open_artifact(path, check=check, threads=threads)
     return bind(artifact, num_pages=num_pages, memory=memory, threads=threads, text=True, phases=phases)
 
 
