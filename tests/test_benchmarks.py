@@ -274,6 +274,16 @@ def test_a_cold_start(
     assert loading and max(loading) <= figures["first_token_load"].value
 
 
+def test_copies_of_weights(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    options = ("--device", "cpu", "--threads", "1,3", "--repeats", 1, "--json", tmp_path / "found.json")
+    call("copy_weights", artifact, *options)
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert figures.keys() == {f"{way}_{threads}" for way in ("copy", "nohash", "hash", "read") for threads in (1, 3)}
+    assert all(figure.value > 0 and figure.unit == "B/s" for figure in figures.values())
+
+
 def script_of(folder: Path, text: str) -> Path:
     path = folder / "script.py"
     path.write_text(f"import json, os, subprocess, sys, time\n{text}\n")
