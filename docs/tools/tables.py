@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+import torch
 from markdown_table import table
 
 from ingot.ir.backend import No
@@ -31,8 +32,8 @@ OPS_INTRO = """\
 
 *Legal* says where an op may stand: in any stage, before the cache is put in (pure), behind (cached), or only while
 placements on a mesh are open. A *fused* op decomposes into others, and stands from FUSED on. *Regions* may hold ops
-that are fusible. *Providers* are those for a CPU that claim a call of f32 tensors, with at most {few} tokens (few) or
-more (many); {whole} claim every op.
+that are fusible. The providers are those that claim a call, of f32 tensors on a CPU and of bf16 on a GPU (sm_90), with
+at most {few} tokens (few) or more (many); {whole} claim every op.
 """
 PASSES_INTRO = """\
 ## Passes
@@ -46,6 +47,7 @@ ARCHITECTURES_INTRO = """\
 What a config.json with nothing but sizes gives: the flags of the definition that are not at their defaults, and which
 of the layers have a window or no rotation. Most of it, biases too, can be changed by the config's own fields.
 """
+_EVERY_OP = ("reference", "rowwise")
 _BUCKETS = {
     "few tokens": BucketClass(name="few", tokens=(1, FEW_TOKENS)),
     "many": BucketClass(name="many", tokens=(FEW_TOKENS + 1, 2048)),
@@ -72,34 +74,37 @@ def _first_sentence(text: str | None) -> str:
 
 
 def _ops() -> Iterator[str]:
-    _, calls = one_call_of_each(OPS)
-    backends = [BACKENDS[name]() for name in BACKEND_CHOICES["cpu"]["auto"]]
-    target = Target.detect("cpu")
-    claims = {  # by backend, then op: the bucket classes in which it claims a call
-        backend.name: {
-            name: [
-                size for size, bucket in _BUCKETS.items() if not isinstance(backend.claim([call], target, bucket), No)
-            ]
-            for name, call in calls.items()
-        }
-        for backend in backends
+    columns = {
+        "on a CPU": _providers(Target.detect("cpu"), torch.float32),
+        "on a GPU": _providers(Target.named("sm_90"), torch.bfloat16),
     }
-    whole = [name for name, by_op in claims.items() if all(len(sizes) == len(_BUCKETS) for sizes in by_op.values())]
-    yield from _intro(OPS_INTRO.format(few=FEW_TOKENS, whole=" and ".join(f"`{name}`" for name in whole)))
+    yield from _intro(OPS_INTRO.format(few=FEW_TOKENS, whole=" and ".join(f"`{name}`" for name in _EVERY_OP)))
     rows = []
     for op in OPS.values():
-        providers = []
-        for name, by_op in claims.items():
-            sizes = by_op[f"ingot.{op.name}"]
-            if name not in whole and sizes:
-                providers.append(name if len(sizes) == len(_BUCKETS) else f"{name} ({sizes[0]})")
         kind = op.legal + (", fused" if op.decompose else "")
         meaning = _first_sentence(op.reference.__doc__)
-        states = ", ".join(op.states)
-        rows.append(
-            (f"`{op.schema}`", meaning, kind, states, "yes" if op.fusible else "no", ", ".join(providers) or "–")
-        )
-    yield from table(("op", "is", "legal", "writes state", "regions", "providers"), rows)
+        providers = [", ".join(by_op[f"ingot.{op.name}"]) or "–" for by_op in columns.values()]
+        rows.append((f"`{op.schema}`", meaning, kind, ", ".join(op.states), "yes" if op.fusible else "no", *providers))
+    yield from table(("op", "is", "legal", "writes state", "regions", *columns), rows)
+
+
+def _providers(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
+    """By op, the providers of a target that claim a call of it, and in which steps if not in all."""
+    _, calls = one_call_of_each(OPS, dtype)
+    found: dict[str, list[str]] = {op: [] for op in calls}
+    for name in BACKEND_CHOICES[target.device]["auto"]:
+        backend = BACKENDS[name]()
+        claims = {
+            op: [size for size, bucket in _BUCKETS.items() if not isinstance(backend.claim([call], target, bucket), No)]
+            for op, call in calls.items()
+        }
+        if name in _EVERY_OP:
+            assert all(len(sizes) == len(_BUCKETS) for sizes in claims.values()), name
+            continue
+        for op, sizes in claims.items():
+            if sizes:
+                found[op].append(name if len(sizes) == len(_BUCKETS) else f"{name} ({sizes[0]})")
+    return found
 
 
 def _passes() -> Iterator[str]:
