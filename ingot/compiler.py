@@ -92,6 +92,8 @@ def compile_model(
 ) -> CompileReport:
     """Compile the Hugging Face checkpoint folder `checkpoint` into the artifact folder `output`.
 
+    `target` is "auto", which takes the GPU of this machine when it has one and its CPU else, "cpu", "cuda", or a GPU's
+    capability such as "sm_90", which need not be here; `backend` says who may compute for it.
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
     and `max_tokens` the tokens of one step. `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers
     whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,8 +16,12 @@ _MULTIPROCESSORS, _CLOCK, _BUS_WIDTH, _MAJOR, _MINOR = 16, 36, 37, 75, 76
 _ENABLED, _MOST_LINKS = 1, 18
 
 
+@cache
 def find_gpu() -> Gpu:
-    """The first visible device, torch's default one. Raises TargetError with the reason when none can be used."""
+    """The first visible device, torch's default one. Raises TargetError with the reason when none can be used.
+
+    A process looks once, for loading asks more often: starting the management library is not free.
+    """
     try:
         driver: Any = ctypes.CDLL("libcuda.so.1")
     except OSError:

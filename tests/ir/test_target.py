@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -75,7 +76,17 @@ class Driver:
         state._obj.value = dict(enumerate(self.links)).get(link, 0)
 
 
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    find_gpu.cache_clear()
+    yield
+    find_gpu.cache_clear()
+
+
 def on_machine(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
+    """What the process finds from now on."""
+    find_gpu.cache_clear()
+
     def load(name: str) -> Driver:
         if driver is None:
             raise OSError(f"{name}: cannot open shared object file")
@@ -90,6 +101,7 @@ def test_a_gpu_as_the_driver_describes_it(monkeypatch: pytest.MonkeyPatch) -> No
     on_machine(monkeypatch, driver)
     assert find_gpu() == H200
     assert not [name for name in driver.calls if "Ctx" in name or name.startswith("nvml")], "a context takes memory"
+    assert find_gpu() is find_gpu() and driver.calls.count("cuInit") == 1
     target = Target.detect("cuda")
     assert target == Target.detect("auto")
     assert (target.name, target.device, target.sm, target.gpu) == ("sm_90", "cuda", 90, "NVIDIA H200")
@@ -194,6 +206,7 @@ def test_a_cpu_is_found_without_asking_for_a_gpu(monkeypatch: pytest.MonkeyPatch
     def must_not(name: str) -> Any:
         raise AssertionError(name)
 
+    find_gpu.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", must_not)
     assert Target.detect("cpu").name == "cpu" and Target.named("cpu").name == "cpu"
 
