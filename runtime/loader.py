@@ -138,6 +138,11 @@ def bind(
         }
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
+    if device.type == "cuda":
+        with phases.phase("graph"):
+            for executor in executors.values():
+                if isinstance(executor, CudaExecutor):
+                    executor.capture(1)  # the others when a step needs them
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
     return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
