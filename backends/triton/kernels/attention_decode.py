@@ -169,9 +169,6 @@ def decode_attention(
     sequence = -1
     if item < first_items:
         sequence = _owner(token, q_starts, q_lens, sequences)
-        if (sequence < 0) & (split == 0):
-            into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-            tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
     early_place = split * CHUNK + tl.arange(0, CHUNK)
     if EARLY:
         held = (sequence >= 0) & (early_place // PAGE < width)
@@ -183,6 +180,9 @@ def decode_attention(
     if DEPENDENT:
         gdc_wait()
 
+    if (sequence < 0) & (split == 0):
+        into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
+        tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
     splits = BASE
     place = 0
     if SHARES > 0:
@@ -203,6 +203,20 @@ def decode_attention(
             split = BASE + place % more
             head = place // more % KV_HEADS
             token = first + place // more // KV_HEADS
+    heads = head * GROUP + g
+    rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
+    # All that does not depend on the length is asked for before the length is looked at.
+    if APPEND:
+        one = tl.zeros((1,), tl.int32)
+        position = tl.load(positions + token + one)
+        slot = tl.load(slots + token)
+        new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
+        query = prepared(q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
+        new_key = prepared(k, from_k, one == 0, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    else:
+        query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
+
     nth = token - first
     cached = length - count
     own_place = cached + nth
@@ -216,8 +230,6 @@ def decode_attention(
     if split >= splits:
         return
 
-    heads = head * GROUP + g
-    rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
     total = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
     weight_sum = tl.zeros((BLOCK_GROUP,), tl.float32)
     peak = tl.full((BLOCK_GROUP,), LOWEST, tl.float32)
@@ -225,14 +237,7 @@ def decode_attention(
         if split == 0:
             peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
-    if APPEND:
-        one = tl.zeros((1,), tl.int32)
-        position = tl.load(positions + token + one)
-        new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
-        slot = tl.load(slots + token)
-        query = prepared(q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
-        new_key = prepared(k, from_k, one == 0, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    if APPEND:  # noqa: SIM102
         if split == 0:
             into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM + d[None, :]
             written = (slot >= 0) & (d < DIM)[None, :]
@@ -261,8 +266,6 @@ def decode_attention(
                 total, weight_sum, peak = weighed(
                     scores, values, total, weight_sum, peak, seen[None, :], SCALE, SOFT_CAP
                 )
-    else:
-        query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
 
     begin = low + split * CHUNK
     if EARLY:  # noqa: SIM102

@@ -15,8 +15,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
 _MAX_SPLITS, _ALL_SPLITS = 64, 1024
-# Elements of partial results that are added at once: 64 for each thread of 4 warps.
-_COMBINED = 8192
+# Elements of partial results that are added at once: 32 for each thread of 4 warps.
+_COMBINED = 4096
 # Up to this many tokens, a context is split in two at least.
 _HALVED = 16
 
