@@ -38,7 +38,8 @@ def run_child(
 ) -> Ended:
     """Run a Python script that writes a JSON value to the FILE of its last option, `--json FILE`; its value.
 
-    `env` is added to this process's environment. With `echo` its output is passed on while it runs. Raises ChildError
+    `env` is added to this process's environment. With `echo` its output is passed on while it runs, else
+    the last of it when it fails. Raises ChildError
     when it fails, writes nothing or takes more than `timeout` seconds; it and its children are then gone.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-child-") as folder:
@@ -89,6 +90,8 @@ def run_command(
     finally:
         timer.cancel()
         _end(process)
+    if (expired.is_set() or status) and not echo:
+        print("\n".join(last), file=sys.stderr)
     if expired.is_set():
         raise ChildError(f"it was ended after {timeout:g} s")
     if status:

@@ -71,7 +71,7 @@ def first_token_figures(tries: list[Ended]) -> dict[str, Figure]:
         found[f"first_token_{name}"] = Figure(value=ended - before, unit="s", what=what)
         before = ended
     for name, seconds in best.value.get("phases", {}).items():
-        found[f"load_{_slug(name)}"] = Figure(value=float(seconds), unit="s", what=f"of loading: {name}")
+        found[f"load_{_slug(name)}"] = Figure(value=float(seconds), unit="s", what=f"of it: {name}")
     return found
 
 

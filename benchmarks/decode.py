@@ -2,45 +2,42 @@
 
     python benchmarks/decode.py ARTIFACT [--batch 1,32] [--json FILE]
 
-Measured is the whole engine, sampling and scheduling included, through `ingot.LLM`: greedy, past the end tokens,
-without making text; see decode_method.py. The bytes of a step are reckoned by traffic.py at the mean context of the
-steps that are measured, and set against a plain copy in the same process.
+Measured is the whole engine, sampling and scheduling included, through `ingot.LLM`, by decode_method.py. The bytes of a
+step are reckoned by traffic.py at the mean context of the steps that are measured, and set against a plain copy in the
+same process.
 """
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from copy_bandwidth import copy_bandwidth
-from decode_figures import time_figures
-from decode_method import Decoded, Generate, Lengths, Prompts, lengths_of, measure_decode
+from decode_method import Decoded, Lengths, add_length_options, length_changes, lengths_of, measure_decode
+from engine import device_of, ingot_generate, limits_of
+from engine_figures import step_figures
 from results import Figure, add_json_option, report
 from traffic import StepTraffic, step_traffic
 from units import quantity
-
-from ingot import LLM, SamplingParams, open_artifact
-from ingot.ir.artifact import Manifest
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
-    parser.add_argument("--long", type=int, help="tokens of the long outputs; the default depends on the batch")
-    parser.add_argument("--short", type=int, help="tokens of the short ones")
-    parser.add_argument("--tries", type=int, help="of each length, of which the least counts")
+    add_length_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
-    changes = {name: getattr(options, name) for name in ("long", "short", "tries") if getattr(options, name)}
+    changes = length_changes(options)
     measured = {int(batch): replace(lengths_of(int(batch)), **changes) for batch in options.batch.split(",")}
-    manifest = open_artifact(options.artifact, verify=False).manifest
-    check_limits(manifest, measured)
-    copy = copy_bandwidth(str(manifest.target["device"]))  # first, while there is memory
+    limits = limits_of(options.artifact)
+    check_limits(limits, measured)
+    copy = copy_bandwidth(device_of(options.artifact))  # first, while there is memory
     figures = {"copy": Figure(value=copy, unit="B/s", what="a plain copy, read and written, the best")}
-    generate = ingot_generate(LLM(options.artifact))
+    generate = ingot_generate(options.artifact)
     for batch, lengths in measured.items():
-        decoded = measure_decode(generate, int(str(manifest.model["vocab_size"])), batch, lengths)
+        decoded = measure_decode(generate, limits["vocab_size"], batch, lengths)
         traffic = step_traffic(options.artifact, batch, lengths.context)
         figures |= decode_figures(batch, decoded, traffic, copy)
         print(line(figures, batch), flush=True)
@@ -48,9 +45,9 @@ def main() -> None:
     report(options.json, {**settings, **changes}, figures)
 
 
-def check_limits(manifest: Manifest, measured: dict[int, Lengths]) -> None:
+def check_limits(limits: Mapping[str, int], measured: Mapping[int, Lengths]) -> None:
     """Ends the benchmark when the artifact was compiled for less than what is measured."""
-    most, longest = (int(str(manifest.model[name])) for name in ("max_batch", "max_seq_len"))
+    most, longest = limits["max_batch"], limits["max_seq_len"]
     for batch, lengths in measured.items():
         if lengths.short >= lengths.long:
             sys.exit(f"--short {lengths.short} is not below --long {lengths.long}")
@@ -61,19 +58,9 @@ def check_limits(manifest: Manifest, measured: dict[int, Lengths]) -> None:
             )
 
 
-def ingot_generate(llm: LLM) -> Generate:
-    def generate(prompts: Prompts, count: int) -> object:
-        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-        assert all(len(output.outputs[0].token_ids) == count for output in outputs)
-        return outputs
-
-    return generate
-
-
 def decode_figures(batch: int, decoded: Decoded, traffic: StepTraffic, copy: float) -> dict[str, Figure]:
     bandwidth = traffic.bytes / decoded.step
-    return time_figures(batch, decoded) | {
+    return step_figures(batch, decoded) | {
         f"batch_{batch}_weights": Figure(value=traffic.weights, unit="B", what="weights that a step reads"),
         f"batch_{batch}_cache": Figure(value=traffic.cache, unit="B", what="keys and values that a step moves"),
         f"batch_{batch}_bandwidth": Figure(value=bandwidth, unit="B/s", what=f"those bytes over the step of {batch}"),

@@ -7,10 +7,11 @@ machine only ever adds.
 Engines are measured in processes of their own, where nothing of Ingot can be imported: this needs Python alone.
 """
 
+import argparse
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 PROMPT_TOKENS = 128
 Prompts = list[list[int]]
@@ -73,3 +74,23 @@ def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths)
     short = tuple(seconds(lengths.short) for _ in range(lengths.tries))
     long = tuple(seconds(lengths.long) for _ in range(lengths.tries))
     return Decoded(lengths, long, short)
+
+
+# The options of every script that measures decoding, to measure less of it than its figures are quoted for.
+
+
+def add_length_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--long", type=int, help="tokens of the long outputs; the default depends on the batch")
+    parser.add_argument("--short", type=int, help="tokens of the short ones")
+    parser.add_argument("--tries", type=int, help="of each length, of which the least counts")
+
+
+def length_changes(options: argparse.Namespace) -> dict[str, int]:
+    """Fields of Lengths that the options change."""
+    names = [field.name for field in fields(Lengths)]
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def length_arguments(options: argparse.Namespace) -> list[str]:
+    """The same as arguments of another script."""
+    return [item for name, value in length_changes(options).items() for item in (f"--{name}", str(value))]

@@ -6,7 +6,8 @@ checkpoint     random weights of the shape, unless --work holds them already
 compile        compile-model with empty caches                                    compile_time.py
 decode         steps of some batches                                              decode.py
 cold_start     start of a process to its first token                              cold_start.py
-peer           vLLM's starts and steps                                            peer_vllm.py
+serve          a long prompt, and many requests at once                           serve.py
+peer           vLLM's starts, steps, prompt and requests                          peer_vllm.py
 compile_again  compile-model with its caches filled, and of few layers            compile_time.py
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
@@ -29,7 +30,7 @@ from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, revision, write_result
 
 HERE = Path(__file__).parent
-PARTS = ("checkpoint", "compile", "decode", "cold_start", "peer", "compile_again")
+PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "compile_again")
 PACKAGES = ("torch", "triton", "cuda-bindings")  # whose versions bear on the figures, where they are installed
 
 
@@ -80,11 +81,13 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, "--options", options.options, "--measure"]
     site = ["--site", options.site] if options.site else []
+    peer = ["--no-serve"] if "serve" in options.skip.split(",") else []
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
     yield "compile", [*compiling, "full"]
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
     yield "cold_start", [HERE / "cold_start.py", artifact]
-    yield "peer", [HERE / "peer_vllm.py", checkpoint, "--batch", options.batch, *site]
+    yield "serve", [HERE / "serve.py", artifact]
+    yield "peer", [HERE / "peer_vllm.py", checkpoint, "--batch", options.batch, *site, *peer]
     yield "compile_again", [*compiling, "cached,few"]
 
 

@@ -3,9 +3,10 @@
     python benchmarks/peer_vllm.py CHECKPOINT [--site FOLDER] [--batch 1,32] [--load-format dummy] [--json FILE]
 
 The first start finds empty caches (vLLM compiles the model then), the next ones what it left; each is a process of its
-own and ends with the first token behind a prompt of 128 tokens. Decoding is measured after the last one, by
-decode_method.py. With `--load-format dummy`, the default, vLLM makes weights up and need not read any; "auto" has it
-read the checkpoint's. FOLDER holds vLLM where it is not installed. Where there is none, the benchmark says so and ends.
+own and ends with the first token behind a prompt of 128 tokens. After the last one decoding is measured by
+decode_method.py, a long prompt and many requests by serve_method.py. With `--load-format dummy`, the default, vLLM
+makes weights up and need not read any; "auto" has it read the checkpoint's. FOLDER holds vLLM where it is not
+installed. Where there is none, the benchmark says so and ends.
 """
 
 import argparse
@@ -19,9 +20,10 @@ from typing import Any
 
 from children import ChildError, Ended, run_child
 from cold_start import first_token_figures
-from decode_figures import time_figures
-from decode_method import Decoded, Lengths
+from decode_method import Decoded, Lengths, add_length_options, length_arguments
+from engine_figures import serve_figures, step_figures
 from results import Figure, add_json_option, report
+from serve_method import Load, Served, add_load_options, load_arguments, load_of
 
 CHILD = Path(__file__).with_name("vllm_child.py")
 # Where vLLM and the compilers that it calls keep what they made.
@@ -42,6 +44,9 @@ def main() -> None:
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
     parser.add_argument("--warm-starts", type=int, default=1, help="after the first one")
     parser.add_argument("--timeout", type=float, default=300.0, help="of a process, in seconds")
+    add_length_options(parser)
+    parser.add_argument("--no-serve", action="store_true", help="leave out the long prompt and the many requests")
+    add_load_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
     if not has_vllm(options.site):
@@ -52,7 +57,10 @@ def main() -> None:
         try:
             cold = run_child(command, env=env, timeout=options.timeout)
             warm = [run_child(command, env=env, timeout=options.timeout) for _ in range(options.warm_starts - 1)]
-            warm.append(run_child([*command, "--batch", options.batch], env=env, timeout=options.timeout))
+            measuring = ["--batch", options.batch, *length_arguments(options)]
+            if not options.no_serve:
+                measuring += ["--serve", *load_arguments(load_of(options))]
+            warm.append(run_child([*command, *measuring], env=env, timeout=options.timeout))
         except ChildError as error:
             sys.exit(f"vLLM did not come to an end: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
@@ -74,7 +82,10 @@ def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
     found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
     found |= {f"vllm_{name}": figure for name, figure in first_token_figures(warm).items()}
     for batch, measured in warm[-1].value["decode"].items():
-        found |= {f"vllm_{name}": figure for name, figure in time_figures(int(batch), _decoded(measured)).items()}
+        found |= {f"vllm_{name}": figure for name, figure in step_figures(int(batch), _decoded(measured)).items()}
+    if served := warm[-1].value["served"]:
+        answer = Served(Load(**served["load"]), tuple(served["prompt"]), served["requests"])
+        found |= {f"vllm_{name}": figure for name, figure in serve_figures(answer).items()}
     return found
 
 

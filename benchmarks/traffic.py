@@ -9,7 +9,7 @@ from torch import fx
 
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_programs
-from ingot.ir.program import Program, RegionCall
+from ingot.ir.program import Program, RegionCall, StateSpec
 from ingot.ir.types import StateType
 from ingot.runtime.artifact import open_artifact
 
@@ -37,18 +37,13 @@ def program_traffic(program: Program, batch: int, context: float) -> StepTraffic
     """The least that a step of `batch` sequences moves, each of which sees `context` positions, its own included.
 
         weights = Σ over weights that come from the checkpoint, each once: their bytes
-        cache   = batch × Σ over attention calls: (min(context, window) + 1) × bytes of a position
+        cache   = batch × Σ over paged caches: (min(context, window) + 1) × bytes of a position
 
     The 1 is the position that the step writes. Left out is what is of no account: the rows of an embedding table (a
     table that is the output layer too is read in full, and counted), rotary tables, activations, logits.
     """
     weights: dict[object, int] = {}
-    cache = 0.0
-    for owner, node, params in _calls(program, {name: name for name in program.params}):
-        if node.target is OPS["paged_attention"].overload:
-            window = node.kwargs.get("window")
-            seen = min(context, window) if isinstance(window, int) else context
-            cache += (seen + 1) * _position_bytes(owner, node)
+    for node, params in _calls(program, {name: name for name in program.params}):
         if node.target is OPS["embedding"].overload:
             continue
         for name in params:
@@ -56,11 +51,13 @@ def program_traffic(program: Program, batch: int, context: float) -> StepTraffic
             if spec.recipe.sources():
                 size = math.prod(map(int, spec.type.shape)) * spec.type.dtype.itemsize
                 weights[spec.recipe, spec.type] = size  # equal ones are one tensor
+    caches = {name: state for name, state in program.states.items() if state.kind == "paged_kv"}
+    cache = sum((min(context, _window(program, name)) + 1) * _position_bytes(caches[name]) for name in caches)
     return StepTraffic(sum(weights.values()), round(batch * cache))
 
 
-def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[Program, fx.Node, tuple[str, ...]]]:
-    """Every call, those in regions among them, with the program that it stands in and the params that it reads.
+def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node, tuple[str, ...]]]:
+    """Every call, those in regions among them, with the params that it reads.
 
     `names` are the params' names by those of the program's placeholders.
     """
@@ -76,15 +73,23 @@ def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[Program
             yield from _calls(body, inner)
         else:
             reads = (one for one in node.all_input_nodes if one.op == "placeholder" and one.target in names)
-            yield program, node, tuple(names[str(one.target)] for one in reads)
+            yield node, tuple(names[str(one.target)] for one in reads)
 
 
-def _position_bytes(program: Program, attention: fx.Node) -> int:
-    """What a layer's cache holds of one position: keys and values, [pages, 2, page_size, heads, head_dim]."""
-    cache = attention.args[1]
-    assert isinstance(cache, fx.Node)
-    kind = cache.meta["type"]
-    assert isinstance(kind, StateType)
-    state = program.states[kind.name].type
-    _, pair, _, heads, head_dim = state.shape
-    return int(pair) * int(heads) * int(head_dim) * state.dtype.itemsize
+def _window(program: Program, cache: str) -> float:
+    """Positions of a cache that attention sees at most. Calls with states stand outside of regions."""
+    users = (node for node in program.calls() if any(_state(one) == cache for one in node.all_input_nodes))
+    windows = (node.kwargs.get("window") for node in users)
+    return min((window for window in windows if isinstance(window, int)), default=math.inf)
+
+
+def _state(node: fx.Node) -> str | None:
+    """The state that a node is a version of."""
+    kind = node.meta["type"]
+    return kind.name if isinstance(kind, StateType) else None
+
+
+def _position_bytes(cache: StateSpec) -> int:
+    """What a cache holds of one position: keys and values, [pages, 2, page_size, heads, head_dim]."""
+    _, pair, _, heads, head_dim = cache.type.shape
+    return int(pair) * int(heads) * int(head_dim) * cache.type.dtype.itemsize

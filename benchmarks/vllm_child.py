@@ -12,10 +12,9 @@ BEGUN = time.time()
 import argparse  # noqa: E402  # the clock is read before anything is imported
 import json  # noqa: E402
 import os  # noqa: E402
+import sys  # noqa: E402
 from dataclasses import asdict, replace  # noqa: E402
 from pathlib import Path  # noqa: E402
-
-from decode_method import PROMPT_TOKENS, Prompts, lengths_of, measure_decode  # noqa: E402
 
 # It is not to ask for anything over the network, and FlashInfer's sampler would compile itself with nvcc first.
 SETTINGS = {
@@ -31,13 +30,25 @@ MEMORY_SHARE = 0.85
 
 
 def main() -> None:
+    # Imported here: vLLM's own processes import this file again, without this folder on their path.
+    from decode_method import (
+        PROMPT_TOKENS,
+        Prompts,
+        add_length_options,
+        length_changes,
+        lengths_of,
+        measure_decode,
+    )
+    from serve_method import add_load_options, load_of, measure_serving
+
+    del sys.path[0]  # this folder, whose scripts' names could be those of what vLLM imports
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--load-format", default="dummy")
     parser.add_argument("--batch", default="", help="sequences at once, separated by commas; none: only start")
-    parser.add_argument("--long", type=int)
-    parser.add_argument("--short", type=int)
-    parser.add_argument("--tries", type=int)
+    add_length_options(parser)
+    parser.add_argument("--serve", action="store_true", help="measure a long prompt and many requests too")
+    add_load_options(parser)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     os.environ.update(SETTINGS)
@@ -62,13 +73,14 @@ def main() -> None:
 
     generate([list(range(1, PROMPT_TOKENS + 1))], 1)
     clock = {"begun": BEGUN, "imported": imported, "loaded": loaded, "first": time.time()}
-    changes = {name: getattr(options, name) for name in ("long", "short", "tries") if getattr(options, name)}
+    changes = length_changes(options)
     vocab = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     decoded = {}
     for batch in map(int, filter(None, options.batch.split(","))):
         measured = measure_decode(generate, vocab, batch, replace(lengths_of(batch), **changes))
-        decoded[batch] = {**asdict(measured), "step": measured.step}
-    answer = {"clock": clock, "version": vllm.__version__, "decode": decoded}
+        decoded[batch] = asdict(measured)
+    served = asdict(measure_serving(generate, vocab, load_of(options))) if options.serve else None
+    answer = {"clock": clock, "version": vllm.__version__, "decode": decoded, "served": served}
     options.json.write_text(json.dumps(answer), encoding="utf-8")
 
 

@@ -32,9 +32,10 @@ class LLM:
 
     `model` is an artifact folder, or a Hugging Face checkpoint folder, which is then compiled once in a process of its
     own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
-    takes, weights and activations included (default: the machine's); the KV cache gets what is left, as far as the
-    compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead. `seed` seeds requests
-    that have no seed of their own. `compile_options` go to `compile_model` when `model` is a checkpoint.
+    takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
+    is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
+    `seed` seeds requests that have no seed of their own. `compile_options` go to `compile_model` when `model` is a
+    checkpoint.
 
     Raises IngotError when the model cannot be compiled or loaded.
     """

@@ -1,5 +1,6 @@
 """The text form of a program, read back. Bad text ends in a ParseError with line and column."""
 
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -203,9 +204,10 @@ def _region(line: Line, lines: _Lines, program: Program) -> None:
     line.need("{")
     line.end()
     body = Program(name, program.stage, {}, bucket=program.bucket)
+    own = _dims(lines, within=program.dims)
     _statements(lines, body, in_region=True)
     used = body.symbols()
-    body.dims = {symbol: dim for symbol, dim in program.dims.items() if symbol in used}
+    body.dims = {symbol: own.get(symbol, dim) for symbol, dim in program.dims.items() if symbol in used}
     closing = lines.next("'}'")
     closing.need("}")
     closing.end()
@@ -261,19 +263,29 @@ def _program(lines: _Lines) -> Program:
     program = _header(lines.next("a program"))
     if lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "mesh":
         _mesh(lines.next("a mesh"), program)
+    program.dims = _dims(lines)
+    _statements(lines, program)
+    return program
+
+
+def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, Dim]:
+    """The dims that stand here; those of a region are some of its program's, `within` their bounds."""
+    dims: dict[str, Dim] = {}
     while lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "dim":
         line = lines.next("a dim")
         line.need("dim")
         name = line.name("a dim's name")
-        if name in program.dims:
+        if name in dims:
             line.place -= 1
             raise line.error(f"dim '{name}' is defined twice")
         line.need("in")
         lo, hi = line.bounds()
-        program.dims[name] = line.guarded(partial(Dim, name, lo, hi), at=1)
+        dims[name] = line.guarded(partial(Dim, name, lo, hi), at=1)
+        outer = dims[name] if within is None else within.get(name)
+        if outer is None or not outer.lo <= lo <= hi <= outer.hi:
+            raise line.error(f"dim '{name}' of a region in [{lo}, {hi}]", f"within the program's, {outer}", at=1)
         line.end()
-    _statements(lines, program)
-    return program
+    return dims
 
 
 def parse_program(text: str) -> Program:

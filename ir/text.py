@@ -68,6 +68,8 @@ def _body(program: Program, indent: str) -> list[str]:
     lines = [print_placeholder(node, program) for node in program.placeholders()]
     for region in program.regions.values():
         lines.append(f"region {region.name} @{region.backend} {{")
+        # Those of the program, unless the region was made for fewer sizes.
+        lines += [f"  dim {dim}" for dim in region.body.dims.values() if dim != program.dims.get(dim.name)]
         lines += _body(region.body, "  ")
         lines.append("}")
     lines += [print_call(node) for node in program.calls()]

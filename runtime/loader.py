@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,9 @@ class Loaded:
     """A model ready to run: an executor for each entry, over the same weights and states.
 
     `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
-    of all files but the weights), "plan", "device" (a GPU's context), "weights" (with their digests), "executables",
-    "states", "bind" and "tokenizer"; device and plan run side by side, and so do weights, executables and states.
+    of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
+    GPU's context), "weights" (with their digests), "executables", "states" and "bind". Device runs beside plan and
+    tokenizer, weights beside executables and states.
     """
 
     artifact: Artifact
@@ -85,14 +86,14 @@ def load_artifact(
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
     phases = Phases()
+
+    def check(manifest: Manifest) -> None:
+        with phases.phase("target"):
+            check_target(manifest)
+
     with phases.phase("manifest"):
-        artifact = open_artifact(path, check=check_target, threads=threads)
-    loaded = bind(artifact, num_pages=num_pages, memory=memory, threads=threads, phases=phases)
-    if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
-        return loaded
-    with phases.phase("tokenizer"):
-        tokenizer = Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=loaded.eos_token_ids)
-    return replace(loaded, tokenizer=tokenizer, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
+        artifact = open_artifact(path, check=check, threads=threads)
+    return bind(artifact, num_pages=num_pages, memory=memory, threads=threads, text=True, phases=phases)
 
 
 def bind(
@@ -102,9 +103,10 @@ def bind(
     memory: int | None = None,
     threads: int | None = None,
     verify: bool = True,
+    text: bool = False,
     phases: Phases | None = None,
 ) -> Loaded:
-    """`load_artifact` of an open artifact for this machine, without its tokenizer.
+    """`load_artifact` of an open artifact for this machine, without its tokenizer unless `text` is asked for.
 
     `verify` checks the digests of the weights, the only ones that opening left. `phases` takes the times.
     """
@@ -117,6 +119,7 @@ def bind(
             plans = _plans(artifact)
             limits = read_limits(artifact, plans)
             eos = _eos_token_ids(artifact)
+        tokenizer = _tokenizer(artifact, eos, phases) if text else None
         ready.result()
         # Before anything is copied: what does not fit is said at once.
         room = host_memory(target.memory) if device.type == "cpu" else device_memory(device, plans, GRAPH_ROWS)
@@ -135,13 +138,28 @@ def bind(
         }
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
-    return Loaded(artifact, plans, executors, None, eos, limits, sizes["pages"], phases)
+    if device.type == "cuda":
+        with phases.phase("graph"):
+            for executor in executors.values():
+                if isinstance(executor, CudaExecutor):
+                    executor.capture(1)  # the others when a step needs them
+    ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
+    return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
 
 def _start(device: torch.device, phases: Phases) -> None:
     if device.type == "cuda":
         with phases.phase("device"):
             start(device)
+
+
+def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Tokenizer | None:
+    """The library holds the interpreter's lock while it reads a vocabulary: this belongs beside the making of a GPU's
+    context, which does not, and not beside the threads that copy weights."""
+    if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
+        return None
+    with phases.phase("tokenizer"):
+        return Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=eos)
 
 
 def _weights(

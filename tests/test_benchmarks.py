@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,10 +18,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from safetensors import safe_open
-from staged import BACKENDS, staged, traced
+from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot import compile_model
 from ingot.ir.plan import Plans
+from ingot.ir.program import Program
+from ingot.ir.target import Target
+from ingot.passes.pipeline import PIPELINE
+from ingot.providers import competing
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = {path.stem for path in BENCHMARKS.glob("*.py")}
@@ -43,6 +50,17 @@ def results(benchmarks: None) -> ModuleType:
 def committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that results can name, in checkouts without git too."""
     monkeypatch.setenv("INGOT_REVISION", "0" * 40)
+
+
+@pytest.fixture
+def call(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a script in this process, which has imported torch already."""
+
+    def run(name: str, *arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        importlib.import_module(name).main()
+
+    return run
 
 
 def config_of(shape: str, **changes: Any) -> dict[str, Any]:
@@ -148,15 +166,15 @@ def tensors_of(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("backends", [BACKENDS, BACKENDS[1:]], ids=["regions", "calls"])
+@pytest.mark.parametrize("way", ["calls", "regions", "gpu"])
 @pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b"])
-def test_the_bytes_of_a_step(benchmarks: None, shape: str, backends: Any) -> None:
+def test_the_bytes_of_a_step(benchmarks: None, shape: str, way: str) -> None:
     """Against the sizes of the checkpoint's tensors, and the cache's size by hand; a layer of Qwen 3 has a window."""
     checkpoints = importlib.import_module("random_checkpoint")
     window = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
     config = config_of(shape, **(window if shape == "qwen3-0.6b" else {}))
-    program = staged(traced(config), backends=backends)[0][-1].program
-    assert bool(program.regions) == (backends is BACKENDS)
+    program = lowered(config, way)
+    assert bool(program.regions) == (way != "calls")
     found = importlib.import_module("traffic").program_traffic(program, 3, 40.5)
     read = dict(checkpoints.tensor_shapes(config))
     if "lm_head.weight" in read:
@@ -166,6 +184,17 @@ def test_the_bytes_of_a_step(benchmarks: None, shape: str, backends: Any) -> Non
     seen = 40.5 + (24 if shape == "qwen3-0.6b" else 40.5)
     assert found.cache == 3 * (seen + 2) * position
     assert found.bytes == found.weights + found.cache
+
+
+def lowered(config: dict[str, Any], way: str) -> Program:
+    """The program in front of its plan: for a CPU in single calls or with regions, or for a GPU, which fuses more."""
+    target, limits = Target.detect("cpu"), LIMITS
+    backends = BACKENDS if way == "regions" else BACKENDS[1:]
+    if way == "gpu":
+        pytest.importorskip("triton")
+        target, limits = Target.named("sm_90"), replace(LIMITS, max_tokens=16)  # a class of decode steps
+        backends = competing("auto", target)
+    return staged(traced(config, limits), PIPELINE[:-1], limits, backends=backends, target=target)[0][-1].program
 
 
 def test_the_traffic_of_an_artifact_is_what_its_plan_counts(artifact: Path, benchmarks: None) -> None:
@@ -198,19 +227,218 @@ def test_a_step_is_timed_by_what_longer_outputs_take_more(benchmarks: None, monk
     assert lengths.context == sum(seen) / len(seen) and lengths.tokens == 168
 
 
-def test_decode(artifact: Path, results: ModuleType, committed: None, tmp_path: Path) -> None:
-    script = [sys.executable, str(BENCHMARKS / "decode.py"), str(artifact)]
-    options = ["--batch", "1,3", "--long", "12", "--short", "4", "--tries", "1", "--json", str(tmp_path / "found.json")]
-    done = subprocess.run([*script, *options], check=True, capture_output=True, text=True)
+def test_decode(
+    artifact: Path,
+    results: ModuleType,
+    call: Callable[..., None],
+    committed: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    less = ("--long", 12, "--short", 4, "--tries", 1)
+    call("decode", artifact, "--batch", "1,3", *less, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
-    assert "batch 1: " in done.stdout and "of a copy's" in done.stdout
+    printed = capsys.readouterr().out
+    assert "batch 1: " in printed and "of a copy's" in printed
     for batch in (1, 3):
         step, share = figures[f"batch_{batch}_step"].value, figures[f"batch_{batch}_of_copy"].value
         moved = figures[f"batch_{batch}_weights"].value + figures[f"batch_{batch}_cache"].value
         assert 0 < step < 1 and share == pytest.approx(moved / step / figures["copy"].value)
         assert len(figures[f"batch_{batch}_long"].values) == 1
-    refused = subprocess.run([*script, "--batch", "64"], capture_output=True, text=True)
-    assert refused.returncode and "too many" in refused.stderr and "Traceback" not in refused.stderr
+    with pytest.raises(SystemExit, match="64 sequences of 448 tokens are too many"):
+        call("decode", artifact, "--batch", "64")
+
+
+def test_serving(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
+    call("serve", artifact, *less, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
+    assert figures["throughput"].value > 10 and figures["throughput"].unit == "tokens/s"
+    with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
+        call("serve", artifact)
+
+
+def test_a_cold_start(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    call("cold_start", artifact, "--tries", 1, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    total = figures["first_token"]
+    phases = [figures[f"first_token_{name}"].value for name in ("start", "import", "load", "prompt")]
+    assert all(phase > 0 for phase in phases) and sum(phases) == pytest.approx(total.value)
+    assert total.values == (total.value,) and total.value < 60
+    loading = [figure.value for name, figure in figures.items() if name.startswith("load_")]
+    assert loading and max(loading) <= figures["first_token_load"].value
+
+
+def test_copies_of_weights(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    options = ("--device", "cpu", "--threads", "1,3", "--repeats", 1, "--json", tmp_path / "found.json")
+    call("copy_weights", artifact, *options)
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert figures.keys() == {f"{way}_{threads}" for way in ("copy", "nohash", "hash", "read") for threads in (1, 3)}
+    assert all(figure.value > 0 and figure.unit == "B/s" for figure in figures.values())
+
+
+def script_of(folder: Path, text: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(f"import json, os, subprocess, sys, time\n{text}\n")
+    return path
+
+
+@pytest.fixture
+def children(benchmarks: None) -> ModuleType:
+    return importlib.import_module("children")
+
+
+def test_a_child_answers(children: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = script_of(
+        tmp_path, "print('seen')\njson.dump([os.environ['GIVEN'], time.time()], open(sys.argv[-1], 'w'))"
+    )
+    ended = children.run_child([script], env={"GIVEN": "7"}, echo=True)
+    given, ran_at = ended.value
+    assert given == "7" and ended.started <= ran_at <= ended.started + ended.seconds
+    assert capsys.readouterr().out == "seen\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise ValueError('no such thing')", "status 1: ValueError: no such thing"),
+        ("sys.exit('plainly not')", "status 1: plainly not"),
+        ("pass", "left no answer"),
+    ],
+)
+def test_a_child_that_fails_says_why(children: ModuleType, tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(children.ChildError, match=reason):
+        children.run_child([script_of(tmp_path, text)])
+
+
+def test_a_child_that_takes_too_long_is_ended_with_its_children(children: ModuleType, tmp_path: Path) -> None:
+    """The child runs a child in a session of its own, as benchmarks do that gpu.py runs."""
+    inner = tmp_path / "inner.py"
+    inner.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
+    text = f"sys.path.append({str(BENCHMARKS)!r})\nfrom children import run_command\n"
+    with pytest.raises(children.ChildError, match=r"ended after 1\.5 s"):
+        children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=1.5)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+# What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes a millisecond.
+FAKE_VLLM = """
+import os, time
+from types import SimpleNamespace as Fields
+__version__ = "0.0.1"
+class SamplingParams:
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+        assert temperature == 0 and ignore_eos and not detokenize
+        self.max_tokens = max_tokens
+class LLM:
+    def __init__(self, *, model, load_format, enable_prefix_caching, **more):
+        assert os.path.exists(f"{model}/config.json") and load_format == "dummy" and not enable_prefix_caching
+        cold = not os.path.exists(os.environ["VLLM_CACHE_ROOT"])
+        os.makedirs(os.environ["VLLM_CACHE_ROOT"], exist_ok=True)
+        time.sleep(0.4 if cold else 0.01)
+    def generate(self, prompts, params, *, use_tqdm):
+        assert all(len(prompt["prompt_token_ids"]) == 128 for prompt in prompts)
+        time.sleep(params.max_tokens * 1e-3)
+        return [Fields(outputs=[Fields(token_ids=[0] * params.max_tokens)]) for _ in prompts]
+"""
+
+
+def test_the_peer(results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    less = ("--long", 60, "--short", 20, "--tries", 1, "--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
+    call("peer_vllm", tmp_path, "--site", tmp_path, *less, "--json", tmp_path / "found.json")
+    found = results.read_result(tmp_path / "found.json")
+    assert found.versions["vllm"] == "0.0.1"
+    for batch in (1, 32):
+        assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
+    assert found.figures["vllm_throughput"].value == pytest.approx(8 * 20 / 20e-3, rel=0.5)
+    assert found.figures["vllm_prompt"].value == pytest.approx(1e-3, rel=0.9)
+    cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
+    assert cold >= 0.4 > warm >= 0.01
+    with pytest.raises(SystemExit, match="vLLM is not in"):
+        call("peer_vllm", tmp_path, "--site", tmp_path / "nowhere")
+
+
+def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
+    results: ModuleType,
+    call: Callable[..., None],
+    committed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """With a compile of our own, which takes a second a layer and finds executables in its cache."""
+    compile_time, checkpoints = (importlib.import_module(name) for name in ("compile_time", "random_checkpoint"))
+    children = importlib.import_module("children")
+    commands = []
+
+    def run_command(command: Any, *, env: dict[str, str], **_: Any) -> Any:
+        checkpoint, output, cache = command[4], command[6], Path(env["INGOT_CACHE"])
+        commands.append(list(map(str, command[7:])))
+        layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
+        seconds = 0.5 if cache.exists() else float(layers)
+        assert {Path(env[name]).parent for name in compile_time.CACHES} == {cache.parent}
+        cache.mkdir(parents=True, exist_ok=True)
+        output.mkdir()
+        (output / "timings.json").write_text(json.dumps({"phases": {"golden run": 0.25}}))
+        return children.Ended(0.0, seconds, None)
+
+    checkpoint = checkpoints.write_checkpoint(tmp_path / "checkpoint", config_of("1b", num_hidden_layers=6))
+    monkeypatch.setattr(compile_time, "run_command", run_command)
+    compiling = (checkpoint, "--work", tmp_path / "work", "--layers", 2, "--options", "--max-seq-len 64")
+    for _ in range(2):  # what an earlier run left does not count
+        call("compile_time", *compiling, "--json", tmp_path / "found.json")
+        figures = results.read_result(tmp_path / "found.json").figures
+        names = ("compile", "compile_cached", "compile_few", "compile_per_few", "compile_golden_run")
+        assert [figures[name].value for name in names] == [6.0, 0.5, 2.0, 3.0, 0.25]
+    assert commands == [["--max-seq-len", "64"]] * 6
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cache", "model.ingot"]
+
+
+def test_one_call_goes_on_when_a_part_fails(
+    results: ModuleType,
+    call: Callable[..., None],
+    committed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    gpu = importlib.import_module("gpu")
+    figure = {"value": 2.0, "unit": "s", "what": "something"}
+    machine = {"processor": "p", "features": [], "cores": 1, "memory": 1, "system": "s", "load": 0.0}
+    answer = {"name": "answer", "revision": "r", "date": "2026-01-01", "machine": machine, "settings": {}}
+    answer |= {"versions": {"vllm": "1"}, "figures": {"batch_1_step": figure}}
+    works = script_of(tmp_path, f"json.dump({answer!r}, open(sys.argv[-1], 'w'))")
+    fails = tmp_path / "fails.py"
+    fails.write_text("raise RuntimeError('out of memory')")
+    made = [sys.executable, "-c", ""]
+    parts = [("checkpoint", [fails, tmp_path]), ("compile", [fails]), ("decode", [works]), ("peer", made)]
+    monkeypatch.setattr(gpu, "commands", lambda options: iter(parts))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which it puts Ingot in front of, for its parts
+    call("gpu", "--shape", "qwen3-0.6b", "--out", tmp_path, "--skip", "peer")
+    found = results.read_result(tmp_path / "gpu_qwen3_0_6b.json")
+    assert found.figures["batch_1_step"].value == 2.0 and found.versions["vllm"] == "1"
+    assert found.missing.keys() == {"checkpoint", "compile"} and "out of memory" in found.missing["compile"]
+
+
+def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
+    gpu = importlib.import_module("gpu")
+    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "", "site": tmp_path, "skip": "serve"}
+    commands = dict(gpu.commands(argparse.Namespace(**asked)))
+    assert tuple(commands) == gpu.PARTS
+    for part, (script, *arguments) in commands.items():
+        options = [argument for argument in arguments if str(argument).startswith("--")]
+        known = script.read_text()
+        assert all(f'"{option}"' in known for option in options)
+        assert part == "checkpoint" or "add_json_option(parser)" in known
 
 
 @pytest.mark.slow

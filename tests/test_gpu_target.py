@@ -20,6 +20,7 @@ from ingot.identity import exe_document
 from ingot.ir.artifact import GOLDEN, MANIFEST, REQUEST
 from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.gpus import TYPICAL, Gpu
+from ingot.ir.program import VIEWS, target_name
 from ingot.ir.target import Target
 from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
@@ -108,6 +109,25 @@ def test_an_artifact_for_a_cpu_asks_for_no_gpu(
     assert not report.no_golden_run
     assert load_artifact(report.output, num_pages=8).limits.max_batch == 4
     assert verify(report.output).holds
+
+
+def test_kernels_are_compiled_without_a_gpu(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that computes in a decode step nothing is left to references, and what was made is code for the GPU."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # other tests in this process may want the interpreter
+    options = {**OPTIONS, "backend": "auto", "dtype": "bfloat16", "max_batch": 2, "max_tokens": 2, "jobs": 1}
+    report = compile_model(checkpoint(NAME), tmp_path / "a.ingot", **options)
+    (plan,) = report.plans.plans.values()
+    assert [bucket.bucket.name for bucket in plan.buckets] == ["decode-1", "decode-16"]
+    for bucket in plan.buckets:
+        left = [one for one in bucket.instructions if one.provider not in ("triton", "cublas")]
+        assert {one.target for one in left} <= {target_name(view) for view in VIEWS}
+    cubins = list((report.output / "exe" / "sm_90").rglob("*.cubin"))
+    assert {path.parent.name for path in cubins} == set(report.plans.executables)
+    for path in cubins:
+        header = path.read_bytes()[:20]
+        assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == 190, "EM_CUDA of elf.h"
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

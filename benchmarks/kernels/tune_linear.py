@@ -28,7 +28,8 @@ from triton.compiler import ASTSource
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.linear import Gate, Linear, Norm, padded_tokens, schedule_linear
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles, matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_choice import matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
 from ingot.ir.plan import BucketClass
 from ingot.ir.types import DTYPE_NAMES, DTYPES, TensorType
@@ -38,8 +39,9 @@ DTYPE = torch.bfloat16
 EPS = 1e-5
 POOL = 3 << 30  # bytes of weights that the launches go over: fifty times the last-level cache of an H200
 TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
+MOST_LAUNCHES = 128  # in a graph: to record one takes longer than to run it
 SHARED_MEMORY = 227 << 10  # of a block on compute capability 9.0 (CUDA C++ programming guide, table of capabilities)
-CORES = 132
+SM, CORES = 90, 132
 _KEPT = 8  # of the best tiles for one number of tokens are tried for another
 BUCKETS = {1: (1, 1), 8: (2, 16), 32: (17, 32), 64: (33, 64)}
 
@@ -124,7 +126,7 @@ class Found:
 
 def make_schedule(part: Part, tokens: int, chosen: Chosen | None) -> tuple[Schedule, Value]:
     """Inputs in order: x, weight, gain, residual."""
-    schedule = Schedule(90, CORES, BucketClass(name="tuning", tokens=BUCKETS[tokens]), dependent=True)
+    schedule = Schedule(SM, CORES, BucketClass(name="tuning", tokens=BUCKETS[tokens]), dependent=True)
     rows = part.columns * (2 if part.gated else 1)
     linear = Linear(
         Value(TensorType(DTYPE, ("T", part.depth)), input=0),
@@ -155,21 +157,38 @@ def _matvec_candidates(part: Part) -> Iterator[MatvecTiles]:
 
 
 def _tile_candidates(part: Part, tokens: int) -> Iterator[Tiles]:
-    parts = 2 if part.gated else 1
-    for block_n, block_k, programs, full in product((64, 128), (64, 128, 256), (1, 2), (1, 2, 4)):
-        splits = max(1, round(full * CORES * block_n / part.columns))
-        steps = -(-part.depth // (splits * block_k))
-        block = (block_n * parts + tokens) * block_k * DTYPE.itemsize
-        stages = min(8, steps + 1, (SHARED_MEMORY // programs - 4096) // block)
+    """Tiles that give each multiprocessor up to two programs, with room for one or two in its shared memory."""
+    for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
+        blocks = -(-part.columns // block_n)
+        crowded = blocks * splits > 2 * CORES
+        if ((splits > 1 or block_n < 64) and crowded) or (block_n == 128 and part.gated):
+            continue  # nothing gained: smaller tiles and more splits read x, or write sums, more often
+        if blocks * splits < CORES // 3:
+            continue
+        stages = stages_that_fit(part, tokens, block_n, block_k, splits, programs)
         if stages < 2 or part.depth < splits * block_k:
             continue
-        for warps in (4, 8) if block_n * parts >= 128 else (4,):
-            yield Tiles(block_n, block_k, splits, warps, stages)
+        for lines in (0, 16):
+            yield Tiles(block_n, block_k, splits, 4, stages, lines)
 
 
-def more_candidates(chosen: Chosen) -> list[Chosen]:
-    """The best tiles so far, with weights fetched ahead into the cache."""
-    return [replace(chosen, lines=lines) for lines in (4, 8, 16, 32)]
+def stages_that_fit(part: Part, tokens: int, block_n: int, block_k: int, splits: int, programs: int) -> int:
+    """Blocks on the way at once: as many as a program has, 8 at most, and what its share of shared memory holds."""
+    block = (block_n * (2 if part.gated else 1) + tokens) * block_k * DTYPE.itemsize
+    steps = -(-part.depth // (splits * block_k))
+    return min(8, steps + 1, (SHARED_MEMORY // programs - 4096) // block)
+
+
+def more_candidates(part: Part, tokens: int, chosen: Chosen) -> list[Chosen]:
+    """The best tiles so far, with more or less of the weights fetched ahead into the cache, or by more threads."""
+    more: list[Chosen] = [replace(chosen, lines=lines) for lines in (0, 4, 8, 32)]
+    return [*more, replace(chosen, warps=12 - chosen.warps)] if tokens > 1 else more
+
+
+def for_other_tokens(part: Part, tokens: int, chosen: Tiles) -> Tiles:
+    """The same tiles with as many stages as fit with more tokens."""
+    most = stages_that_fit(part, padded_tokens(tokens), chosen.block_n, chosen.block_k, chosen.splits, 1)
+    return replace(chosen, stages=min(chosen.stages, most))
 
 
 def compile_all(part: Part, tokens: int, chosen: Chosen) -> None:
@@ -190,7 +209,7 @@ def compile_all(part: Part, tokens: int, chosen: Chosen) -> None:
             else:
                 signature[name] = "i32"
         source = ASTSource(launch.kernel, signature, constants, attributes)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=_options(launch))
+        triton.compile(source, target=GPUTarget("cuda", SM, 32), options=_options(launch))
 
 
 def _options(launch: KernelLaunch) -> dict[str, Any]:
@@ -283,7 +302,7 @@ class Bench:
         inputs = self.inputs(part, tokens)
         call(inputs)
         _check(call, inputs)
-        count = max(4, TRAFFIC // part.bytes)
+        count = min(MOST_LAUNCHES, max(4, TRAFFIC // part.bytes))
         seconds = self.graph_seconds((call, self.inputs(part, tokens)) for _ in range(count)) / count
         return Found(decoder, part, tokens, chosen, seconds * 1e6, part.bytes / seconds / self.copy)
 
@@ -315,19 +334,25 @@ def tune(
     for decoder in DECODERS:
         for part in (*decoder.layer(), decoder.head()):
             known = sorted((one for one in earlier if one.part == part), key=_time)
-            tried = [one.chosen for one in known[:_KEPT]] or candidates(part, tokens)
+            kept = [one.chosen for one in known[:_KEPT] if isinstance(one.chosen, Tiles)]
+            tried = [for_other_tokens(part, tokens, chosen) for chosen in kept] or candidates(part, tokens)
             first = best_known(part, tokens)
             jobs.append([(decoder.name, part, chosen) for chosen in dict.fromkeys([first, *tried])])
     in_turns = [job for turn in zip_longest(*jobs) for job in turn if job is not None]  # the deadline hits all alike
-    found = _measure_all(bench, pool, tokens, in_turns, deadline)
-    more = [(one.decoder, one.part, chosen) for one in best_of(found) for chosen in more_candidates(one.chosen)]
+    now = time.monotonic()
+    found = _measure_all(bench, pool, tokens, in_turns, now + 0.75 * (deadline - now))
+    more = [
+        (one.decoder, one.part, chosen)
+        for one in best_of(found)
+        for chosen in more_candidates(one.part, tokens, one.chosen)
+    ]
     return found + _measure_all(bench, pool, tokens, more, deadline)
 
 
 def best_known(part: Part, tokens: int) -> Chosen:
     """What the lowering takes by itself."""
-    shape = Product(part.columns, part.depth, DTYPE, part.gated)
-    return matvec_tiles(shape) if tokens == 1 else tiles(shape, padded_tokens(tokens), CORES)
+    shape = Product(part.columns, part.depth, part.gated, DTYPE)
+    return matvec_tiles(shape) if tokens == 1 else tiles(shape, padded_tokens(tokens), SM)
 
 
 def _measure_all(
@@ -398,7 +423,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("tune_linear.json"))
     parser.add_argument("--seconds", type=float, default=120.0, help="after which no more is tried")
-    parser.add_argument("--tokens", default="1,32,8,64", help="of a step, separated by commas; 8 and 64 follow 32")
+    parser.add_argument("--tokens", default="1,32,8,64", help="of a step, separated by commas; 64 follows 32")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds - 10.0  # for the stacks, and to write
     found: list[Found] = []
@@ -411,7 +436,7 @@ def main() -> None:
         for place, tokens in enumerate(map(int, options.tokens.split(","))):
             left = options.tokens.count(",") + 1 - place
             until = time.monotonic() + (deadline - time.monotonic()) * (1.0 if left == 1 else 1.6 / left)
-            earlier = [one for one in found if tokens > 1 and one.tokens > 1]
+            earlier = [one for one in found if one.tokens == 32 and tokens == 64]
             found += tune(bench, pool, tokens, earlier, min(until, deadline))
             best = {one.part: one.chosen for one in best_of(found) if one.tokens == tokens}
             stacks += [row for decoder in DECODERS if (row := stack(bench, decoder, tokens, best)) is not None]

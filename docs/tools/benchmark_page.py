@@ -25,8 +25,9 @@ GPU = """\
 `python benchmarks/gpu.py --shape {shape}`: random weights of the published shape, in bfloat16. A decode step is a step
 of the whole engine, scheduling and sampling included: the time of long outputs less that of short ones, over the tokens
 between them, behind prompts of 128 tokens. Its bytes are the weights, each once, and the keys and values of the mean
-context. A start is that of a process up to its first token, with all files in the page cache; vLLM makes its weights up
-and reads none. The first start of vLLM compiles the model, which Ingot does once with `compile-model`.
+context. Requests that are given at once are counted by the tokens that are made in a second. A start is that of a
+process up to its first token, with all files in the page cache; vLLM makes its weights up and reads none. The first
+start of vLLM compiles the model, which Ingot does once with `compile-model`.
 """
 _SHAPES = {"1b": "Llama 3.2 1B", "8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
 _PEER = "vllm_"
@@ -70,7 +71,7 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
         )
         yield f"\nThe copy reads and writes {_shown(figures['copy'])}.\n"
     yield from _only_ours(
-        "of a start, in the best try", figures, [name for name in _ordered(figures) if name.startswith("load_")]
+        "loading, in the best start", figures, [name for name in _ordered(figures) if name.startswith("load_")]
     )
     yield from _only_ours("compile-model", figures, [name for name in _COMPILES if name in figures])
     for part, reason in result.missing.items():
@@ -78,6 +79,7 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield _provenance(result)
 
 
+_SERVED = ("prompt", "throughput")
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 
@@ -86,20 +88,23 @@ def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
     """What both engines were measured by, with the ratio; and a compile against the start that compiles."""
     steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
     starts = ["first_token", *(f"first_token_{name}" for name, _ in PHASES.values())]
-    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in (*steps, *starts) if name in figures]
+    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in (*steps, *_SERVED, *starts) if name in figures]
     if "compile" in figures:
         rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))
     if not rows:
         return
     yield from table(
-        ("", "Ingot", "vLLM", "vLLM / Ingot"),
+        ("", "Ingot", "vLLM", "Ingot is faster by"),
         ((what, _shown(figures[own]), *_peer_cells(figures[own], figures.get(peer))) for what, own, peer in rows),
     )
     yield ""
 
 
 def _peer_cells(own: Figure, peer: Figure | None) -> tuple[str, str]:
-    return ("–", "–") if peer is None else (_shown(peer), quantity(peer.value / own.value, ""))
+    if peer is None:
+        return "–", "–"
+    faster = own.value / peer.value if own.unit == "tokens/s" else peer.value / own.value
+    return _shown(peer), f"{faster:#.3g} ×"
 
 
 def _only_ours(heading: str, figures: Mapping[str, Figure], names: Sequence[str]) -> Iterator[str]:

@@ -111,7 +111,8 @@ def _row(call: "Call") -> tuple[object, ...]:
     seconds = "–" if call.seconds is None else _time(call.seconds)
     size = size_text(call.bytes)
     own = call.claims.get(call.provider)
-    provider = call.provider if own is None else f"{call.provider} {own:g}"
+    # In a region a provider has calls that it would not take alone.
+    provider = f"{call.provider} {own:g}" if isinstance(own, float) else call.provider
     return name, call.op, layer, _count(call.flops), size, seconds, provider, call.origin, others
 
 

@@ -18,6 +18,7 @@ from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Man
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
+from ingot.ir.target import Target
 from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -36,7 +37,7 @@ _AGAIN = "compile the model again"
 class StepOutput:
     """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token fed.
 
-    `seconds` is how long each instruction took.
+    `seconds` is how long each instruction took, where steps are timed.
     """
 
     entry: str
@@ -48,10 +49,10 @@ class StepOutput:
 
 
 def this_machine(manifest: Manifest) -> Machine:
-    """What runs an artifact here: the GPU by its product's name, or the processor in the words of the kernel, as far as
-    libraries choose code by it; and torch's threads now."""
+    """What runs an artifact here: the GPU by its product's name, and torch, which brings the library of products; or
+    the processor in the words of the kernel, as far as libraries choose code by it. And torch's threads now."""
     on_gpu = manifest.target.get("device") == "cuda"
-    processor = torch.cuda.get_device_name() if on_gpu else _processor()
+    processor = f"{Target.detect('cuda').gpu}, torch {torch.__version__}" if on_gpu else _processor()
     return Machine(processor=processor, threads=torch.get_num_threads())
 
 
@@ -100,10 +101,16 @@ def record(loaded: Loaded) -> Recording:
     )
     steps: dict[str, list[StepResult]] = {}
     times: dict[str, list[StepOutput]] = {}
-    for one in replay(loaded, requests, schedule, SEED):
+    # What is served from captured graphs has no instructions to time: these run once more, one by one.
+    has_graphs = any(isinstance(executor, CudaExecutor) for executor in loaded.executors.values())
+    for one in replay(loaded, requests, schedule, SEED, timed=not has_graphs):
         times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
         rows = tuple(_row(logits, token) for logits, token in zip(one.logits, one.tokens, strict=True))
         steps.setdefault(one.entry, []).append(StepResult(bucket=one.bucket, rows=rows))
+    if has_graphs:
+        times = {}
+        for one in replay(loaded, requests, schedule, SEED, timed=True):
+            times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
     run = GoldenRun(
         machine=this_machine(loaded.artifact.manifest),
         files=run_files(loaded.artifact.manifest),
@@ -127,8 +134,13 @@ def _medians(steps: Sequence[StepOutput]) -> InstructionSeconds:
     return InstructionSeconds(tuple(len(step.tokens) for step in steps), seconds)
 
 
-def replay(loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int) -> Iterator[StepOutput]:
-    """Every step of every entry that gives logits. Raises OptionError when the KV pool does not hold the requests."""
+def replay(
+    loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int, *, timed: bool = False
+) -> Iterator[StepOutput]:
+    """Every step of every entry that gives logits. Raises OptionError when the KV pool does not hold the requests.
+
+    Steps run as they are served, in captured graphs where there are any; or, `timed`, instruction by instruction.
+    """
     page = loaded.limits.page_size
     needed = sum(math.ceil(len(request) / page) for request in requests)
     if needed > loaded.num_pages:
@@ -138,28 +150,30 @@ def replay(loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule
     for entry, executor in loaded.executors.items():
         if "logits" not in executor.plan.outputs:
             continue
-        run = _TimedRun(executor)
+        run = _Run(executor, timed)
         for number, values in enumerate(scheduled(executor.inputs, run, requests, schedule, needed, page, seed)):
             seconds = tuple(after - before for before, after in itertools.pairwise(run.ticks))
             yield StepOutput(entry, number, run.bucket, values["logits"], tuple(values["tokens"].tolist()), seconds)
 
 
-class _TimedRun:
-    """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and the time after each instruction,
-    the first one before any."""
+class _Run:
+    """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and where steps are timed the time
+    after each instruction, the first one before any."""
 
-    def __init__(self, executor: AnyExecutor) -> None:
+    def __init__(self, executor: AnyExecutor, timed: bool) -> None:
         self.executor = executor
+        self.timed = timed
         self.bucket = ""
         self.ticks: list[float] = []
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         self.ticks = []
-        handle = self.executor.launch(inputs, watch=self._timed)
+        handle = self.executor.launch(inputs, watch=self._tick if self.timed else None)
         self.bucket = handle.bucket
+        handle.tokens()  # waits until the step has run
         return {name: value.cpu() for name, value in handle.outputs.items()}
 
-    def _timed(self, call: Call) -> Any:
+    def _tick(self, call: Call) -> Any:
         if not self.ticks:
             self.ticks.append(self._now())
         result = call()
@@ -208,7 +222,9 @@ def read_golden(artifact: Artifact) -> GoldenRun:
     try:
         run = GoldenRun.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ArtifactError("the artifact has no golden run", where=str(path), hint=_AGAIN) from None
+        raise ArtifactError(
+            "the artifact has no golden run", where=str(path), hint=f"{_AGAIN}, on a machine that can run it"
+        ) from None
     except OSError as error:
         raise ArtifactError(f"the golden run cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:

@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
-from ingot.ir.errors import BackendError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch
-from ingot.runtime.cuda.staging import DecodeStaging
-from ingot.runtime.executor import OutputLogprobs, bound_params, choose_bucket, step_sizes
+from ingot.runtime.cuda.decode_graph import DecodeGraph, graph_sizes
+from ingot.runtime.cuda.handle import CudaStepHandle, to_host
+from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
 from ingot.runtime.step import step_views
 
@@ -20,46 +19,6 @@ from ingot.runtime.step import step_views
 GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 # Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
 _UNCAPTURABLE = frozenset({"reference", "rowwise"})
-
-
-class CudaStepHandle:
-    """A launched step. Its outputs lie on the device; those of a captured graph hold until the next step of its size.
-
-    `tokens` and `logprobs` wait for it.
-    """
-
-    def __init__(self, bucket: str, outputs: Mapping[str, torch.Tensor], rows: int, *, rated: bool) -> None:
-        self.bucket = bucket
-        self.outputs = {name: value[:rows] for name, value in outputs.items()}
-        wanted = ("tokens", "logprob_ids", "logprobs", "ranks") if rated else ("tokens",)
-        self._host = {name: _to_host(self.outputs[name]) for name in wanted}
-        self._done = torch.cuda.Event()
-        self._done.record()
-
-    def tokens(self) -> list[int]:
-        """The sampled token of each row of logits; -1 where the logits were not finite."""
-        self._done.synchronize()
-        tokens: list[int] = self._host["tokens"].tolist()
-        return tokens
-
-    def logprobs(self) -> OutputLogprobs:
-        """The log-probabilities that were asked for, by row of logits."""
-        self._done.synchronize()
-        return OutputLogprobs(self._host["logprob_ids"], self._host["logprobs"], self._host["ranks"])
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A captured decode step: where its inputs go, and where its outputs lie."""
-
-    graph: torch.cuda.CUDAGraph
-    staging: DecodeStaging
-    outputs: Mapping[str, torch.Tensor]
-    bucket: str
 
 
 class CudaExecutor:
@@ -104,7 +63,7 @@ class CudaExecutor:
         ]
         self._pages = plan.dims.get("P", (1, 1))[1]
         self._rows = self._capturable_rows() if graphs else ()
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, DecodeGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
@@ -114,14 +73,12 @@ class CudaExecutor:
             rows = inputs["rows"].shape[0] if "rows" in inputs else 0
             rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
             if watch is None and self._is_decode(inputs, rows):
-                graph = self._graph(rows)
-                graph.staging.fill(inputs)
-                graph.graph.replay()
-                return CudaStepHandle(graph.bucket, graph.outputs, rows, rated=rated)
+                return self._graph(rows).launch(inputs, rows, rated=rated)
             sizes = step_sizes(self.inputs, inputs, self.sizes)
             bucket = choose_bucket(self._buckets, inputs, sizes)
             outputs = bucket.run(self._sent(inputs), sizes, watch)
-            return CudaStepHandle(bucket.plan.bucket.name, outputs, sizes.get("L", 1), rated=rated)
+            tokens = to_host(outputs["tokens"])
+            return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
 
     def capture(self, rows: int) -> None:
         """Make sure that decode steps of `rows` sequences have a graph. Nothing that runs is disturbed."""
@@ -148,7 +105,7 @@ class CudaExecutor:
     def _capturable_rows(self) -> tuple[int, ...]:
         """The sizes of decode steps whose bucket class a graph can hold, up to the largest batch."""
         largest = self.plan.dims.get("B", (1, 0))[1]
-        sizes = sorted({*(size for size in GRAPH_ROWS if size < largest), min(largest, GRAPH_ROWS[-1])})
+        sizes = graph_sizes(GRAPH_ROWS, largest)
         plans = {size: next((b.plan for b in self._buckets if b.plan.bucket.holds(size, 1)), None) for size in sizes}
         return tuple(size for size, plan in plans.items() if plan is not None and is_capturable(plan))
 
@@ -161,7 +118,7 @@ class CudaExecutor:
         # when it returns.
         return step_views(flat.to(self.device), sizes)
 
-    def _graph(self, rows: int) -> _Graph:
+    def _graph(self, rows: int) -> DecodeGraph:
         size = next(size for size in self._rows if size >= rows)
         if size not in self._graphs:
             begin = time.perf_counter()
@@ -169,29 +126,10 @@ class CudaExecutor:
             self.captured[size] = time.perf_counter() - begin
         return self._graphs[size]
 
-    def _capture(self, size: int) -> _Graph:
+    def _capture(self, size: int) -> DecodeGraph:
         bucket = next(bucket for bucket in self._buckets if bucket.plan.bucket.holds(size, 1))
-        staging = DecodeStaging(size, self._pages, self.device)
-        sizes = step_sizes(self.inputs, staging.views, self.sizes)
-        # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
-        # is said by the call that is.
-        bucket.run(staging.views, sizes)
-        self.stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            outputs = bucket.run(staging.views, sizes)
-        except BaseException:
-            graph.capture_end()
-            raise
-        try:
-            graph.capture_end()
-        except RuntimeError as error:
-            raise BackendError(
-                f"a decode step of {size} sequences cannot be captured: {error}",
-                where=f"bucket class {bucket.plan.bucket.name}",
-            ) from error
-        return _Graph(graph, staging, outputs, bucket.plan.bucket.name)
+        sizes = {**self.sizes, **dict.fromkeys("TBL", size), "P": self._pages}
+        return DecodeGraph(bucket, size, self._pages, sizes, self.device, self._pool)
 
 
 def is_capturable(bucket: BucketPlan) -> bool:

@@ -19,6 +19,7 @@ _GRAPH = 8 << 20
 def device_memory(device: torch.device, plans: Plans, rows: Sequence[int]) -> ServingMemory:
     """What `device` has to serve `plans` with captured graphs of `rows` sequences, as it stands now."""
     free, total = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch kept it for the next
     return serving_memory(free, total, plans, rows)
 
 

@@ -1,6 +1,14 @@
-"""A decode step's inputs for a captured graph: as many rows as the graph has, at addresses that never change."""
+"""Both ends of a captured decode step: inputs of as many rows as the graph has, and tokens, at addresses that never
+change, in pinned memory that kernels read and write by themselves.
 
-from collections.abc import Mapping
+A copy by the driver inside a graph stands still for 7 to 12 us on either side of it on an H200, where the copy engines
+and the multiprocessors wait for each other; a kernel that moves the same few kilobytes takes 2.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,56 +32,68 @@ _PADDING: Mapping[str, float] = {
     "logit_rows": 0,
     **NOTHING_ASKED,
 }
-# Steps whose inputs may be on their way at once: the one that runs, and the one that is prepared meanwhile.
-_IN_FLIGHT = 2
 
 
-class DecodeStaging:
-    """The inputs of decode steps of up to `rows` sequences and `pages` entries of the page table each.
+class PinnedInts:
+    """i32 in pinned memory, zero at first: `host` as the processor sees it, `device` as kernels do."""
 
-    `views` are the inputs on the device, by name: what a graph is captured with.
-    """
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
+        # Pinned memory has one address for both (CUDA C++ programming guide, "Unified Virtual Address Space").
+        self.device = torch.as_tensor(_OnDevice(self.host), device="cuda")
+        assert self.device.data_ptr() == self.host.data_ptr(), "a copy was made of what is to be shared"
+
+
+@dataclass(frozen=True)
+class _OnDevice:
+    """Pinned memory in the words of the CUDA Array Interface, version 3."""
+
+    tensor: torch.Tensor
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        shape = tuple(self.tensor.shape)
+        assert math.prod(shape), "nothing to share"
+        return {"shape": shape, "typestr": "<i4", "data": (self.tensor.data_ptr(), False), "version": 3}
+
+
+def move(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Let a kernel move i32 between pinned memory and the device, on the current stream."""
+    torch.bitwise_or(source, 0, out=target)
+
+
+class DeviceInputs:
+    """The inputs of decode steps of up to `rows` sequences and `pages` entries of the page table each, padding at
+    first. `views` are the inputs by name, all parts of `flat`."""
 
     def __init__(self, rows: int, pages: int, device: torch.device) -> None:
         self.rows = rows
         self.sizes = StepSizes(T=rows, B=rows, L=rows, P=pages)
-        words = step_words(self.sizes)
-        self._device = torch.zeros(words, dtype=torch.int32, device=device)
-        self.views = step_views(self._device, self.sizes)
-        self._hosts = [_Host(words, self.sizes) for _ in range(_IN_FLIGHT)]
-        self._turn = 0
-        self._device.copy_(self._hosts[0].flat)
-
-    def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Send the inputs of a step of at most `rows` sequences to the device, on the current stream."""
-        host = self._hosts[self._turn]
-        self._turn = (self._turn + 1) % _IN_FLIGHT
-        host.sent.synchronize()  # the step before last took its inputs from there
-        host.fill(inputs)
-        self._device.copy_(host.flat, non_blocking=True)
-        host.sent.record()
+        self.flat = HostInputs(self.sizes).flat.host.to(device)
+        self.views = step_views(self.flat, self.sizes)
 
 
-class _Host:
-    """A pinned buffer, all of it padding at first."""
+class HostInputs:
+    """The same in pinned memory, `flat`, for the host to fill."""
 
-    def __init__(self, words: int, sizes: StepSizes) -> None:
-        self.flat = torch.zeros(words, dtype=torch.int32, pin_memory=True)
-        self.sent = torch.cuda.Event()
-        self._arrays = {name: view.numpy() for name, view in step_views(self.flat, sizes).items()}
+    def __init__(self, sizes: StepSizes) -> None:
+        self.flat = PinnedInts([step_words(sizes)])
+        self._arrays = {name: view.numpy() for name, view in step_views(self.flat.host, sizes).items()}
         self._filled = 0
         for name, array in self._arrays.items():
             array[...] = _PADDING[name]
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Take the inputs of a step, one token for each sequence; rows behind them are padding again."""
         count = inputs["rows"].shape[0]
         for name, _, _ in STEP_FIELDS:
-            given: np.ndarray = inputs[name].numpy()
             array = self._arrays[name]
-            if name == "page_table":
-                array[:count, : given.shape[1]] = given  # nobody reads what stands behind
-            else:
-                array[:count] = given
+            if name in inputs:
+                given: np.ndarray = inputs[name].numpy()
+                if name == "page_table":
+                    array[:count, : given.shape[1]] = given  # nobody reads what stands behind
+                else:
+                    array[:count] = given
             if count < self._filled:
                 array[count : self._filled] = _PADDING[name]
         self._filled = count

@@ -32,7 +32,7 @@ from ingot.ir.program import Program, Region
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
-from ingot.request import BACKENDS
+from ingot.providers import BACKENDS
 
 Run = Callable[..., Sequence[torch.Tensor]]
 TARGET = Target.detect("cpu")

@@ -63,6 +63,51 @@ def test_the_benchmarks_are_of_now(tools: None) -> None:
     assert {f"benchmarks/{path.name}" for path in DOCS.glob("benchmarks/*")} == plots.keys()
 
 
+def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
+    import benchmark_page
+    from results import Figure, Machine, Result
+
+    def figure(value: float, unit: str = "s") -> Figure:
+        return Figure(value=value, unit=unit, what="words")
+
+    figures = {
+        "copy": figure(4e12, "B/s"),
+        "batch_32_step": figure(1e-3),
+        "batch_4_step": figure(5e-4),
+        "vllm_batch_32_step": figure(1.5e-3),
+        "batch_32_weights": figure(2.4e9, "B"),
+        "batch_32_cache": figure(0.6e9, "B"),
+        "batch_32_bandwidth": figure(3e12, "B/s"),
+        "batch_32_of_copy": figure(0.75, ""),
+        "throughput": figure(30e3, "tokens/s"),
+        "vllm_throughput": figure(20e3, "tokens/s"),
+        "compile": figure(20.0),
+        "vllm_cold_first_token": figure(80.0),
+    }
+    machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
+    found = Result(
+        name="gpu_1b",
+        revision="0" * 40 + "+",
+        date="2026-01-02",
+        machine=machine,
+        versions={"vllm": "1"},
+        settings={"shape": "1b"},
+        figures=figures,
+        missing={"cold_start": "it ended with status 1: out of memory"},
+    )
+    text, plots = benchmark_page.page([found])
+    assert "## Llama 3.2 1B on G\n" in text and "G, driver 580; P, 16 cores" in text and "commit 000000000000+" in text
+    assert "| words | 1.00 ms | 1.50 ms | 1.50 × |" in text and "| words | 500 µs | – | – |" in text
+    assert "| words | 30,000 tokens/s | 20,000 tokens/s | 1.50 × |" in text
+    assert text.index("500 µs") < text.index("1.00 ms")  # 4 sequences before 32
+    assert "| compile-model, against the first start | 20.0 s | 80.0 s | 4.00 × |" in text
+    assert "| 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
+    assert "Not measured: cold start. it ended with status 1: out of memory" in text
+    (plot,) = plots.values()
+    assert plot.index(">4 sequences<") < plot.index(">32 sequences<")
+    assert all(f">{label}<" in plot for label in ("Ingot", "vLLM", "750 µs", "1.50 ms"))  # 750: a copy of 3 GB
+
+
 # One group: the pages share the process that runs their commands.
 @pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", ["life-of-a-token", "write-a-pass", "add-an-op", "add-a-model"])

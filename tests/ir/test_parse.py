@@ -83,6 +83,9 @@ BAD = [
     (X + "region r @b {\n  return\n", 5, 1, "the text ends too early"),
     (X + "region r @b {\n  return\nreturn x=%x", 6, 1, "unexpected 'return'"),
     (X + "region r @b {\n  return y=%x\n}", 5, 12, "unknown value %x"),
+    (X + "region r @b {\ndim B in [1, 4]\nreturn\n}", 5, 5, "dim 'B' of a region in [1, 4]"),
+    (X + "region r @b {\ndim T in [1, 9]\nreturn\n}", 5, 5, "dim 'T' of a region in [1, 9]"),
+    (X + "region r @b {\ndim T in [2, 3]\ndim T in [2, 3]\nreturn\n}", 6, 5, "dim 'T' is defined twice"),
     (X + "region r @b {\nreturn\n}\nregion r @b {\nreturn\n}", 7, 8, "region 'r' is defined twice"),
     (X + "region r @b {\n region s @b {\n return\n }\n return\n}", 5, 2, "a region inside a region"),
 ]

@@ -133,6 +133,17 @@ return y=%cast, s=%s
 """
 
 
+def test_a_region_for_fewer_sizes_says_so() -> None:
+    program = tiny()
+    body = program.regions["r"].body
+    body.dims = {"T": Dim("T", 2, 4)}
+    text = print_program(program)
+    assert text == TINY.replace("region r @inductor {\n", "region r @inductor {\n  dim T in [2, 4]\n")
+    again = parse_program(text)
+    assert again.regions["r"].body.dims == body.dims and again.dims == {"T": Dim("T", 1, 8)}
+    assert print_region_body(again.regions["r"].body) == print_region_body(body)
+
+
 def test_a_built_program_prints_and_parses() -> None:
     program = tiny()
     assert print_program(program) == TINY

@@ -9,8 +9,9 @@ import pytest
 import torch
 from run_seed import again, run_seed
 
-from ingot.ir.errors import InternalError, OptionError
+from ingot.ir.errors import InternalError, OptionError, TargetError
 from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Plan, Plans, ResidentMemory, State
+from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits
 from ingot.runtime.memory import ServingMemory, host_memory, kv_pages
@@ -143,6 +144,16 @@ def test_states_lie_on_the_device_and_move_there() -> None:
 def test_states_beyond_the_device_are_refused() -> None:
     with pytest.raises(OptionError, match=r"there is no memory for the state 'kv\.0': of .* bytes on the GPU"):
         States({"kv.0": KV}, {"pages": 10**10}, DEVICE)
+
+
+def test_a_gpu_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore lines")
+
+    monkeypatch.setattr(torch, "empty", busy)
+    with pytest.raises(TargetError, match=r"cannot be used: .*busy or unavailable\n") as caught:
+        start(torch.device("cuda"))
+    assert "nvidia-smi" in str(caught.value) and "more lines" not in str(caught.value)
 
 
 def test_phases_add_up_by_name_even_when_they_fail() -> None:

@@ -52,7 +52,7 @@ def teacher_forced_artifact(artifact: str, sequences: Sequence[Sequence[int]], c
     loaded = load_artifact(artifact)
     return teacher_forced(
         {name: parse_type(text) for name, text in loaded.plan.inputs.items()},
-        lambda inputs: loaded.executor.launch(inputs).outputs,
+        lambda inputs: {name: value.cpu() for name, value in loaded.executor.launch(inputs).outputs.items()},
         sequences,
         chunk=chunk,
         pages=loaded.num_pages,

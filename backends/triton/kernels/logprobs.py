@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-NOWHERE: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # behind all ids
+from ingot.backends.triton.kernels.groups import GROUP, NOWHERE, least_gap, list_groups, listed_logits
 
 
 @triton.jit
@@ -16,62 +16,76 @@ def top_logprobs(
     ids,
     logprobs,
     ranks,
+    group_tops,
+    listed_groups,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_ALL: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `top_logprobs`; a program takes one row, and goes over it once more for each token that it lists."""
+    """The op `top_logprobs`; a program takes one row."""
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     count, target = tl.load(num_logprobs + row), tl.load(targets + row)
     if DEPENDENT:
         gdc_wait()
-    chosen = tl.where(target >= 0, target, tl.load(sampled + row))
     entry = tl.arange(0, BLOCK_WIDTH)
-    listed = tl.full((BLOCK_WIDTH,), -1, tl.int32)
+    listed_id = tl.full((BLOCK_WIDTH,), -1, tl.int32)
     scores = tl.full((BLOCK_WIDTH,), float("-inf"), tl.float32)
-    rank = 0
-    if (count >= 0) & (chosen >= 0):
+    rank, chosen = 0, -1
+    if count >= 0:
+        chosen = tl.where(target >= 0, target, tl.load(sampled + row))
+    if chosen >= 0:
         row_logits = logits + row * LOGITS_ROW
         own = tl.load(row_logits + chosen)
-        peaks = tl.full((BLOCK,), float("-inf"), tl.float32)
-        better = tl.zeros((BLOCK,), tl.int32)
-        for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-            column = start + tl.arange(0, BLOCK)
+        tops, listed = group_tops + row * GROUPS, listed_groups + row * GROUPS
+        better = tl.zeros((BLOCK_GROUPS, GROUP), tl.int32)
+        peak = float("-inf")
+        for start in range(0, GROUPS, BLOCK_GROUPS):
+            group = start + tl.arange(0, BLOCK_GROUPS)
+            column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf"))
-            peaks = tl.maximum(peaks, value)
+            group_top = tl.max(value, 1)
+            tl.store(tops + group, group_top, mask=group < GROUPS)
+            peak = tl.maximum(peak, tl.max(group_top))
             better += (value > own).to(tl.int32)
-        peak = tl.max(peaks)
         rank = tl.sum(better) + 1
-        mass = tl.zeros((BLOCK,), tl.float32)
-        for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-            column = start + tl.arange(0, BLOCK)
-            value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf"))
-            mass += tl.exp(value - peak)
+        mass = tl.zeros((BLOCK_GROUPS * GROUP,), tl.float32)
+        for start in tl.range(0, VOCAB, BLOCK_GROUPS * GROUP, num_stages=3):
+            column = start + tl.arange(0, BLOCK_GROUPS * GROUP)
+            mass += tl.exp(tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf")) - peak)
         total = tl.log(tl.sum(mass))
-        listed = tl.where(entry == 0, chosen, listed)
+        listed_id = tl.where(entry == 0, chosen, listed_id)
         scores = tl.where(entry == 0, own - peak - total, scores)
-        # The next of the list is the largest behind the one before it, in the order of (score, id).
-        score, last = float("inf"), -1
-        for place in range(1, tl.minimum(tl.minimum(count, VOCAB), WIDTH - 1) + 1):
-            best = tl.full((BLOCK,), float("-inf"), tl.float32)
-            where = tl.full((BLOCK,), NOWHERE, tl.int32)
-            for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-                column = start + tl.arange(0, BLOCK)
-                value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf"))
-                behind = (column < VOCAB) & ((value < score) | ((value == score) & (column > last)))
-                # The first one found stays among equals: its id is the lowest.
-                better_one = behind & ((value > best) | (where == NOWHERE))
-                best = tl.where(better_one, value, best)
-                where = tl.where(better_one, column, where)
-            score = tl.max(best)
-            last = tl.min(tl.where(best == score, where, NOWHERE))
-            listed = tl.where(entry == place, last, listed)
-            scores = tl.where(entry == place, score - peak - total, scores)
-    tl.store(ids + row * WIDTH + entry, listed, mask=entry < WIDTH)
+        wanted = tl.minimum(tl.minimum(count, VOCAB), WIDTH - 1)
+        if wanted > 0:
+            tl.debug_barrier()  # what one thread of the block left in `tops`, others read
+            group = tl.arange(0, BLOCK_ALL)
+            gap = peak - tl.load(tops + group, mask=group < GROUPS, other=float("-inf"))
+            bound = least_gap(gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), wanted.to(tl.float32))
+            num_listed = list_groups(listed, (gap <= bound) & (group < GROUPS))
+            # The next token is the largest behind the one before it, in the order of (logit, id).
+            score, last = float("inf"), -1
+            for place in range(1, wanted + 1):
+                best = float("-inf")
+                where = NOWHERE
+                for start in range(0, num_listed, BLOCK_GROUPS):
+                    column, value = listed_logits(row_logits, listed, start, num_listed, VOCAB, BLOCK_GROUPS)
+                    behind = (column != NOWHERE) & ((value < score) | ((value == score) & (column > last)))
+                    highest = tl.max(tl.where(behind, value, float("-inf")))
+                    lowest = tl.min(tl.where(behind & (value == highest), column, NOWHERE))
+                    # Groups are listed in order: among equals, what was found first stays.
+                    better_one = (highest > best) | (where == NOWHERE)
+                    where = tl.where(better_one, lowest, where)
+                    best = tl.where(better_one, highest, best)
+                score, last = best, where
+                listed_id = tl.where(entry == place, last, listed_id)
+                scores = tl.where(entry == place, score - peak - total, scores)
+    tl.store(ids + row * WIDTH + entry, listed_id, mask=entry < WIDTH)
     tl.store(logprobs + row * WIDTH + entry, scores, mask=entry < WIDTH)
     tl.store(ranks + row, rank)

@@ -30,10 +30,11 @@ def count_tokens(
     """
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
     seq = tl.program_id(0)
     first = tl.program_id(1) * SHARE
     row, end = tl.load(rows + seq), tl.load(prompt_ends + seq)
+    if DEPENDENT:
+        gdc_wait()
     if (end >= 0) & (row >= 0):
         counts = token_counts + row.to(tl.int64) * COUNTS_ROW
         begins = 0
@@ -79,14 +80,15 @@ def penalize(
     """The op `penalize`; a program takes BLOCK tokens of one row."""
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < VOCAB
-    value = tl.load(logits + row * LOGITS_ROW + column, mask=mask, other=0.0)
     count_row = tl.load(count_rows + row)
     entry = tl.arange(0, BLOCK_BANNED)
     ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
+    if DEPENDENT:
+        gdc_wait()
+    value = tl.load(logits + row * LOGITS_ROW + column, mask=mask, other=0.0)
     if count_row >= 0:
         held = tl.load(token_counts + count_row.to(tl.int64) * COUNTS_ROW + column, mask=mask, other=0)
         times = (held // GENERATED).to(tl.float32)
@@ -94,7 +96,9 @@ def penalize(
         repeated = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
         seen = tl.where(times > 0, tl.load(presence + row), 0.0)
         value = tl.where(held != 0, repeated - times * tl.load(frequency + row) - seen, value)
-    if tl.max(ban) >= 0:
-        hit = tl.max((column[:, None] == ban[None, :]).to(tl.int32), 1)
-        value = tl.where(hit > 0, float("-inf"), value)
     tl.store(result + row * VOCAB + column, value, mask=mask)
+    first = tl.program_id(1) * BLOCK
+    here = (ban >= first) & (ban < first + BLOCK) & (ban < VOCAB)
+    if tl.max(here.to(tl.int32)) > 0:
+        tl.debug_barrier()  # other threads of the block stored these tokens' logits
+        tl.store(result + row * VOCAB + ban, tl.full((BLOCK_BANNED,), float("-inf"), tl.float32), mask=here)

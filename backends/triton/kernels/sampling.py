@@ -1,17 +1,30 @@
 """The op `sample`, in three kernels over rows of logits.
 
 `choose_largest` finds the largest logit of each row, which greedy rows take. For the others `find_threshold` finds how
-far down top-k and top-p keep tokens, and `draw` takes the largest of the kept ones after noise. Logits are handled as
-depths: how far a scaled logit lies below its row's largest. Depths are not negative, so that their bits, as integers,
-have their order.
+far down top-k and top-p keep tokens, and `draw` takes the largest of the kept ones after noise. The depth of a token is
+its gap over the temperature: the scaled logit, less its sign.
+
+The threshold is looked for in listed groups. What bounds it is
+
+- of top-k: the k-th largest of the groups' largest logits;
+- of top-p behind min-p: what min-p drops;
+- of top-p alone: the largest logits of groups that together have enough mass, or the depth below which a whole
+  vocabulary has too little to matter.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-NOWHERE: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # behind all ids
-INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of infinity
+from ingot.backends.triton.kernels.groups import (
+    GROUP,
+    INFINITE,
+    NOWHERE,
+    least_gap,
+    list_groups,
+    listed_logits,
+    quarters_short,
+)
 
 
 @triton.jit
@@ -39,8 +52,12 @@ def best_of_row(peak, place, peaks, places, arrived, row, SPLITS: tl.constexpr, 
 @triton.jit
 def choose_largest(
     logits,
+    temperature,
     tokens,
     tops,
+    masses,
+    group_tops,
+    split_masses,
     peaks,
     places,
     arrived,
@@ -52,29 +69,37 @@ def choose_largest(
     DEPENDENT: tl.constexpr,
 ):
     """The id of the largest logit of each row, the lowest among equals, or -1; in `tops` the logit itself, or infinity
-    where the id is -1. A program takes BLOCK logits of one row."""
+    where the id is -1. For rows that are drawn, in `masses` the sum of exp(-depth), and the largest logit of each group
+    in `group_tops`. A program takes BLOCK logits of one row."""
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    heat = tl.load(temperature + row)
+    if DEPENDENT:
+        gdc_wait()
+    split = tl.program_id(0)
+    column = split * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf"))
     value = tl.where(value != value, float("inf"), value)  # a NaN spoils its row as +inf does
     peak = tl.max(value)
     place = tl.min(tl.where(value == peak, column, NOWHERE))
-    last, peak, place = best_of_row(peak, place, peaks, places, arrived, row, SPLITS, BLOCK_SPLITS)
+    if heat > 0:
+        in_split: tl.constexpr = BLOCK // GROUP
+        group = split * in_split + tl.arange(0, in_split)
+        tl.store(group_tops + row * SPLITS * in_split + group, tl.max(tl.reshape(value, (in_split, GROUP)), 1))
+        weight = tl.where(value > float("-inf"), weight_of(peak - value, heat, 0.0), 0.0)
+        tl.store(split_masses + row * SPLITS + split, tl.sum(weight))
+    last, top, place = best_of_row(peak, place, peaks, places, arrived, row, SPLITS, BLOCK_SPLITS)
     if last:
-        finite = tl.abs(peak) < float("inf")
+        finite = tl.abs(top) < float("inf")
         tl.store(tokens + row, tl.where(finite, place, -1))
-        tl.store(tops + row, tl.where(finite, peak, float("inf")))
-
-
-@triton.jit
-def gaps_from(row_logits, start, top, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """How far BLOCK logits from `start` on lie below the largest, `top`; infinity behind the row's end."""
-    column = start + tl.arange(0, BLOCK)
-    value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf"))
-    return column, top - value
+        tl.store(tops + row, tl.where(finite, top, float("inf")))
+        if (heat > 0) & finite:
+            others = tl.arange(0, BLOCK_SPLITS)
+            mask = others < SPLITS
+            gap = top - tl.load(peaks + row * SPLITS + others, mask=mask, other=float("-inf"), cache_modifier=".cg")
+            mass = tl.load(split_masses + row * SPLITS + others, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(masses + row, tl.sum(mass * weight_of(gap, heat, 0.0)))
 
 
 @triton.jit
@@ -85,31 +110,53 @@ def weight_of(gap, temperature, min_p):
 
 
 @triton.jit
-def find_gap(row_logits, top, temperature, target, BY_MASS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """The least gap such that the tokens of this gap and less weigh at least `target` together: BY_MASS by
-    exp(-gap / temperature), else by their number. Gaps are searched by their bits, a quarter of the range at a time."""
+def least_listed_gap(
+    row_logits,
+    listed,
+    count,
+    top,
+    temperature,
+    target,
+    BY_MASS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+):
+    """`least_gap` of the tokens of listed groups, which weigh exp(-depth) each BY_MASS, and else 1."""
     low, size = 0, INFINITE + 1
     while size > 1:
         step = (size + 3) // 4
-        first = tl.zeros((BLOCK,), tl.float32)
-        second = tl.zeros((BLOCK,), tl.float32)
-        third = tl.zeros((BLOCK,), tl.float32)
-        for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-            column, gap = gaps_from(row_logits, start, top, VOCAB, BLOCK)
-            bits = gap.to(tl.int32, bitcast=True) - low
+        first = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
+        second = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
+        third = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
+        for start in range(0, count, BLOCK_GROUPS):
+            _, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+            gap = top - value
+            offset = gap.to(tl.int32, bitcast=True) - low
+            weight = 1.0
             if BY_MASS:
                 weight = weight_of(gap, temperature, 0.0)
-            else:
-                weight = tl.where(column < VOCAB, 1.0, 0.0)
-            first += tl.where(bits < step, weight, 0.0)
-            second += tl.where(bits < 2 * step, weight, 0.0)
-            third += tl.where(bits < 3 * step, weight, 0.0)
-        short = (tl.sum(first) < target).to(tl.int32)
-        short += (tl.sum(second) < target).to(tl.int32)
-        short += (tl.sum(third) < target).to(tl.int32)
-        low += short * step
+            first += tl.where(offset < step, weight, 0.0)
+            second += tl.where(offset < 2 * step, weight, 0.0)
+            third += tl.where(offset < 3 * step, weight, 0.0)
+        low += quarters_short(tl.sum(first), tl.sum(second), tl.sum(third), target) * step
         size = step
-    return tl.cast(low, tl.int32).to(tl.float32, bitcast=True)
+    return tl.minimum(low, INFINITE).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def listed_mass(
+    row_logits, listed, count, top, temperature, min_p, limit, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr
+):
+    """The sum of exp(-depth) of the listed tokens that min-p keeps, of depths up to the limit and below it."""
+    up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
+    below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
+    for start in range(0, count, BLOCK_GROUPS):
+        _, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+        gap = top - value
+        weight, depth = weight_of(gap, temperature, min_p), tl.div_rn(gap, temperature)
+        up_to += tl.where(depth <= limit, weight, 0.0)
+        below += tl.where(depth < limit, weight, 0.0)
+    return tl.sum(up_to), tl.sum(below)
 
 
 @triton.jit
@@ -120,15 +167,20 @@ def find_threshold(
     top_p,
     min_p,
     tops,
+    masses,
+    group_tops,
+    listed_groups,
     limits,
     last_ids,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_ALL: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """What top-k and top-p keep of each row that is drawn: tokens of less depth than its limit, and those of the very
-    limit up to its last id. A program takes one row, and goes over it again and again."""
+    limit up to its last id. A program takes one row."""
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -136,35 +188,53 @@ def find_threshold(
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     if DEPENDENT:
         gdc_wait()
+    if (heat > 0) == 0:
+        return
     top = tl.load(tops + row)
-    if (heat > 0) & (top < float("inf")):
-        row_logits = logits + row * LOGITS_ROW
+    if top < float("inf"):
         limit, last_id = float("inf"), NOWHERE
-        if (most > 0) & (most < VOCAB):
-            gap = find_gap(row_logits, top, heat, most.to(tl.float32), False, VOCAB, BLOCK)
-            limit = tl.div_rn(gap, heat)
-        if share < 1:
-            mass = tl.zeros((BLOCK,), tl.float32)
-            for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-                column, gap = gaps_from(row_logits, start, top, VOCAB, BLOCK)
-                mass += tl.where(tl.div_rn(gap, heat) <= limit, weight_of(gap, heat, least), 0.0)
-            target = tl.sum(mass) * share
-            edge = find_gap(row_logits, top, heat, target, True, VOCAB, BLOCK)
-            limit = tl.div_rn(edge, heat)
-            mass = tl.zeros((BLOCK,), tl.float32)
-            for start in tl.range(0, VOCAB, BLOCK, num_stages=3):
-                column, gap = gaps_from(row_logits, start, top, VOCAB, BLOCK)
-                mass += tl.where(tl.div_rn(gap, heat) < limit, weight_of(gap, heat, 0.0), 0.0)
-            # Of equals at the edge, as many as it takes to fill the target; at least one.
-            room = tl.ceil((target - tl.sum(mass)) / weight_of(edge, heat, 0.0))
-            room = tl.minimum(tl.maximum(room, 1.0), VOCAB).to(tl.int32)
-            seen = 0
-            for start in range(0, VOCAB, BLOCK):
-                column, gap = gaps_from(row_logits, start, top, VOCAB, BLOCK)
-                equal = ((tl.div_rn(gap, heat) == limit) & (column < VOCAB)).to(tl.int32)
-                rank = seen + tl.cumsum(equal, 0)
-                last_id = tl.minimum(last_id, tl.min(tl.where((equal > 0) & (rank == room), column, NOWHERE)))
-                seen += tl.sum(equal)
+        by_number = (most > 0) & (most < VOCAB)
+        if by_number | (share < 1):
+            row_logits, listed = logits + row * LOGITS_ROW, listed_groups + row * GROUPS
+            group = tl.arange(0, BLOCK_ALL)
+            group_top = tl.load(group_tops + row * GROUPS + group, mask=group < GROUPS, other=float("-inf"))
+            group_gap = top - group_top
+            all_mass = tl.load(masses + row)
+            if by_number:
+                bound = least_gap(group_gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), most.to(tl.float32))
+            elif least > 0:
+                # A little more than it takes: min-p itself is tested by weights, which are rounded.
+                bound = tl.maximum(heat * (1e-3 - 1.001 * tl.log(least)), 0.0)
+            else:
+                bound = least_gap(group_gap, weight_of(group_gap, heat, 0.0), all_mass * share)
+                tail = all_mass * (1.0 - share) / VOCAB
+                bound = tl.minimum(bound, heat * (1e-3 - 1.001 * tl.log(tail)))
+            count = list_groups(listed, (group_gap <= bound) & (group < GROUPS))
+            if by_number:
+                wanted = most.to(tl.float32)
+                edge = least_listed_gap(row_logits, listed, count, top, heat, wanted, False, VOCAB, BLOCK_GROUPS)
+                limit = tl.div_rn(tl.minimum(edge, bound), heat)
+            if share < 1:
+                target = all_mass * share
+                if by_number | (least > 0):
+                    kept, _ = listed_mass(row_logits, listed, count, top, heat, least, limit, VOCAB, BLOCK_GROUPS)
+                    target = kept * share
+                edge = least_listed_gap(row_logits, listed, count, top, heat, target, True, VOCAB, BLOCK_GROUPS)
+                edge = tl.minimum(edge, bound)  # sums in another order may fall short by a rounding
+                limit = tl.minimum(limit, tl.div_rn(edge, heat))
+                _, before = listed_mass(row_logits, listed, count, top, heat, 0.0, limit, VOCAB, BLOCK_GROUPS)
+                # Of equals at the edge, as many as it takes to reach the target; at least one.
+                room = tl.ceil((target - before) / weight_of(edge, heat, 0.0))
+                room = tl.minimum(tl.maximum(room, 1.0), VOCAB).to(tl.int32)
+                seen = 0
+                for start in range(0, count, BLOCK_GROUPS):
+                    column, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+                    equal = (tl.div_rn(top - value, heat) == limit) & (value > float("-inf"))
+                    equal = tl.reshape(equal.to(tl.int32), (BLOCK_GROUPS * GROUP,))
+                    rank = seen + tl.cumsum(equal, 0)
+                    ids = tl.reshape(column, (BLOCK_GROUPS * GROUP,))
+                    last_id = tl.minimum(last_id, tl.min(tl.where((equal > 0) & (rank == room), ids, NOWHERE)))
+                    seen += tl.sum(equal)
         tl.store(limits + row, limit)
         tl.store(last_ids + row, last_id)
 
@@ -212,10 +282,14 @@ def draw(
     heat, least, seed = tl.load(temperature + row), tl.load(min_p + row), tl.load(seeds + row)
     if DEPENDENT:
         gdc_wait()
+    if (heat > 0) == 0:
+        return
     top = tl.load(tops + row)
-    if (heat > 0) & (top < float("inf")):
+    if top < float("inf"):
         start = tl.program_id(0) * BLOCK
-        column, gap = gaps_from(logits + row * LOGITS_ROW, start, top, VOCAB, BLOCK)
+        column = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf"))
+        gap = top - value
         limit, depth = tl.load(limits + row), tl.div_rn(gap, heat)
         keep = (depth < limit) | ((depth == limit) & (column <= tl.load(last_ids + row)))
         keep = keep & (depth < float("inf")) & ((depth == 0) | (weight_of(gap, heat, least) > 0))

@@ -75,15 +75,16 @@ def advance(
     """The op `advance`, in place; a program takes BLOCK sequences."""
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
     seq = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = seq < num_seqs
     row = tl.load(rows + seq, mask=mask, other=-1)
+    index = tl.load(sample_index + seq, mask=mask, other=-1)
     real = row >= 0
-    length = tl.load(kv_lens + seq, mask=real, other=0)
-    index = tl.load(sample_index + seq, mask=real, other=-1)
+    if DEPENDENT:
+        gdc_wait()
+    length = tl.load(kv_lens + seq, mask=mask, other=0)
     if rejected is not None:
-        back = tl.load(rejected + seq, mask=real, other=0)
+        back = tl.load(rejected + seq, mask=mask, other=0)
         length -= back
         index = tl.where(index >= 0, index - back, -1)
     commits = real & (index >= 0)

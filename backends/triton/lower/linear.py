@@ -10,7 +10,8 @@ from ingot.backends.triton.kernels.linear_norm import normalize_rows
 from ingot.backends.triton.kernels.linear_tile import linear_tile
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles, matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_choice import matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import TensorType
 
@@ -71,7 +72,7 @@ class Linear:
         return _size(self.x.type.shape[1])
 
     def product(self) -> Product:
-        return Product(self.columns, self.depth, self.weight.type.dtype, gated=self.gate is not None)
+        return Product(self.columns, self.depth, self.gate is not None, self.weight.type.dtype)
 
 
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -87,7 +88,7 @@ def schedule_linear(linear: Linear, schedule: Schedule, chosen: MatvecTiles | Ti
     tokens = padded_tokens(_most_rows(linear, schedule))
     if chosen is None:
         product = linear.product()
-        chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, schedule.cores)
+        chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, schedule.sm)
     if isinstance(chosen, MatvecTiles):
         return _matvec(linear, schedule, chosen)
     return _tile(linear, schedule, tokens, chosen)

@@ -1,5 +1,6 @@
-"""Tile sizes of the kernels of linear, by the shape of a product."""
+"""What the kernels of linear can be told, and the best found for some products."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +13,16 @@ class Product:
 
     columns: int
     depth: int
-    dtype: torch.dtype
-    gated: bool
-
-    @property
-    def weight_rows(self) -> int:
-        return self.columns * (2 if self.gated else 1)
+    gated: bool = False
+    dtype: torch.dtype = torch.bfloat16
 
 
 @dataclass(frozen=True)
 class MatvecTiles:
-    """How `linear_matvec` runs: a program makes `block_n` results, from `block_k` columns at a time."""
+    """How `linear_matvec` runs: a program makes `block_n` results, from `block_k` columns of the weight at a time.
+
+    `lines` of 128 bytes of each row are fetched ahead of the wait for the kernel in front, behind the first block.
+    """
 
     block_n: int
     block_k: int
@@ -33,7 +33,7 @@ class MatvecTiles:
 @dataclass(frozen=True)
 class Tiles:
     """How `linear_tile` runs: tiles of `block_n` results, `splits` programs for each, that keep `stages` blocks of
-    `block_k` columns on the way."""
+    `block_k` columns on the way. `lines` are fetched ahead as in MatvecTiles, from the first block on."""
 
     block_n: int
     block_k: int
@@ -43,33 +43,78 @@ class Tiles:
     lines: int = 0
 
 
-# Bytes of weights that a program of linear_matvec loads at once: 64 registers for each of 128 threads.
-_MATVEC_TILE = 32768
-# The last-level cache serves all of x for each tile of rows: with this many rows for a token its traffic stays at a
-# quarter of that of the weights.
-_ROWS_PER_TOKEN = 4
+# The fastest of those that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
+# 3.6.0), for the products of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with what a region has around them, in rows of
+# equal launches. Behind each: bytes of weights a second, as a share of a copy's; reading alone can be faster than that.
+# By rows of x: one; and 8, 32 and 64 of up to 16, 32 and 64.
 
+MATVEC: Mapping[Product, MatvecTiles] = {
+    Product(128256, 4096): MatvecTiles(2, 4096, 4),  # 107%
+    Product(128256, 2048): MatvecTiles(4, 1024, 4),  # 106%
+    Product(151936, 1024): MatvecTiles(8, 1024, 8),  # 104%
+    Product(4096, 14336): MatvecTiles(2, 4096, 4, lines=8),  # 104%
+    Product(6144, 4096): MatvecTiles(4, 2048, 8),  # 92%
+    Product(4096, 4096): MatvecTiles(8, 2048, 4),  # 93%
+    Product(2048, 8192): MatvecTiles(4, 4096, 8),  # 94%
+    Product(3072, 2048): MatvecTiles(4, 1024, 4),  # 74%
+    Product(2048, 2048): MatvecTiles(2, 2048, 4),  # 71%
+    Product(4096, 1024): MatvecTiles(8, 1024, 4, lines=16),  # 62%
+    Product(1024, 3072): MatvecTiles(2, 2048, 4),  # 57%
+    Product(1024, 2048): MatvecTiles(2, 2048, 4),  # 53%
+    Product(14336, 4096, gated=True): MatvecTiles(2, 4096, 8),  # 103%
+    Product(8192, 2048, gated=True): MatvecTiles(8, 1024, 4),  # 98%
+    Product(3072, 1024, gated=True): MatvecTiles(4, 1024, 4),  # 70%
+}
 
-def matvec_tiles(product: Product) -> MatvecTiles:
-    """For one row of x. Of a deep matrix a program takes few rows, so that the device has enough programs."""
-    block_k = min(_power_below(product.depth), 2048)
-    rows = max(1, _MATVEC_TILE // (block_k * product.dtype.itemsize))
-    block_n = max(1, rows // (2 if product.gated else 1))
-    while block_n > 1 and product.columns // block_n < 512:  # four programs for each multiprocessor of a large device
-        block_n //= 2
-    return MatvecTiles(block_n, max(16, block_k), warps=4)
-
-
-def tiles(product: Product, tokens: int, cores: int) -> Tiles:
-    """For `tokens` rows of x (a power of two, 16 at least)."""
-    block_n = 64 if product.gated or tokens <= 16 else 128
-    block_k = 128 // product.dtype.itemsize * 2
-    block_k = min(block_k, max(16, _power_below(product.depth)))
-    blocks = -(-product.columns // block_n)
-    # Two programs for each multiprocessor, and eight blocks at least for each of them to be on the way.
-    splits = max(1, min(-(-2 * cores // blocks), product.depth // (8 * block_k)))
-    return Tiles(block_n, block_k, splits, warps=4, stages=4)
-
-
-def _power_below(size: int) -> int:
-    return 1 << (size.bit_length() - 1)
+TILES: Mapping[int, Mapping[Product, Tiles]] = {
+    16: {
+        Product(128256, 4096): Tiles(128, 128, 1, 8, 5),  # 102%
+        Product(128256, 2048): Tiles(128, 64, 1, 8, 5),  # 98%
+        Product(151936, 1024): Tiles(128, 128, 1, 8, 5),  # 94%
+        Product(4096, 14336): Tiles(64, 256, 2, 4, 4),  # 89%
+        Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 72%
+        Product(4096, 4096): Tiles(64, 256, 2, 4, 4),  # 72%
+        Product(2048, 8192): Tiles(64, 256, 4, 4, 4),  # 71%
+        Product(3072, 2048): Tiles(128, 128, 2, 4, 4),  # 39%
+        Product(4096, 1024): Tiles(64, 256, 2, 4, 3),  # 36%
+        Product(2048, 2048): Tiles(64, 256, 4, 4, 3),  # 41%
+        Product(1024, 3072): Tiles(64, 256, 8, 4, 3),  # 30%
+        Product(1024, 2048): Tiles(64, 128, 8, 4, 3),  # 19%
+        Product(14336, 4096, gated=True): Tiles(64, 64, 1, 4, 5),  # 93%
+        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5),  # 84%
+        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 45%
+    },
+    32: {
+        Product(128256, 4096): Tiles(128, 128, 1, 8, 2),  # 98%
+        Product(128256, 2048): Tiles(128, 64, 1, 8, 5),  # 94%
+        Product(151936, 1024): Tiles(64, 128, 1, 4, 4),  # 90%
+        Product(4096, 14336): Tiles(64, 256, 2, 4, 4),  # 87%
+        Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 75%
+        Product(4096, 4096): Tiles(64, 256, 2, 4, 4),  # 69%
+        Product(2048, 8192): Tiles(64, 256, 4, 4, 4),  # 68%
+        Product(3072, 2048): Tiles(64, 128, 3, 4, 4),  # 36%
+        Product(2048, 2048): Tiles(64, 128, 4, 4, 5),  # 37%
+        Product(4096, 1024): Tiles(64, 128, 2, 4, 5),  # 35%
+        Product(1024, 3072): Tiles(64, 256, 8, 4, 3),  # 25%
+        Product(1024, 2048): Tiles(128, 128, 2, 4, 4),  # 15%
+        Product(14336, 4096, gated=True): Tiles(64, 64, 1, 4, 5),  # 92%
+        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5),  # 81%
+        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 43%
+    },
+    64: {
+        Product(128256, 4096): Tiles(128, 128, 1, 4, 4),  # 94%
+        Product(128256, 2048): Tiles(128, 128, 1, 4, 4),  # 86%
+        Product(151936, 1024): Tiles(128, 128, 1, 4, 4),  # 81%
+        Product(6144, 4096): Tiles(128, 128, 4, 4, 4),  # 50%
+        Product(4096, 4096): Tiles(128, 128, 4, 4, 4),  # 55%
+        Product(2048, 8192): Tiles(128, 128, 8, 4, 4),  # 48%
+        Product(3072, 2048): Tiles(64, 128, 2, 4, 4),  # 36%
+        Product(4096, 1024): Tiles(64, 128, 1, 4, 4),  # 35%
+        Product(2048, 2048): Tiles(64, 128, 4, 4, 5),  # 30%
+        Product(1024, 3072): Tiles(64, 128, 8, 4, 4),  # 22%
+        Product(1024, 2048): Tiles(64, 128, 8, 4, 3),  # 12%
+        Product(14336, 4096, gated=True): Tiles(64, 64, 1, 4, 5),  # 87%
+        Product(8192, 2048, gated=True): Tiles(64, 64, 1, 4, 8),  # 77%
+        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 38%
+    },
+}

@@ -4,11 +4,12 @@ import torch
 import triton
 
 from ingot.backends.triton.kernels import logprobs
+from ingot.backends.triton.kernels.groups import GROUP
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Logits that a program takes at a time, with a thread for each 8.
-_BLOCK, _WARPS = 8192, 32
+# Groups of 32 tokens that a program takes at a time, with a thread for each 8 tokens.
+_BLOCK_GROUPS, _WARPS = 256, 32
 
 
 def _top_logprobs(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -18,17 +19,25 @@ def _top_logprobs(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     rows, vocab = logits.type.shape
     width = call.results[0].shape[1]
     assert isinstance(vocab, int) and isinstance(width, int)
+    groups = triton.cdiv(vocab, GROUP.value)
     results = tuple(schedule.output(result) for result in call.results)
     schedule.launch(
         logprobs.top_logprobs,
         (rows,),
-        {**call.values, **dict(zip(("ids", "logprobs", "ranks"), results, strict=True))},
+        {
+            **call.values,
+            **dict(zip(("ids", "logprobs", "ranks"), results, strict=True)),
+            "group_tops": schedule.scratch(torch.float32, (rows, groups)),
+            "listed_groups": schedule.scratch(torch.int32, (rows, groups)),
+        },
         {
             "VOCAB": vocab,
             "LOGITS_ROW": logits.strides[0],
             "WIDTH": width,
             "BLOCK_WIDTH": triton.next_power_of_2(width),
-            "BLOCK": min(_BLOCK, triton.next_power_of_2(vocab)),
+            "GROUPS": groups,
+            "BLOCK_ALL": triton.next_power_of_2(groups),
+            "BLOCK_GROUPS": min(_BLOCK_GROUPS, triton.next_power_of_2(groups)),
             "DEPENDENT": schedule.dependent,
         },
         warps=_WARPS,

@@ -67,6 +67,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     """The summary for people."""
     out = console()
     model, target, ids = summary["model"], summary["target"], summary["identities"]
+    versions = summary["versions"]
     limits = ("max_seq_len", "max_batch", "max_tokens", "page_size")
     rest = {key: value for key, value in model.items() if key not in (*limits, "architecture", "family", "dtype")}
     print_table(
@@ -79,7 +80,7 @@ def print_summary(summary: dict[str, Any]) -> None:
                 ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
                 ("limits", ", ".join(f"{key} {model.get(key)}" for key in limits)),
                 ("target", _target_text(target)),
-                ("versions", ", ".join(f"{key} {value}" for key, value in summary["versions"].items())),
+                *([("versions", ", ".join(f"{key} {value}" for key, value in versions.items()))] if versions else []),
                 ("schema", summary["schema_version"]),
                 ("build id", ids["build_id"]),
                 ("request key", ids["request_key"]),

@@ -25,8 +25,12 @@ def test_samples(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("vocab", [1, 30, 9001])
 def test_random_rows(vocab: int) -> None:
     g = torch.Generator().manual_seed(vocab)
-    logits = torch.randn(4, vocab, generator=g) * 3
+    logits = torch.randn(6, vocab, generator=g) * 3
     logits[1] = logits[1].round()  # equals
+    logits[3] = 2.0  # and nothing else
+    logits[4] = logits[4].sort().values
     logits[2, 1::2] = float("-inf")
-    draw = [torch.randint(-1, vocab, (4,), generator=g, dtype=torch.int32) for _ in range(2)]
-    _check(logits, *draw, torch.tensor([0, 20, 5, -1], dtype=torch.int32))
+    draw = [torch.randint(0, vocab, (6,), generator=g, dtype=torch.int32) for _ in range(2)]
+    sampled, targets = draw
+    targets[::2], sampled[3] = -1, -1
+    _check(logits, sampled, targets, torch.tensor([0, 20, 5, 20, 7, -1], dtype=torch.int32))

@@ -66,8 +66,7 @@ def test_advance(seed: int, rejects: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize("width", [1, 40, 64, 65, 2500])
-@pytest.mark.parametrize("count", [1, 131])
+@pytest.mark.parametrize(("count", "width"), [(131, 1), (131, 40), (131, 64), (13, 65), (3, 2500), (1, 64), (1, 2500)])
 def test_rows_of_a_table(count: int, width: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(width)
     table = torch.randn(57, width + 3, generator=g).to(dtype)

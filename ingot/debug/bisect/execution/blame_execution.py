@@ -29,6 +29,7 @@ from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
 from ingot.providers import BACKENDS
 from ingot.runtime.artifact import Artifact
+from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights
 
@@ -90,6 +91,11 @@ def _blame_entry(
     reproducer: Path | None,
 ) -> Verdict | None:
     executor = loaded.executors[plan.entry]
+    if not isinstance(executor, Executor):
+        raise TargetError(
+            "the passes and the weights are right; what runs on a GPU is not compared with its programs yet",
+            hint=f"`ingot verify {loaded.artifact.folder}` tells whether it computes what it did when it was compiled",
+        )
     limits = loaded.limits
     steps = recorded_steps(
         plan, requests, max_seq_len=limits.max_seq_len, page_size=limits.page_size, pages=loaded.num_pages

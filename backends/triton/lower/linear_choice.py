@@ -1,0 +1,63 @@
+"""Tile sizes for a product: those of the measured one that is most like it, as far as they fit."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, MatvecTiles, Product, Tiles
+
+# Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical specifications).
+_SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+# The smallest tile of a tensor-core product in Triton has 16 columns to sum up over.
+_LEAST = 16
+# Whoever arrives last holds the sums of this many splits in registers at once.
+_MOST_SPLITS = 8
+
+
+def matvec_tiles(product: Product) -> MatvecTiles:
+    """For one row of x."""
+    found = MATVEC[_nearest(product, MATVEC)]
+    return replace(found, block_k=_block_k(found.block_k, product))
+
+
+def tiles(product: Product, tokens: int, sm: int) -> Tiles:
+    """For `tokens` rows of x: 16, 32 or 64."""
+    nearest = _nearest(product, TILES[tokens])
+    found = TILES[tokens][nearest]
+    block_k = _block_k(found.block_k, product)
+    programs = _blocks(nearest, found) * found.splits
+    # As many programs as there, as far as there are blocks for them.
+    splits = max(1, min(round(programs / _blocks(product, found)), _MOST_SPLITS, product.depth // block_k))
+    stages = min(found.stages, _most_stages(product, found, block_k, tokens, sm))
+    while stages < 2 and block_k > _LEAST:
+        block_k //= 2
+        stages = min(found.stages, _most_stages(product, found, block_k, tokens, sm))
+    return replace(found, block_k=block_k, splits=splits, stages=max(1, stages))
+
+
+def _nearest(product: Product, measured: Iterable[Product]) -> Product:
+    """The least apart in powers of two along both sides."""
+
+    def distance(other: Product) -> float:
+        return abs(math.log2(product.columns / other.columns)) + abs(math.log2(product.depth / other.depth))
+
+    return min((other for other in measured if other.gated == product.gated), key=distance)
+
+
+def _block_k(measured: int, product: Product) -> int:
+    """The same bytes in the product's dtype, and not much more than there are."""
+    size = measured * torch.bfloat16.itemsize // product.dtype.itemsize
+    return max(_LEAST, min(size, 1 << (product.depth - 1).bit_length()))
+
+
+def _blocks(product: Product, found: Tiles) -> int:
+    return -(-product.columns // found.block_n)
+
+
+def _most_stages(product: Product, found: Tiles, block_k: int, tokens: int, sm: int) -> int:
+    """How many blocks of weights and x fit into shared memory."""
+    known = max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))
+    rows = found.block_n * (2 if product.gated else 1) + tokens
+    return (_SHARED_KB[known] << 10) // (rows * block_k * product.dtype.itemsize)

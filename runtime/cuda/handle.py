@@ -1,0 +1,47 @@
+"""A step on its way on a GPU."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ingot.runtime.executor import OutputLogprobs
+
+
+class CudaStepHandle:
+    """A launched step of the bucket class `bucket`. Its `outputs` lie on the device; those of a captured graph hold
+    until the next step but one of its size.
+
+    `read` gives the tokens once the event `done` has come, which is recorded here. `tokens` and `logprobs` wait for it.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        outputs: Mapping[str, torch.Tensor],
+        read: Callable[[], list[int]],
+        done: torch.cuda.Event,
+        *,
+        rated: bool,
+    ) -> None:
+        self.bucket = bucket
+        self.outputs = dict(outputs)
+        self._read = read
+        names = ("logprob_ids", "logprobs", "ranks") if rated else ()
+        self._scores = {name: to_host(self.outputs[name]) for name in names}
+        self._done = done
+        self._done.record()
+
+    def tokens(self) -> list[int]:
+        """The sampled token of each row of logits; -1 where the logits were not finite."""
+        self._done.synchronize()
+        return self._read()
+
+    def logprobs(self) -> OutputLogprobs:
+        """The log-probabilities that were asked for, by row of logits."""
+        self._done.synchronize()
+        return OutputLogprobs(self._scores["logprob_ids"], self._scores["logprobs"], self._scores["ranks"])
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, on its way when this returns."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,35 @@
+"""Tile sizes of the kernels of linear: the measured ones where there are, and such as fit for every other product."""
+
+import random
+
+import pytest
+import torch
+import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
+
+from ingot.backends.triton.lower.linear_choice import matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, Product
+
+
+def test_measured_products_get_what_was_measured() -> None:
+    assert all(matvec_tiles(product) == found for product, found in MATVEC.items())
+    for tokens, measured in TILES.items():
+        assert all(tiles(product, tokens, sm=90) == found for product, found in measured.items())
+
+
+# Of a block, from the same table of the CUDA C++ programming guide, in bytes.
+@pytest.mark.parametrize(("sm", "shared"), [(80, 166912), (89, 101376), (90, 232448), (103, 232448), (121, 101376)])
+def test_tiles_fit(sm: int, shared: int) -> None:
+    draw = random.Random(sm)
+    for _ in range(300):
+        dtype = draw.choice((torch.bfloat16, torch.float16, torch.float32))
+        product = Product(draw.randint(1, 300000), draw.randint(1, 30000), draw.random() < 0.5, dtype)
+        tokens = draw.choice(tuple(TILES))
+        found = tiles(product, tokens, sm)
+        rows = found.block_n * (2 if product.gated else 1) + tokens
+        assert rows * found.block_k * found.stages * dtype.itemsize <= shared, (product, found)
+        for size in (found.block_n, found.block_k, matvec_tiles(product).block_n, matvec_tiles(product).block_k):
+            assert size & (size - 1) == 0
+        assert min(found.block_n, found.block_k) >= 16 and found.stages >= 1
+        # Each split has something to do, and a block is not twice what there is.
+        assert found.splits == 1 or found.splits * found.block_k <= product.depth
+        assert max(found.block_k, matvec_tiles(product).block_k) < 2 * max(16, product.depth)
