@@ -13,6 +13,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def in_base_two(scores, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr):
+    """Products of q and keys, scaled and capped, as exponents of two."""
+    if SOFT_CAP is None:
+        scores = scores * (SCALE * LOG2_E)
+    else:
+        # tanh by the logistic function, which every target has.
+        scores = (2.0 * tl.sigmoid(scores * (2.0 * SCALE / SOFT_CAP)) - 1.0) * (SOFT_CAP * LOG2_E)
+    return scores
+
+
+@triton.jit
 def weighed(
     scores,
     values,
@@ -24,13 +35,7 @@ def weighed(
     SOFT_CAP: tl.constexpr,
 ):
     """Keys with `scores` [M, N] (before scaling) and `values` [N, D] join the running state of M rows, where `seen`."""
-    if SOFT_CAP is None:
-        scores = scores * (SCALE * LOG2_E)
-    else:
-        # tanh by the logistic function, which every target has.
-        bounded = 2.0 * tl.sigmoid(scores * (2.0 * SCALE / SOFT_CAP)) - 1.0
-        scores = bounded * (SOFT_CAP * LOG2_E)
-    scores = tl.where(seen, scores, float("-inf"))
+    scores = tl.where(seen, in_base_two(scores, SCALE, SOFT_CAP), float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
     shrunk = tl.exp2(peak - higher)
@@ -51,6 +56,7 @@ def attended(
     head,
     begin,
     end,
+    step,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -63,12 +69,13 @@ def attended(
     BLOCK_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The cached positions begin … end - 1 of the sequence with page ids `pages` join the state of M rows.
+    """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
+    join the state of M rows.
 
     `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. CAUSAL: those behind are not seen.
     """
     d = tl.arange(0, BLOCK_DIM)
-    for start in range(begin, end, BLOCK_N):
+    for start in range(begin, end, step):
         place = start + tl.arange(0, BLOCK_N)
         inside = place < end
         page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)

@@ -1,17 +1,32 @@
 """Attention of steps that feed few tokens: the cached positions of a token are split over programs, to fill the device
 however few tokens there are and however their contexts differ.
 
-A work item is (sequence, token of it, head of k and v, split). Grids know no lengths, so each program works out from
-them, on the device, how many splits a sequence gets, and which item is its own. All rows of a head's group of q share
-one tile. The last split of a (token, head) to end puts the splits together.
+A work item is (token, head of k and v, split). Chunks of a context go to its splits in turns, so where the first chunk
+of a split lies does not depend on how long the context is. All heads of q that share a head of k and v are rows of one
+tile. The split of a (token, head) that ends last puts the splits together.
+
+Grids know no lengths. Each (token, head) has BASE items for certain; programs behind those work out from the lengths,
+on the device, which contexts are long enough for more splits, and take these.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, unowned, weighed
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, in_base_two, weighed
 from ingot.backends.triton.kernels.rope import cache_rows, prepared
+
+
+@triton.jit
+def _owner(token, q_starts, q_lens, sequences):
+    """The sequence that owns a token, or -1."""
+    sequence = -1
+    for first in range(0, sequences, 32):  # a warp's worth: reductions stay within each warp
+        b = first + tl.arange(0, 32)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        sequence = tl.maximum(sequence, tl.max(tl.where((start <= token) & (token < start + count), b, -1)))
+    return sequence
 
 
 @triton.jit
@@ -25,59 +40,55 @@ def _read(length, count, WINDOW: tl.constexpr, APPEND: tl.constexpr):
 
 
 @triton.jit
-def _splits(read, share, MAX_SPLITS: tl.constexpr):
-    """At most one more than read / share: the grid holds the sum over all sequences."""
-    return tl.minimum(tl.maximum((read + share // 2) // share, 1), MAX_SPLITS)
+def _splits(read, share, BASE: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """BASE, or more for a longer context: beyond BASE no more than read / share, by which grids are bounded."""
+    return tl.minimum(tl.maximum((read + share // 2) // share, BASE), MAX_SPLITS)
 
 
 @triton.jit
-def _own_item(
+def _share(
+    q_lens, kv_lens, sequences, SHARES: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr, APPEND: tl.constexpr
+):
+    """Positions of a split: what all tokens together read, in SHARES parts."""
+    work = 0
+    for first in range(0, sequences, 32):
+        b = first + tl.arange(0, 32)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        work += tl.sum(count * _read(length, count, WINDOW, APPEND))
+    return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
+
+
+@triton.jit
+def _further_item(
     item,
+    share,
     q_lens,
     kv_lens,
     sequences,
     KV_HEADS: tl.constexpr,
-    SHARES: tl.constexpr,
-    MIN_SHARE: tl.constexpr,
+    BASE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     APPEND: tl.constexpr,
 ):
-    """(sequence of the item or -1, the item's place among those of its sequence, splits there, tokens owned in all)."""
-    if sequences == 1:
-        owned = tl.load(q_lens)
-        read = _read(tl.load(kv_lens), owned, WINDOW, APPEND)
-        splits = _splits(read, tl.maximum(tl.cdiv(read * owned, SHARES), MIN_SHARE), MAX_SPLITS)
-        place = item
-        sequence = tl.where(item < owned * KV_HEADS * splits, 0, -1)
-    else:
-        # A warp's worth of sequences at a time: reductions then stay within each warp.
-        owned = 0
-        work = 0
-        for first in range(0, sequences, 32):
-            b = first + tl.arange(0, 32)
-            count = tl.load(q_lens + b, mask=b < sequences, other=0)
-            read = _read(tl.load(kv_lens + b, mask=b < sequences, other=0), count, WINDOW, APPEND)
-            owned += tl.sum(count)
-            work += tl.sum(count * read)
-        share = tl.maximum(tl.cdiv(work, SHARES), MIN_SHARE)
-        sequence = -1
-        place = 0
-        splits = 1
-        before = 0
-        for first in range(0, sequences, 32):
-            b = first + tl.arange(0, 32)
-            count = tl.load(q_lens + b, mask=b < sequences, other=0)
-            read = _read(tl.load(kv_lens + b, mask=b < sequences, other=0), count, WINDOW, APPEND)
-            parts = _splits(read, share, MAX_SPLITS)
-            items = count * KV_HEADS * parts
-            end = before + tl.cumsum(items, 0)
-            own = (item >= end - items) & (item < end)
-            sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
-            place += tl.sum(tl.where(own, item - (end - items), 0))
-            splits += tl.sum(tl.where(own, parts - 1, 0))
-            before += tl.sum(items)
-    return sequence, place, splits, owned
+    """Of the items behind the first BASE of each (token, head): (sequence or -1, the item's place among those of its
+    sequence)."""
+    sequence = -1
+    place = 0
+    before = 0
+    for first in range(0, sequences, 32):
+        b = first + tl.arange(0, 32)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
+        items = count * KV_HEADS * (splits - BASE)
+        end = before + tl.cumsum(items, 0)
+        own = (item >= end - items) & (item < end)
+        sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
+        place += tl.sum(tl.where(own, item - (end - items), 0))
+        before += tl.sum(items)
+    return sequence, place
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -125,68 +136,100 @@ def decode_attention(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BASE: tl.constexpr,
     SHARES: tl.constexpr,
-    MIN_SHARE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: (tokens + SHARES) * KV_HEADS work items at most; a program without one ends.
+    """Grid: tokens * KV_HEADS * BASE items, and SHARES * KV_HEADS further ones; SHARES may be 0.
 
-    Contexts are cut so that all tokens together have about SHARES shares. `partial` f32[items, GROUP, DIM] and `stats`
-    f32[items, 2, GROUP] take what a split computed, `arrived` i32[tokens, KV_HEADS] counts the splits that have ended.
+    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] and `stats` f32[tokens, KV_HEADS, MAX_SPLITS, 2, GROUP] take
+    what a split computed, `arrived` i32[tokens, KV_HEADS] counts the splits that have ended.
 
-    With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. Positions
-    fed in this step are then attended to as they come from k and v: no program reads what another one writes here.
+    With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
+    step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
+    holds what earlier steps wrote, and the first chunk is loaded before the kernels in front of this one have ended.
     """
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
+    # Rows that are not known to be cached may hold anything until the length is known; a window begins by the length.
+    EARLY: tl.constexpr = APPEND and WINDOW is None
     item = tl.program_id(0)
-    sequence, place, splits, owned = _own_item(
-        item, q_lens, kv_lens, sequences, KV_HEADS, SHARES, MIN_SHARE, MAX_SPLITS, WINDOW, APPEND
-    )
+    pairs = tokens * KV_HEADS
+    first_items = pairs * BASE
+    head = item % KV_HEADS
+    token = item // KV_HEADS % tokens
+    split = item // pairs
     d = tl.arange(0, BLOCK_DIM)
-    if owned < tokens:
-        row = item // KV_HEADS + tl.zeros((1,), tl.int32)
-        free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        g = tl.arange(0, BLOCK_GROUP)
-        into = out + ((row * KV_HEADS + item % KV_HEADS) * GROUP * DIM)[:, None] + g[:, None] * DIM + d[None, :]
-        tl.store(
-            into,
-            tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty),
-            mask=free[:, None] & (g < GROUP)[:, None] & (d < DIM)[None, :],
-        )
+    g = tl.arange(0, BLOCK_GROUP)
+    own = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    sequence = -1
+    if item < first_items:
+        sequence = _owner(token, q_starts, q_lens, sequences)
+    early_place = split * CHUNK + tl.arange(0, CHUNK)
+    if EARLY:
+        held = (sequence >= 0) & (early_place // PAGE < width)
+        ids = tl.load(page_table + sequence.to(tl.int64) * width + early_place // PAGE, mask=held, other=0)
+        early_rows = kv + ids.to(tl.int64) * PAGE_STRIDE + early_place % PAGE * SLOT_STRIDE + head * DIM
+        early = held[:, None] & (d < DIM)[None, :]
+        early_keys = tl.load(early_rows[:, None] + d[None, :], mask=early, other=0.0)
+        early_values = tl.load(early_rows[:, None] + PART_STRIDE + d[None, :], mask=early, other=0.0)
+    if DEPENDENT:
+        gdc_wait()
+
+    if (sequence < 0) & (split == 0):
+        into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
+        tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
+    splits = BASE
+    place = 0
+    if SHARES > 0:
+        share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+        if item >= first_items:
+            sequence, place = _further_item(
+                item - first_items, share, q_lens, kv_lens, sequences, KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND
+            )
     if sequence < 0:
         return
-
-    split = place % splits
-    head = place // splits % KV_HEADS
-    nth = place // splits // KV_HEADS
     first = tl.load(q_starts + sequence)
     count = tl.load(q_lens + sequence)
     length = tl.load(kv_lens + sequence)
-    token = first + nth
+    if SHARES > 0:
+        splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
+        if item >= first_items:
+            more = splits - BASE
+            split = BASE + place % more
+            head = place // more % KV_HEADS
+            token = first + place // more // KV_HEADS
+    heads = head * GROUP + g
+    rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
+    # All that does not depend on the length is asked for before the length is looked at.
+    if APPEND:
+        one = tl.zeros((1,), tl.int32)
+        position = tl.load(positions + token + one)
+        slot = tl.load(slots + token)
+        new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
+        query = prepared(q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
+        new_key = prepared(k, from_k, one == 0, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    else:
+        query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
+
+    nth = token - first
     cached = length - count
     own_place = cached + nth
     end = cached if APPEND else own_place + 1
     low = 0
     if WINDOW is not None:
         low = tl.maximum(own_place - WINDOW + 1, 0)
-    share = tl.cdiv(tl.cdiv(tl.maximum(end - low, 0), splits), BLOCK_N) * BLOCK_N
-    begin = low + split * share
-    end = tl.minimum(begin + share, end)
+    # Splits that have no chunk do not even count; the first has the token itself at least.
+    chunks = tl.maximum(tl.cdiv(tl.maximum(end - low, 0), CHUNK), 1)
+    splits = tl.minimum(splits, chunks)
+    if split >= splits:
+        return
 
-    g = tl.arange(0, BLOCK_GROUP)
-    heads = head * GROUP + g
-    rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
-    if APPEND:
-        position = tl.load(positions + token + tl.zeros((1,), tl.int32))
-        query = prepared(q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-    else:
-        query = tl.load(q + rows[:, None] + d[None, :], mask=(g < GROUP)[:, None] & (d < DIM)[None, :], other=0.0)
     total = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
     weight_sum = tl.zeros((BLOCK_GROUP,), tl.float32)
     peak = tl.full((BLOCK_GROUP,), LOWEST, tl.float32)
@@ -194,50 +237,63 @@ def decode_attention(
         if split == 0:
             peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
-
-    pages = page_table + sequence.to(tl.int64) * width
-    places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
-    # Every cached position from `low` on is seen.
-    total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, places, kv, pages, head, begin, end,
-        SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
-    )  # fmt: skip
     if APPEND:  # noqa: SIM102
-        if split == splits - 1:
-            for start in range(0, nth + 1, 16):
+        if split == 0:
+            into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM + d[None, :]
+            written = (slot >= 0) & (d < DIM)[None, :]
+            tl.store(into, new_key, mask=written)
+            tl.store(into + PART_STRIDE, new_value, mask=written)
+            # The token itself is the first that the rows see.
+            score = in_base_two(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1), SCALE, SOFT_CAP)
+            higher = tl.maximum(peak, score)
+            weight = tl.exp2(score - higher)
+            weight_sum = weight_sum * tl.exp2(peak - higher) + weight
+            total = weight[:, None] * new_value.to(tl.float32)
+            peak = higher
+            # Then those of its sequence that were fed in front of it.
+            for start in tl.range(0, nth, 16, num_stages=1):
                 fed = start + tl.arange(0, 16)
-                seen = fed <= nth
+                seen = fed < nth
                 if WINDOW is not None:
                     seen = seen & (fed > nth - WINDOW)
-                inside = seen[:, None] & (d < DIM)[None, :]
-                from_k = (first + fed).to(tl.int64) * K_TOKEN + head * K_HEAD
-                from_v = (first + fed).to(tl.int64) * V_TOKEN + head * V_HEAD
+                fed_k = (first + fed).to(tl.int64) * K_TOKEN + head * K_HEAD
+                fed_v = (first + fed).to(tl.int64) * V_TOKEN + head * V_HEAD
                 at = tl.load(positions + first + fed, mask=seen, other=0)
-                keys = prepared(k, from_k, seen, at, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-                values = tl.load(v + from_v[:, None] + d[None, :], mask=inside, other=0.0)
+                keys = prepared(k, fed_k, seen, at, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+                inside = seen[:, None] & (d < DIM)[None, :]
+                values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
                 total, weight_sum, peak = weighed(
                     scores, values, total, weight_sum, peak, seen[None, :], SCALE, SOFT_CAP
                 )
-                slot = tl.load(slots + first + fed, mask=fed == nth, other=-1)
-                into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM
-                written = (slot >= 0)[:, None] & (d < DIM)[None, :]
-                tl.store(into[:, None] + d[None, :], keys, mask=written)
-                tl.store(into[:, None] + PART_STRIDE + d[None, :], values, mask=written)
+
+    begin = low + split * CHUNK
+    if EARLY:  # noqa: SIM102
+        if item < first_items:
+            inside = early_place < end
+            scores = tl.dot(query, tl.trans(early_keys), input_precision="ieee")
+            # What lies behind the end may be NaN, which a weight of zero does not silence.
+            values = tl.where(inside[:, None], early_values, 0.0)
+            total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCALE, SOFT_CAP)
+            begin += splits * CHUNK
+    if begin < end:
+        pages = page_table + sequence.to(tl.int64) * width
+        places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
+        # Every cached position from `low` on is seen.
+        total, weight_sum, peak = attended(
+            total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
+            SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+        )  # fmt: skip
 
     pair = token * KV_HEADS + head
-    own = (g < GROUP)[:, None] & (d < DIM)[None, :]
     if splits == 1:
-        result = total / weight_sum[:, None]
-        tl.store(
-            out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :],
-            result.to(out.dtype.element_ty),
-            mask=own,
-        )
+        into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
+        tl.store(into, (total / weight_sum[:, None]).to(out.dtype.element_ty), mask=own)
         return
-    tl.store(partial + item * (GROUP * DIM) + g[:, None] * DIM + d[None, :], total, mask=own)
-    tl.store(stats + item * (2 * GROUP) + g, peak, mask=g < GROUP)
-    tl.store(stats + item * (2 * GROUP) + GROUP + g, weight_sum, mask=g < GROUP)
+    here = pair * MAX_SPLITS + split
+    tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], total, mask=own)
+    tl.store(stats + here * (2 * GROUP) + g, peak, mask=g < GROUP)
+    tl.store(stats + here * (2 * GROUP) + GROUP + g, weight_sum, mask=g < GROUP)
     # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
     tl.debug_barrier()
     ended = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
@@ -245,19 +301,8 @@ def decode_attention(
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
         _combine(
-            out,
-            partial,
-            stats,
-            pair,
-            item - split,
-            splits,
-            GROUP,
-            DIM,
-            BLOCK_DIM,
-            BLOCK_HEADS,
-            MAX_SPLITS,
-            BLOCK_SPLITS,
-        )
+            out, partial, stats, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
+        )  # fmt: skip
 
 
 @triton.jit
@@ -266,7 +311,6 @@ def _combine(
     partial,
     stats,
     pair,
-    item,
     splits,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -275,29 +319,31 @@ def _combine(
     MAX_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """The attention of a (token, head) from its splits, which are those from `item` on.
+    """The attention of a (token, head) from its splits.
 
     Other multiprocessors wrote them during this launch: they are read past the first cache.
     """
     g = tl.arange(0, BLOCK_HEADS)
     d = tl.arange(0, BLOCK_DIM)
-    all_splits = tl.arange(0, MAX_SPLITS)
-    held = (all_splits < splits)[:, None] & (g < GROUP)[None, :]
-    at = stats + (item + all_splits)[:, None] * (2 * GROUP) + g[None, :]
-    peaks = tl.load(at, mask=held, other=LOWEST, cache_modifier=".cg")
-    sums = tl.load(at + GROUP, mask=held, other=0.0, cache_modifier=".cg")
-    peak = tl.max(peaks, 0)
-    weight_sum = tl.sum(sums * tl.exp2(peaks - peak[None, :]), 0)
+    peak = tl.full((BLOCK_HEADS,), LOWEST, tl.float32)
+    weight_sum = tl.zeros((BLOCK_HEADS,), tl.float32)
     total = tl.zeros((BLOCK_HEADS, BLOCK_DIM), tl.float32)
-    for start in range(0, splits, BLOCK_SPLITS):
+    for start in tl.range(0, splits, BLOCK_SPLITS, num_stages=1):
         s = start + tl.arange(0, BLOCK_SPLITS)
-        some = (s < splits)[:, None] & (g < GROUP)[None, :]
-        own_peaks = stats + (item + s)[:, None] * (2 * GROUP) + g[None, :]
-        share = tl.exp2(tl.load(own_peaks, mask=some, other=LOWEST, cache_modifier=".cg") - peak[None, :])
-        own_totals = partial + ((item + s)[:, None] * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
-        inside = some[:, :, None] & (d < DIM)[None, None, :]
-        parts = tl.load(own_totals, mask=inside, other=0.0, cache_modifier=".cg")
-        total += tl.sum(parts * share[:, :, None], 0)
-    result = total / weight_sum[:, None]
+        held = (s < splits)[:, None] & (g < GROUP)[None, :]
+        here = (pair * MAX_SPLITS + s)[:, None]
+        from_stats = stats + here * (2 * GROUP) + g[None, :]
+        from_partial = partial + (here * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
+        inside = held[:, :, None] & (d < DIM)[None, None, :]
+        peaks = tl.load(from_stats, mask=held, other=LOWEST, cache_modifier=".cg")
+        sums = tl.load(from_stats + GROUP, mask=held, other=0.0, cache_modifier=".cg")
+        parts = tl.load(from_partial, mask=inside, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(peak, tl.max(peaks, 0))
+        share = tl.exp2(peaks - higher[None, :])
+        shrunk = tl.exp2(peak - higher)
+        weight_sum = weight_sum * shrunk + tl.sum(sums * share, 0)
+        total = total * shrunk[:, None] + tl.sum(parts * share[:, :, None], 0)
+        peak = higher
     into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-    tl.store(into, result.to(out.dtype.element_ty), mask=(g < GROUP)[:, None] & (d < DIM)[None, :])
+    result = (total / weight_sum[:, None]).to(out.dtype.element_ty)
+    tl.store(into, result, mask=(g < GROUP)[:, None] & (d < DIM)[None, :])

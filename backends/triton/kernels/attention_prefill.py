@@ -92,11 +92,11 @@ def prefill_attention(
     middle = low + tl.maximum(cached + block * BLOCK_M + 1 - low, 0) // BLOCK_N * BLOCK_N
     end = tl.minimum(cached + (block + 1) * BLOCK_M, cached + count)
     total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, places, kv, pages, head // GROUP, low, middle,
+        total, weight_sum, peak, query, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
         SCALE, WINDOW, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
     )  # fmt: skip
     total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end,
+        total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
         SCALE, WINDOW, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
     )  # fmt: skip
     result = total / weight_sum[:, None]

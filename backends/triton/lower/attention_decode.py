@@ -13,16 +13,18 @@ from ingot.backends.triton.lower.heads import power_of_two, strides_of, want_one
 from ingot.backends.triton.lower.rope import norms_of, rotation
 from ingot.backends.triton.schedule import Schedule, Value
 
-# The most splits of one context, whose statistics one tile holds.
-_MAX_SPLITS = 64
-# Elements of partial results that are added at once: 64 for each thread of 4 warps.
-_COMBINED = 8192
+# The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
+_MAX_SPLITS, _ALL_SPLITS = 64, 1024
+# Elements of partial results that are added at once: 32 for each thread of 4 warps.
+_COMBINED = 4096
+# Up to this many tokens, a context is split in two at least.
+_HALVED = 16
 
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """`keys` of a tile; `stages` of a loop, of which two thirds are tiles in flight (page ids take a stage each);
-    contexts are cut for `programs` on each multiprocessor."""
+    """`keys` of a tile; `stages` of a loop, of which half hold tiles in flight and half page ids; contexts are cut for
+    `programs` on each multiprocessor."""
 
     keys: int
     stages: int
@@ -44,8 +46,17 @@ def schedule_decode(
     attention = attention_of(call)
     tiles = tiles or decode_tiles(attention)
     cache, heads = attention.cache, power_of_two(attention.group)
+    most_tokens = schedule.bucket.tokens[1]
     shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
-    items = times(Term(op="add", left=attention.tokens, right=shares), cache.kv_heads)
+    # A step of one token needs no more than the certain items; with many tokens, long contexts get what is to spare.
+    max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
+    base = 2 if most_tokens <= _HALVED else 1
+    if most_tokens == 1:
+        base = max_splits = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        shares = 0
+    pairs = times(attention.tokens, cache.kv_heads)
+    items = Term(op="add", left=times(pairs, base), right=shares * cache.kv_heads)
+    left = (attention.tokens, cache.kv_heads, max_splits)
     out = schedule.output(call.results[0])
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
     fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "INTERLEAVED": False}
@@ -59,9 +70,9 @@ def schedule_decode(
         (items, 1, 1),
         {
             "out": out,
-            "partial": schedule.scratch(torch.float32, (items, attention.group, cache.dim)),
-            "stats": schedule.scratch(torch.float32, (items, 2, attention.group)),
-            "arrived": schedule.counter((schedule.bucket.tokens[1], cache.kv_heads)),
+            "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
+            "stats": schedule.scratch(torch.float32, (*left, 2, attention.group)),
+            "arrived": schedule.counter((most_tokens, cache.kv_heads)),
             **attention.arguments,
             **prologue,
         },
@@ -70,12 +81,12 @@ def schedule_decode(
             **fixed,
             "APPEND": append,
             "BLOCK_GROUP": max(16, heads),
-            "BLOCK_N": tiles.keys,
+            "CHUNK": tiles.keys,
+            "BASE": base,
             "SHARES": shares,
-            "MIN_SHARE": tiles.keys,
-            "MAX_SPLITS": _MAX_SPLITS,
+            "MAX_SPLITS": max_splits,
             "BLOCK_HEADS": heads,
-            "BLOCK_SPLITS": max(1, _COMBINED // (heads * attention.block_dim)),
+            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, _COMBINED // (heads * attention.block_dim))),
             "DEPENDENT": schedule.dependent,
         },
         warps=tiles.warps,

@@ -82,7 +82,7 @@ def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) 
 @pytest.mark.parametrize("padding", [{}, {"gap": 2, "behind": 3}], ids=["full", "padded"])
 def test_any_mix_of_sequences(mix: str, padding: dict[str, int], dtype: torch.dtype) -> None:
     step = a_step(MIXES[mix], dtype, **padding)
-    appended(step, 64)
+    appended(step, 32 if len(step.q) > 1 else 1)
     over_pages(step, 64)
     over_pages(step, 2048)
 
