@@ -8,10 +8,11 @@ from ingot.runtime.executor import OutputLogprobs
 
 
 class CudaStepHandle:
-    """A launched step of the bucket class `bucket`. Its `outputs` lie on the device; those of a captured graph hold
-    until the next step but one of its size.
+    """A launched step of the bucket class `bucket`.
 
-    `read` gives the tokens once the event `done` has come, which is recorded here. `tokens` and `logprobs` wait for it.
+    `outputs` lie on the device; those of a captured graph hold until the next step but one of its size. `read` gives
+    the tokens once the event `done` has come, which is recorded here on the current stream. Whoever asks the handle for
+    anything waits for that.
     """
 
     def __init__(
@@ -24,12 +25,18 @@ class CudaStepHandle:
         rated: bool,
     ) -> None:
         self.bucket = bucket
-        self.outputs = dict(outputs)
+        self._outputs = dict(outputs)
         self._read = read
         names = ("logprob_ids", "logprobs", "ranks") if rated else ()
-        self._scores = {name: to_host(self.outputs[name]) for name in names}
+        self._scores = {name: to_host(self._outputs[name]) for name in names}
         self._done = done
         self._done.record()
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """All outputs by name. They were made on the executor's stream, and are there for every other one now."""
+        self._done.synchronize()
+        return self._outputs
 
     def tokens(self) -> list[int]:
         """The sampled token of each row of logits; -1 where the logits were not finite."""

@@ -57,6 +57,8 @@ class _NoCompilers:
 
 def freeze() -> list[str]:
     """From here on this process imports no compiler and starts no process. The compilers asked for come in the list."""
+    # torch asks for Triton without need when it starts on a GPU: there it is not installed, as far as anybody can tell.
+    sys.modules["triton"] = None  # type: ignore[assignment]  # what the import system takes for "not there"
     finder = _NoCompilers()
     sys.meta_path.insert(0, finder)
 
