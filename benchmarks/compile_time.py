@@ -86,7 +86,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
 def _compile(
     checkpoint: Path, output: Path, cache: Path, extra: Sequence[str], timeout: float, name: str, what: str
 ) -> dict[str, Figure]:
-    command = [sys.executable, "-m", "ingot", "compile", checkpoint, "--output", output, *extra]
+    command: list[str | Path] = [sys.executable, "-m", "ingot", "compile", checkpoint, "--output", output, *extra]
     caches = {name: str(cache / name.lower()) for name in CACHES}
     ended = run_command(command, env=caches, timeout=timeout, echo=True)
     phases = json.loads((output / "timings.json").read_text(encoding="utf-8"))["phases"]

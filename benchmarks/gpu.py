@@ -62,6 +62,7 @@ def main() -> None:
         os.environ[REVISION] = options.revision
     os.environ[REVISION] = revision()  # said now, or the call would be for nothing; the parts say the same
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    check_commands()
     options.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + options.seconds
     found = Found()
@@ -73,6 +74,14 @@ def main() -> None:
         print(f"== {part}: {found.missing.get(part, 'done')}, {time.monotonic() - begin:.1f} s", flush=True)
         path = write(options, found)
     print(path)
+
+
+def check_commands() -> None:
+    """Ends the benchmark where Ingot's commands do not start, for want of a package say: nothing could be compiled."""
+    try:
+        run_command([sys.executable, "-m", "ingot", "--version"], timeout=60)
+    except ChildError as error:
+        sys.exit(f"`python -m ingot` cannot be run: {error}")
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:

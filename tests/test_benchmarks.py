@@ -422,6 +422,7 @@ def test_one_call_goes_on_when_a_part_fails(
     made = [sys.executable, "-c", ""]
     parts = [("checkpoint", [fails, tmp_path]), ("compile", [fails]), ("decode", [works]), ("peer", made)]
     monkeypatch.setattr(gpu, "commands", lambda options: iter(parts))
+    monkeypatch.setattr(gpu, "check_commands", lambda: None)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which it puts Ingot in front of, for its parts
     call("gpu", "--shape", "qwen3-0.6b", "--out", tmp_path, "--skip", "peer")
     found = results.read_result(tmp_path / "gpu_qwen3_0_6b.json")
