@@ -79,7 +79,7 @@ def main() -> None:
 def check_commands() -> None:
     """Ends the benchmark where Ingot's commands do not start, for want of a package say: nothing could be compiled."""
     try:
-        run_command([sys.executable, "-m", "ingot", "--version"], timeout=60)
+        run_command([sys.executable, "-m", "ingot", "compile", "--help"], timeout=60)
     except ChildError as error:
         sys.exit(f"`python -m ingot` cannot be run: {error}")
 
