@@ -6,7 +6,7 @@ full     the checkpoint, with empty caches, into FOLDER/model.ingot, which stays
 cached   the same again, with what `full` left in the caches: as with new weights of a known shape
 few      a checkpoint of the same shape with random weights and few layers, with empty caches
 
-Each is a process of its own, from its start to its end. `--options "--max-seq-len 4096"` are given to compile-model.
+Each is a process of its own, from its start to its end. `--options="--max-seq-len 4096"` are given to compile-model.
 """
 
 import argparse
