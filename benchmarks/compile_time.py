@@ -6,7 +6,7 @@ full     the checkpoint, with empty caches, into FOLDER/model.ingot, which stays
 cached   the same again, with what `full` left in the caches: as with new weights of a known shape
 few      a checkpoint of the same shape with random weights and few layers, with empty caches
 
-Each is a process of its own, from its start to its end. `--options "--max-seq-len 4096"` are given to compile-model.
+Each is a process of its own, from its start to its end. `--options="--max-seq-len 4096"` are given to compile-model.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
 def _compile(
     checkpoint: Path, output: Path, cache: Path, extra: Sequence[str], timeout: float, name: str, what: str
 ) -> dict[str, Figure]:
-    command = [sys.executable, "-m", "ingot", "compile", checkpoint, "--output", output, *extra]
+    command: list[str | Path] = [sys.executable, "-m", "ingot", "compile", checkpoint, "--output", output, *extra]
     caches = {name: str(cache / name.lower()) for name in CACHES}
     ended = run_command(command, env=caches, timeout=timeout, echo=True)
     phases = json.loads((output / "timings.json").read_text(encoding="utf-8"))["phases"]

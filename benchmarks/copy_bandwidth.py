@@ -36,4 +36,4 @@ def _cuda_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
     target.copy_(source)
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3

@@ -9,6 +9,7 @@ Engines are measured in processes of their own, where nothing of Ingot can be im
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -61,7 +62,10 @@ def lengths_of(batch: int) -> Lengths:
 
 
 def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths) -> Decoded:
-    """Times `generate` on random prompts of `batch` sequences; every engine gets the same ones in the same order."""
+    """Times `generate` on random prompts of `batch` sequences; every engine gets the same ones in the same order.
+
+    Ends the benchmark when the long outputs took no longer than the short ones.
+    """
     draw = random.Random(batch)
 
     def seconds(count: int) -> float:
@@ -73,7 +77,10 @@ def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths)
     seconds(min(16, lengths.short))  # warms up
     short = tuple(seconds(lengths.short) for _ in range(lengths.tries))
     long = tuple(seconds(lengths.long) for _ in range(lengths.tries))
-    return Decoded(lengths, long, short)
+    decoded = Decoded(lengths, long, short)
+    if decoded.step <= 0:
+        sys.exit(f"{lengths.long} tokens took no longer than {lengths.short}: the machine is too busy to measure on")
+    return decoded
 
 
 # The options of every script that measures decoding, to measure less of it than its figures are quoted for.

@@ -11,7 +11,8 @@ peer           vLLM's starts, steps, prompt and requests                        
 compile_again  compile-model with its caches filled, and of few layers            compile_time.py
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
-part, so that what was measured stays when the call is cut off.
+part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
+the commit is the same one.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from pathlib import Path
 from children import ChildError, run_child, run_command
 from compile_time import depth_ratio
 from random_checkpoint import SHAPES
-from results import REVISION, ROOT, Figure, Result, revision, write_result
+from results import REVISION, ROOT, Figure, Result, read_result, revision, write_result
 
 HERE = Path(__file__).parent
 PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "compile_again")
@@ -56,30 +57,60 @@ def main() -> None:
     parser.add_argument("--revision", help="the commit, where this is no git checkout")
     options = parser.parse_args()
     skipped = set(filter(None, options.skip.split(",")))
-    if unknown := skipped - set(PARTS):
-        sys.exit(f"--skip knows no {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    if (unknown := skipped - set(PARTS)) or skipped == set(PARTS):
+        sys.exit(
+            f"--skip {options.skip}: choose from {', '.join(PARTS)}" + ("" if unknown else ", and not all of them")
+        )
     if options.revision:
         os.environ[REVISION] = options.revision
     os.environ[REVISION] = revision()  # said now, or the call would be for nothing; the parts say the same
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    options.out.mkdir(parents=True, exist_ok=True)
+    check_commands()
     deadline = time.monotonic() + options.seconds
-    found = Found()
+    found = earlier(options)
     for part, command in commands(options):
         if part in skipped:
             continue
         begin = time.monotonic()
         run(part, command, found, deadline - begin)
         print(f"== {part}: {found.missing.get(part, 'done')}, {time.monotonic() - begin:.1f} s", flush=True)
-        path = write(options, found)
+        for folder in (work_folder(options), options.out):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = write(options, found, folder)
     print(path)
+
+
+def work_folder(options: argparse.Namespace) -> Path:
+    """Where checkpoint, artifact, caches and the result so far of a shape are."""
+    folder: Path = options.work / options.shape
+    return folder
+
+
+def name_of(options: argparse.Namespace) -> str:
+    return f"gpu_{options.shape.replace('-', '_').replace('.', '_')}"
+
+
+def earlier(options: argparse.Namespace) -> Found:
+    """What earlier calls found at the same commit."""
+    path = work_folder(options) / f"{name_of(options)}.json"
+    if not path.exists() or (result := read_result(path)).revision != os.environ[REVISION]:
+        return Found()
+    return Found(dict(result.figures), dict(result.versions), dict(result.missing))
+
+
+def check_commands() -> None:
+    """Ends the benchmark where Ingot's commands do not start, for want of a package say: nothing could be compiled."""
+    try:
+        run_command([sys.executable, "-m", "ingot", "compile", "--help"], timeout=60)
+    except ChildError as error:
+        sys.exit(f"`python -m ingot` cannot be run: {error}")
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
     """The command of each part, in order."""
-    work: Path = options.work / options.shape
+    work = work_folder(options)
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
-    compiling = [HERE / "compile_time.py", checkpoint, "--work", work, "--options", options.options, "--measure"]
+    compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
     site = ["--site", options.site] if options.site else []
     peer = ["--no-serve"] if "serve" in options.skip.split(",") else []
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
@@ -93,6 +124,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
 
 def run(part: str, command: list[str | Path], found: Found, seconds: float) -> None:
     """Run a part in `seconds`, and add what it found, or why it found nothing."""
+    found.missing.pop(part, None)
     try:
         if seconds <= 0:
             raise ChildError("no time was left for it")
@@ -108,16 +140,15 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
         found.missing[part] = str(error)
 
 
-def write(options: argparse.Namespace, found: Found) -> Path:
+def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
     """The result of the parts so far."""
-    settings = {"shape": options.shape, "batch": options.batch, "compile": options.options, "skipped": options.skip}
     return write_result(
-        f"gpu_{options.shape.replace('-', '_').replace('.', '_')}",
-        settings,
+        name_of(options),
+        {"shape": options.shape, "batch": options.batch, "compile": options.options},
         found.figures | depth_ratio(found.figures),
         packages=[name for name in PACKAGES if _installed(name)],
         versions=found.versions,
-        folder=options.out,
+        folder=folder,
         missing=found.missing,
     )
 

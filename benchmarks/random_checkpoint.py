@@ -97,7 +97,7 @@ def config_of(shape: str, **changes: Any) -> Config:
 def tensor_shapes(config: Config) -> TensorShapes:
     """The tensors of a checkpoint with this config.json, in their order, linears as [out, in]."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
-    shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{layer}.{name}.weight": sizes for name, sizes in layer_shapes(config).items()}
     shapes["model.norm.weight"] = (hidden,)

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +228,13 @@ def test_a_step_is_timed_by_what_longer_outputs_take_more(benchmarks: None, monk
     assert lengths.context == sum(seen) / len(seen) and lengths.tokens == 168
 
 
+def test_what_a_busy_machine_gives_is_no_step(benchmarks: None) -> None:
+    method = importlib.import_module("decode_method")
+    with pytest.raises(SystemExit, match="too busy"):
+        slow_first = iter([0, 0.1, 0])
+        method.measure_decode(lambda *_: time.sleep(next(slow_first)), 50, 1, method.Lengths(long=2, short=1, tries=1))
+
+
 def test_decode(
     artifact: Path,
     results: ModuleType,
@@ -235,7 +243,7 @@ def test_decode(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    less = ("--long", 12, "--short", 4, "--tries", 1)
+    less = ("--long", 44, "--short", 4, "--tries", 3)
     call("decode", artifact, "--batch", "1,3", *less, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
     printed = capsys.readouterr().out
@@ -244,7 +252,7 @@ def test_decode(
         step, share = figures[f"batch_{batch}_step"].value, figures[f"batch_{batch}_of_copy"].value
         moved = figures[f"batch_{batch}_weights"].value + figures[f"batch_{batch}_cache"].value
         assert 0 < step < 1 and share == pytest.approx(moved / step / figures["copy"].value)
-        assert len(figures[f"batch_{batch}_long"].values) == 1
+        assert len(figures[f"batch_{batch}_long"].values) == 3
     with pytest.raises(SystemExit, match="64 sequences of 448 tokens are too many"):
         call("decode", artifact, "--batch", "64")
 
@@ -323,13 +331,13 @@ def test_a_child_that_takes_too_long_is_ended_with_its_children(children: Module
     inner = tmp_path / "inner.py"
     inner.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
     text = f"sys.path.append({str(BENCHMARKS)!r})\nfrom children import run_command\n"
-    with pytest.raises(children.ChildError, match=r"ended after 1\.5 s"):
-        children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=1.5)
+    with pytest.raises(children.ChildError, match=r"ended after 2\.5 s"):
+        children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=2.5)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-# What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes a millisecond.
+# What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes two milliseconds.
 FAKE_VLLM = """
 import os, time
 from types import SimpleNamespace as Fields
@@ -346,7 +354,7 @@ class LLM:
         time.sleep(0.4 if cold else 0.01)
     def generate(self, prompts, params, *, use_tqdm):
         assert all(len(prompt["prompt_token_ids"]) == 128 for prompt in prompts)
-        time.sleep(params.max_tokens * 1e-3)
+        time.sleep(params.max_tokens * 2e-3)
         return [Fields(outputs=[Fields(token_ids=[0] * params.max_tokens)]) for _ in prompts]
 """
 
@@ -355,14 +363,16 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
-    less = ("--long", 60, "--short", 20, "--tries", 1, "--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
-    call("peer_vllm", tmp_path, "--site", tmp_path, *less, "--json", tmp_path / "found.json")
+    less = ("--long", 60, "--short", 20, "--tries", 3)
+    load = ("--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
+    call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
     assert found.versions["vllm"] == "0.0.1"
     for batch in (1, 32):
-        assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
-    assert found.figures["vllm_throughput"].value == pytest.approx(8 * 20 / 20e-3, rel=0.5)
-    assert found.figures["vllm_prompt"].value == pytest.approx(1e-3, rel=0.9)
+        assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(2e-3, rel=0.5)
+    most = 8 * 20 / 40e-3  # a busy machine makes less of it
+    assert most / 10 < found.figures["vllm_throughput"].value <= most
+    assert 2e-3 <= found.figures["vllm_prompt"].value < 0.1
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
     with pytest.raises(SystemExit, match="vLLM is not in"):
@@ -416,26 +426,39 @@ def test_one_call_goes_on_when_a_part_fails(
     machine = {"processor": "p", "features": [], "cores": 1, "memory": 1, "system": "s", "load": 0.0}
     answer = {"name": "answer", "revision": "r", "date": "2026-01-01", "machine": machine, "settings": {}}
     answer |= {"versions": {"vllm": "1"}, "figures": {"batch_1_step": figure}}
+    again = {**answer, "figures": {"compile": figure}}
     works = script_of(tmp_path, f"json.dump({answer!r}, open(sys.argv[-1], 'w'))")
     fails = tmp_path / "fails.py"
     fails.write_text("raise RuntimeError('out of memory')")
     made = [sys.executable, "-c", ""]
     parts = [("checkpoint", [fails, tmp_path]), ("compile", [fails]), ("decode", [works]), ("peer", made)]
     monkeypatch.setattr(gpu, "commands", lambda options: iter(parts))
+    monkeypatch.setattr(gpu, "check_commands", lambda: None)
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which it puts Ingot in front of, for its parts
-    call("gpu", "--shape", "qwen3-0.6b", "--out", tmp_path, "--skip", "peer")
-    found = results.read_result(tmp_path / "gpu_qwen3_0_6b.json")
+    asked = ("gpu", "--shape", "qwen3-0.6b", "--out", tmp_path / "out", "--work", tmp_path / "work")
+    call(*asked, "--skip", "peer,serve")
+    found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
     assert found.figures["batch_1_step"].value == 2.0 and found.versions["vllm"] == "1"
     assert found.missing.keys() == {"checkpoint", "compile"} and "out of memory" in found.missing["compile"]
+    # A later call adds to it, and measures again what is asked for; another commit begins anew.
+    parts = [("compile", [script_of(tmp_path, f"json.dump({again!r}, open(sys.argv[-1], 'w'))")])]
+    call(*asked)
+    found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
+    assert found.figures.keys() == {"batch_1_step", "compile"} and found.missing.keys() == {"checkpoint"}
+    call(*asked, "--revision", "1" * 40)
+    found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
+    assert found.figures.keys() == {"compile"} and not found.missing and found.revision == "1" * 40
+    with pytest.raises(SystemExit, match="choose from checkpoint"):
+        call(*asked, "--skip", "nothing")
 
 
 def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
-    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "", "site": tmp_path, "skip": "serve"}
+    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "-x", "site": tmp_path, "skip": "serve"}
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS
     for part, (script, *arguments) in commands.items():
-        options = [argument for argument in arguments if str(argument).startswith("--")]
+        options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()
         assert all(f'"{option}"' in known for option in options)
         assert part == "checkpoint" or "add_json_option(parser)" in known
