@@ -49,8 +49,8 @@ class Loaded:
 
     `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
-    GPU's context), "weights" (with their digests), "executables", "states" and "bind". Device runs beside plan and
-    tokenizer, weights beside executables and states.
+    GPU's context), "weights" (with their digests), "executables", "states", "bind" and "graph" (the first CUDA
+    graph). Device runs beside plan and tokenizer, weights beside executables and states.
     """
 
     artifact: Artifact
@@ -136,13 +136,8 @@ def bind(
         executors = {
             entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
     if device.type == "cuda":
-        with phases.phase("graph"):
-            for executor in executors.values():
-                if isinstance(executor, CudaExecutor):
-                    executor.capture(1)  # the others when a step needs them
+        _capture_first(device, executors, phases)
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
     return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
@@ -171,6 +166,15 @@ def _weights(
         if verify:
             artifact.verify_files(artifact.weight_files(), threads)
         return map_weights(artifact)
+
+
+def _capture_first(device: torch.device, executors: Mapping[str, AnyExecutor], phases: Phases) -> None:
+    """Capture the graphs of one sequence, the others when a step needs them."""
+    torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
+    with phases.phase("graph"):
+        for executor in executors.values():
+            if isinstance(executor, CudaExecutor):
+                executor.capture(1)
 
 
 def this_machine(manifest: Manifest) -> Target:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot.ir.plan import Plan, Plans
+from ingot.runtime.cuda.decode_graph import graph_sizes
 from ingot.runtime.memory import ServingMemory
 
 # Of all memory, what serving takes when nobody says: as much as gpu_memory_utilization is by default in vLLM.
@@ -30,9 +31,9 @@ def serving_memory(free: int, total: int, plans: Plans, rows: Sequence[int]) -> 
 
 
 def graph_bytes(plan: Plan, rows: Sequence[int]) -> int:
-    """What captured decode steps of `rows` sequences hold beside other steps: one pool for what lives within a step,
-    which the largest fills, and the outputs and inputs of each."""
-    kept = [size for size in rows if size <= plan.dims.get("B", (1, 0))[1]]
+    """What captured decode steps of `rows` sequences hold beside other steps, as far as there are such: one pool for
+    what lives within a step, which the largest fills, and the outputs and inputs of each."""
+    kept = graph_sizes(rows, plan.dims.get("B", (1, 0))[1]) if rows else []
     buckets = {bucket.bucket.name: bucket for size in kept for bucket in plan.buckets if bucket.bucket.holds(size, 1)}
     if not buckets:
         return 0

@@ -280,7 +280,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     "an unknown op": (lambda p: first(p, "ingot.embedding").update(target="ingot.embed"), "the op is unknown"),
     "an op of python": (lambda p: first(p, "ingot.embedding").update(target="os.system"), "the op is unknown"),
     "an op of aten": (lambda p: first(p, "ingot.rms_norm").update(target="aten.exp.default"), "the op is unknown"),
-    "an unknown provider": (lambda p: first(p, "ingot.linear").update(provider="cublas"), "the provider is 'cublas'"),
+    "an unknown provider": (lambda p: first(p, "ingot.linear").update(provider="cudnn"), "the provider is 'cudnn'"),
     "an unknown executable": (lambda p: first(p, "ingot.linear").update(target="exe.0"), "the executable is unknown"),
     "an unknown value": (lambda p: first(p, "ingot.linear")["args"][0].update(ref="nothing"), "'nothing' is read"),
     "a value used too early": (swap, "is read"),

@@ -39,4 +39,4 @@ def test_a_frozen_process_serves_every_bucket_class(tmp_path: Path) -> None:
     assert frozen.refused == []
     decode = [bucket for bucket in report.plans.plans["main"].buckets if bucket.bucket.tokens[1] <= GRAPH_ROWS[-1]]
     assert decode and all(is_capturable(bucket) for bucket in decode)
-    assert frozen.graphs == sorted({min(size for size in GRAPH_ROWS if size >= count) for count in BATCHES})
+    assert {min(size for size in GRAPH_ROWS if size >= count) for count in BATCHES} <= set(frozen.graphs)
