@@ -444,7 +444,11 @@ class Stack:
     def _tried(self, part: Part, found: Sequence[Found]) -> list[Chosen]:
         """The fastest by themselves, first of all the very fastest; some with weights fetched ahead; the known."""
         fastest = [one.chosen for one in sorted(found, key=_time) if one.part == part][:_KEPT]
-        ahead = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
+        ahead: list[Chosen] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
+        for one in fastest[:4]:
+            if isinstance(one, MatvecTiles):
+                waves = part.columns // (one.block_n * 2 * CORES)  # that follow the first
+                ahead += [replace(one, ahead=later) for later in (1, 2, 4, 8) if later < waves]
         return list(dict.fromkeys([*fastest, *ahead, best_known(part, self.tokens)]))
 
     def row(self, pool: ProcessPoolExecutor, found: Sequence[Found], deadline: float) -> dict[str, Any]:
