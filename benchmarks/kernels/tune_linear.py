@@ -6,7 +6,9 @@ Times the products of three decoders' layers as a step calls them, with the norm
 around them. A CUDA graph holds a row of launches, each of which may begin before the one in front has ended, over
 weights that lie far apart in 3 GB, so that no cache holds any. Bytes are those of the weights. The fraction is of a
 copy in the same run, read and write together. Kernels are compiled in other processes, ahead of the measurements. At
-the end a whole stack of layers runs with the best sizes found, which shows what the change of kernels costs.
+the end whole stacks of layers run, with a pause in place of attention, and each product in turn takes those of its best
+sizes that serve the stack best: there a kernel also has to leave room for the next one, which loads its first weights
+meanwhile.
 """
 
 import argparse
@@ -15,16 +17,19 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.linear import Gate, Linear, Norm, padded_tokens, schedule_linear
@@ -39,6 +44,7 @@ DTYPE = torch.bfloat16
 EPS = 1e-5
 POOL = 3 << 30  # bytes of weights that the launches go over: fifty times the last-level cache of an H200
 TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
+PAUSE = 4000  # nanoseconds
 MOST_LAUNCHES = 128  # in a graph: to record one takes longer than to run it
 SHARED_MEMORY = 227 << 10  # of a block on compute capability 9.0 (CUDA C++ programming guide, table of capabilities)
 SM, CORES = 90, 132
@@ -113,15 +119,15 @@ class Found:
         return {
             "decoder": self.decoder,
             "part": part.name,
-            "columns": part.columns,
-            "depth": part.depth,
-            "gated": part.gated,
-            "tokens": self.tokens,
-            **asdict(self.chosen),
+            **_sizes(part, self.tokens, self.chosen),
             "microseconds": round(self.microseconds, 2),
             "gb_per_second": round(part.bytes / self.microseconds / 1e3),
             "fraction": round(self.fraction, 4),
         }
+
+
+def _sizes(part: Part, tokens: int, chosen: Chosen) -> dict[str, Any]:
+    return {"columns": part.columns, "depth": part.depth, "gated": part.gated, "tokens": tokens, **asdict(chosen)}
 
 
 def make_schedule(part: Part, tokens: int, chosen: Chosen | None) -> tuple[Schedule, Value]:
@@ -289,11 +295,11 @@ class Bench:
             times.append(float(begin.elapsed_time(end)) * 1e-3)
         return min(times)
 
-    def graph_seconds(self, calls: Iterable[tuple[Call, list[torch.Tensor]]]) -> float:
+    def graph_seconds(self, launches: Iterable[Callable[[], None]]) -> float:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for call, inputs in calls:
-                call(inputs)
+            for launch in launches:
+                launch()
         return self.seconds(graph.replay)
 
     def measure(self, decoder: str, part: Part, tokens: int, chosen: Chosen) -> Found:
@@ -303,7 +309,7 @@ class Bench:
         call(inputs)
         _check(call, inputs)
         count = min(MOST_LAUNCHES, max(4, TRAFFIC // part.bytes))
-        seconds = self.graph_seconds((call, self.inputs(part, tokens)) for _ in range(count)) / count
+        seconds = self.graph_seconds(partial(call, self.inputs(part, tokens)) for _ in range(count)) / count
         return Found(decoder, part, tokens, chosen, seconds * 1e6, part.bytes / seconds / self.copy)
 
 
@@ -392,21 +398,85 @@ def _time(found: Found) -> float:
     return found.microseconds
 
 
-def stack(bench: Bench, decoder: Decoder, tokens: int, best: Mapping[Part, Chosen]) -> dict[str, Any] | None:
-    """All products of a step in a row, attention and the rest left out."""
-    parts = [*decoder.layer() * decoder.layers, decoder.head()]
-    if not all(part in best for part in parts):
-        return None
-    calls = {part: Call(part, tokens, best[part]) for part in parts}
-    seconds = bench.graph_seconds((calls[part], bench.inputs(part, tokens)) for part in parts)
-    total = sum(part.bytes for part in parts)
-    return {
-        "decoder": decoder.name,
-        "tokens": tokens,
-        "microseconds": round(seconds * 1e6, 1),
-        "gb_per_second": round(total / seconds / 1e9),
-        "fraction": round(total / seconds / bench.copy, 4),
-    }
+class Stack:
+    """All products of a decoder's step in a row, with a pause where attention runs."""
+
+    def __init__(self, bench: Bench, decoder: Decoder, tokens: int) -> None:
+        self.bench, self.decoder, self.tokens = bench, decoder, tokens
+        self.parts = (*decoder.layer(), decoder.head())
+        self.calls: dict[tuple[Part, Chosen], Call] = {}
+
+    def seconds(self, chosen: Mapping[Part, Chosen]) -> float:
+        """Raises what Triton raises for tiles that do not fit."""
+        for part in self.parts:
+            if (part, chosen[part]) not in self.calls:  # made, and loaded, outside of the recording
+                call = self.calls[part, chosen[part]] = Call(part, self.tokens, chosen[part])
+                call(self.bench.inputs(part, self.tokens))
+        return self.bench.graph_seconds(self._launches(chosen))
+
+    def _launches(self, chosen: Mapping[Part, Chosen]) -> Iterator[Callable[[], None]]:
+        *layer, head = self.parts
+        for part in (*layer * self.decoder.layers, head):
+            yield partial(self.calls[part, chosen[part]], self.bench.inputs(part, self.tokens))
+            if part.name == "qkv":
+                yield pause
+
+    def refine(
+        self, pool: ProcessPoolExecutor, found: Sequence[Found], deadline: float
+    ) -> tuple[dict[Part, Chosen], float, float]:
+        """The best sizes for the stack, what it takes with the best for each product by itself, and with these."""
+        tried = {part: self._tried(part, found) for part in self.parts}
+        wait([pool.submit(compile_all, part, self.tokens, one) for part in self.parts for one in tried[part]])
+        best = {part: tried[part][0] for part in self.parts}
+        first = least = self.seconds(best)
+        for part in (*self.parts, *self.parts):
+            for chosen in tried[part]:
+                if chosen == best[part] or time.monotonic() > deadline:
+                    continue
+                try:
+                    seconds = self.seconds({**best, part: chosen})
+                except triton.runtime.errors.OutOfResources:
+                    continue
+                if seconds < least:
+                    best, least = {**best, part: chosen}, seconds
+        return best, first, least
+
+    def _tried(self, part: Part, found: Sequence[Found]) -> list[Chosen]:
+        """The fastest by themselves, first of all the very fastest; some with weights fetched ahead; the known."""
+        fastest = [one.chosen for one in sorted(found, key=_time) if one.part == part][:_KEPT]
+        ahead: list[Chosen] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
+        for one in fastest[:4]:
+            if isinstance(one, MatvecTiles):
+                waves = part.columns // (one.block_n * 2 * CORES)  # that follow the first
+                ahead += [replace(one, ahead=later) for later in (1, 2, 4, 8) if later < waves]
+        return list(dict.fromkeys([*fastest, *ahead, best_known(part, self.tokens)]))
+
+    def row(self, pool: ProcessPoolExecutor, found: Sequence[Found], deadline: float) -> dict[str, Any]:
+        best, first, least = self.refine(pool, found, deadline)
+        moved = sum(part.bytes for part in (*self.decoder.layer() * self.decoder.layers, self.decoder.head()))
+        return {
+            "decoder": self.decoder.name,
+            "tokens": self.tokens,
+            "microseconds_by_itself": round(first * 1e6, 1),
+            "microseconds": round(least * 1e6, 1),
+            "fraction": round(moved / least / self.bench.copy, 4),
+            "pauses": round(PAUSE * 1e-3 * self.decoder.layers, 1),
+            "best": [{"part": part.name, **_sizes(part, self.tokens, chosen)} for part, chosen in best.items()],
+        }
+
+
+@triton.jit
+def _pause(nanoseconds: tl.constexpr):
+    gdc_launch_dependents()
+    gdc_wait()
+    begin = globaltimer()
+    while globaltimer() - begin < nanoseconds:
+        pass
+
+
+def pause() -> None:
+    """Attention over a short context: as long, on as many multiprocessors, and with no weights to read."""
+    _pause[(CORES,)](PAUSE, num_warps=4, launch_pdl=True)
 
 
 def print_table(found: Sequence[Found]) -> None:
@@ -417,6 +487,12 @@ def print_table(found: Sequence[Found]) -> None:
             f"{one.tokens:6} {one.decoder:8}{one.part.name:8} {one.microseconds:8.1f} {row['gb_per_second']:6}"
             f" {one.fraction:8.1%}  {one.chosen}"
         )
+
+
+def _share_of(deadline: float, part: float) -> float:
+    """When `part` of the time until the deadline is over."""
+    now = time.monotonic()
+    return now + part * max(0.0, deadline - now)
 
 
 def main() -> None:
@@ -433,17 +509,19 @@ def main() -> None:
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         bench = Bench()
         print(f"copy: {bench.copy / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
-        for place, tokens in enumerate(map(int, options.tokens.split(","))):
-            left = options.tokens.count(",") + 1 - place
-            until = time.monotonic() + (deadline - time.monotonic()) * (1.0 if left == 1 else 1.6 / left)
+        steps = [int(tokens) for tokens in options.tokens.split(",")]
+        for place, tokens in enumerate(steps):
+            # Of the time that is left, more than the last ones get: those begin from the measurements of the first.
+            until = _share_of(deadline, min(1.0, 1.6 / (len(steps) - place)))
             earlier = [one for one in found if one.tokens == 32 and tokens == 64]
-            found += tune(bench, pool, tokens, earlier, min(until, deadline))
-            best = {one.part: one.chosen for one in best_of(found) if one.tokens == tokens}
-            stacks += [row for decoder in DECODERS if (row := stack(bench, decoder, tokens, best)) is not None]
+            mine = tune(bench, pool, tokens, earlier, _share_of(until, 0.65))
+            found += mine
+            for index, decoder in enumerate(DECODERS):
+                stop = _share_of(until, 1 / (len(DECODERS) - index))
+                stacks.append(Stack(bench, decoder, tokens).row(pool, mine, stop))
+                print(stacks[-1], flush=True)
         pool.shutdown(cancel_futures=True)
     print_table(found)
-    for row in stacks:
-        print("stack", row)
     document = {
         "device": torch.cuda.get_device_name(),
         "triton": triton.__version__,

@@ -58,12 +58,16 @@ def linear_matvec(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LINES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WAVE: tl.constexpr,
+    ROW_LINES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Program (i, row): results i * BLOCK_N … of y [rows, N] from x [rows, K] and rows FIRST … of the weight.
 
     With an ACTIVATION, `activation(rows at FIRST) * (rows at UP)`. `gain` is the weight of an rms_norm in front. LINES
-    of 128 bytes of each row of the weight behind the first tile are fetched ahead of the wait.
+    of 128 bytes of each row of the weight behind the first tile are fetched ahead of the wait; and the first WAVE
+    programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES lines.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -82,6 +86,11 @@ def linear_matvec(
             fetch_ahead(weight + FIRST * W_STRIDE, n, BLOCK_K, N, K, W_STRIDE, LINES)
             if ACTIVATION is not None:
                 fetch_ahead(weight + UP * W_STRIDE, n, BLOCK_K, N, K, W_STRIDE, LINES)
+        if AHEAD > 0 and tl.program_id(0) < WAVE:
+            for later in tl.static_range(1, AHEAD + 1):
+                fetch_ahead(weight + FIRST * W_STRIDE, n + later * WAVE * BLOCK_N, 0, N, K, W_STRIDE, ROW_LINES)
+                if ACTIVATION is not None:
+                    fetch_ahead(weight + UP * W_STRIDE, n + later * WAVE * BLOCK_N, 0, N, K, W_STRIDE, ROW_LINES)
         gdc_wait()
     source = x + row * X_STRIDE
     inverse = 1.0

@@ -19,6 +19,8 @@ from ingot.ir.types import TensorType
 MOST_TOKENS = 64
 # One program norms a whole row in registers: 64 KB of float32, 128 bytes for each of 512 threads.
 MOST_NORMED = 16384
+# Programs on each multiprocessor that find room beside those of the kernels in front, whose end they wait for.
+_EARLY = 2
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -96,7 +98,7 @@ def schedule_linear(linear: Linear, schedule: Schedule, chosen: MatvecTiles | Ti
 
 def padded_tokens(most: int) -> int:
     """The rows that a kernel works on for up to `most` of them: a tensor-core product has 16 columns at least."""
-    return 1 if most == 1 else max(16, 1 << (most - 1).bit_length())
+    return 1 if most == 1 else max(16, _power_from(most))
 
 
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
@@ -147,6 +149,9 @@ def _matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Value:
             "BLOCK_N": chosen.block_n,
             "BLOCK_K": chosen.block_k,
             "LINES": chosen.lines,
+            "AHEAD": chosen.ahead,
+            "WAVE": _EARLY * schedule.cores,
+            "ROW_LINES": _power_from(-(-linear.depth * linear.weight.type.dtype.itemsize // 128)),
             "DEPENDENT": schedule.dependent,
         },
         warps=chosen.warps,
@@ -209,7 +214,7 @@ def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
             "K": depth,
             "X_STRIDE": x.strides[0],
             "EPS": norm.eps,
-            "BLOCK_K": 1 << (depth - 1).bit_length(),
+            "BLOCK_K": _power_from(depth),
             "DEPENDENT": schedule.dependent,
         },
         warps=8,
@@ -232,6 +237,11 @@ def _constants(linear: Linear) -> dict[str, int | str | bool | None]:
         "BIAS": linear.bias is not None,
         "RESIDUAL": linear.residual is not None,
     }
+
+
+def _power_from(size: int) -> int:
+    """The least power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
 
 
 def _size(size: int | str) -> int:

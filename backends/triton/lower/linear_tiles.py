@@ -21,13 +21,15 @@ class Product:
 class MatvecTiles:
     """How `linear_matvec` runs: a program makes `block_n` results, from `block_k` columns of the weight at a time.
 
-    `lines` of 128 bytes of each row are fetched ahead of the wait for the kernel in front, behind the first block.
+    `lines` of 128 bytes of each row are fetched ahead of the wait for the kernel in front, behind the first block, and
+    the programs that are there first fetch the rows of `ahead` later ones each.
     """
 
     block_n: int
     block_k: int
     warps: int
     lines: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
