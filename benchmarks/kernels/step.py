@@ -62,7 +62,11 @@ def cases(rows: int) -> Iterator[Case]:
     order = torch.arange(rows, dtype=torch.int32, device="cuda")
     none, one = all_of(-1), all_of(1)
     f32 = torch.float32
-    logits = randn(rows, VOCAB).to(f32) * 2  # rounded to bfloat16, as a linear gives them
+    # Rounded to bfloat16, as a linear gives them. Of flat ones a thousand and more tokens hold most of the mass, of
+    # peaked ones a dozen.
+    logits = (randn(rows, VOCAB) * 2).to(f32)
+    peaked = logits.clone()
+    peaked[:, ::5003] += 12
     merged, heads = randn(rows, 2 * FFN), randn(rows, HEADS, HEAD_DIM)
     table, counts, state = randn(VOCAB, HIDDEN), whole(3, SLOTS, VOCAB) * 2, whole(512, SLOTS)
 
@@ -88,16 +92,18 @@ def cases(rows: int) -> Iterator[Case]:
     asked = (all_of(1.1, f32), all_of(0.1, f32), all_of(0.1, f32), banned)
     yield case("penalize", "nothing asked", logits, counts, none, *asked)
     yield case("penalize", "all ask", logits, counts, order, *asked)
-    for what, temperature, top_k, top_p, min_p in (
-        ("greedy", 0.0, 0, 1.0, 0.0),
-        ("random", 1.0, 0, 1.0, 0.0),
-        ("random, min-p", 1.0, 0, 1.0, 0.05),
-        ("random, top-k", 1.0, 50, 1.0, 0.0),
-        ("random, top-p", 1.0, 0, 0.9, 0.0),
-        ("random, top-k, top-p", 0.7, 20, 0.8, 0.0),
+    for what, given, temperature, top_k, top_p, min_p in (
+        ("greedy", logits, 0.0, 0, 1.0, 0.0),
+        ("no cut", logits, 1.0, 0, 1.0, 0.0),
+        ("min-p", logits, 1.0, 0, 1.0, 0.05),
+        ("top-k", logits, 1.0, 50, 1.0, 0.0),
+        ("top-p, flat", logits, 1.0, 0, 0.9, 0.0),
+        ("top-p, peaked", peaked, 1.0, 0, 0.9, 0.0),
+        ("top-k, top-p, flat", logits, 0.7, 20, 0.8, 0.0),
+        ("top-k, top-p, peaked", peaked, 0.7, 20, 0.8, 0.0),
     ):
         columns = (all_of(temperature, f32), all_of(top_k), all_of(top_p, f32), all_of(min_p, f32))
-        yield case("sample", what, logits, *columns, order.long(), order)
+        yield case("sample", what, given, *columns, order.long(), order)
     sampled = whole(VOCAB, rows)
     for what, count in (("nothing asked", -1), ("chosen alone", 0), ("20 tokens", 20)):
         yield case("top_logprobs", what, logits, sampled, none, all_of(count))

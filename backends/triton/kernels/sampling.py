@@ -8,8 +8,8 @@ The threshold is looked for in listed groups. What bounds it is
 
 - of top-k: the k-th largest of the groups' largest logits;
 - of top-p behind min-p: what min-p drops;
-- of top-p alone: the largest logits of groups that together have enough mass, or the depth below which a whole
-  vocabulary has too little to matter.
+- of top-p alone: the largest logits of groups that together have enough mass. Where the mass lies with thousands of
+  tokens they have not, and the whole row is gone through.
 """
 
 import triton
@@ -207,8 +207,6 @@ def find_threshold(
                 bound = tl.maximum(heat * (1e-3 - 1.001 * tl.log(least)), 0.0)
             else:
                 bound = least_gap(group_gap, weight_of(group_gap, heat, 0.0), all_mass * share)
-                tail = all_mass * (1.0 - share) / VOCAB
-                bound = tl.minimum(bound, heat * (1e-3 - 1.001 * tl.log(tail)))
             count = list_groups(listed, (group_gap <= bound) & (group < GROUPS))
             if by_number:
                 wanted = most.to(tl.float32)

@@ -1,5 +1,6 @@
 """count_tokens and penalize."""
 
+import torch
 import triton
 
 from ingot.backends.triton.kernels import penalties
@@ -41,6 +42,7 @@ def _count_tokens(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 def _penalize(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     logits, counts, banned = call.value("logits"), call.value("token_counts"), call.value("banned")
+    call.want(logits.type.dtype == torch.float32, f"logits are not f32: {logits.type}")
     call.want_dense_rows(*call.values)
     vocab, most_banned = logits.type.shape[1], banned.type.shape[1]
     assert isinstance(vocab, int) and isinstance(most_banned, int)
