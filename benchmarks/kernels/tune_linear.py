@@ -203,13 +203,12 @@ class Stack:
 
 
 def print_table(found: Sequence[Found]) -> None:
-    print(f"{'tokens':>6} {'decoder':8}{'part':8} {'µs':>8} {'GB/s':>6} {'of copy':>8}  tiles")
+    """The best by themselves, as lines for the tables of lower/linear_tiles.py."""
     for one in best_of(found):
-        row = one.row()
-        print(
-            f"{one.tokens:6} {one.decoder:8}{one.part.name:8} {one.microseconds:8.1f} {row['gb_per_second']:6}"
-            f" {one.fraction:8.1%}  {one.chosen}"
-        )
+        part = one.part
+        place = f"{one.tokens:2} tokens, {one.decoder} {part.name}:"
+        key = f"Product({part.columns}, {part.depth}{', gated=True' if part.gated else ''})"
+        print(f"{place:24}{one.microseconds:7.1f} µs  {key}: {one.chosen},  # {one.fraction:.0%}")
 
 
 def _share_of(deadline: float, part: float) -> float:
