@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ingot.ir.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.json_text import dump_json
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
 CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
