@@ -39,13 +39,15 @@ def table(rotary: int) -> torch.Tensor:
     )
 
 
-def agree(name: str, step: PagedStep, args: tuple[Any, ...], options: dict[str, Any], most: int) -> torch.Tensor:
+def agree(
+    name: str, step: PagedStep, args: tuple[Any, ...], options: dict[str, Any], most: int, cores: int = CORES
+) -> torch.Tensor:
     """The lowering for steps of up to `most` tokens against the reference in float64; the cache is untouched where
     nothing is written, NaN included. Gives the attention."""
     op, dtype = OPS[name], step.q.dtype
     tokens = (1, most)
     dims = {"T": len(step.q), "B": len(step.q_starts)}
-    found = run_lowering(op, LOWERINGS[name], args, options, tokens=tokens, dims=dims, cores=CORES)
+    found = run_lowering(op, LOWERINGS[name], args, options, tokens=tokens, dims=dims, cores=cores)
     wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
     expected = op.reference(*wide, **options)
     expected = expected if isinstance(expected, tuple) else (expected,)
@@ -102,6 +104,17 @@ def test_sizes_of_heads(heads: Heads, dtype: torch.dtype) -> None:
     step = a_step([(1, 75), (2, 30), (1, 150)], dtype, heads)
     appended(step, 16)
     over_pages(step, 128)
+
+
+@dtypes
+@pytest.mark.parametrize("most", [pytest.param(16, marks=pytest.mark.slow), 32])
+def test_long_contexts_get_more_splits_than_short_ones(most: int, dtype: torch.dtype) -> None:
+    """A context of 400 among short ones, cut into six: more splits than every token has for certain."""
+    step = a_step([(1, 70), (2, 400), (1, 3)], dtype, Heads(2, 1, 64), gap=1)
+    args = (step.kv, step.q, step.k, step.v, step.positions, table(64), step.slots, *step.lens)
+    agree("append_attention", step, args, {"eps": 1e-5, "scale": 0.125}, most, cores=6)
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    agree("paged_attention", step, (step.q, kv, *step.lens), {"scale": 0.125}, most, cores=6)
 
 
 @dtypes
