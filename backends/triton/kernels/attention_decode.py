@@ -154,7 +154,8 @@ def decode_attention(
 
     With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
     step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
-    holds what earlier steps wrote, and the first chunk is loaded before the kernels in front of this one have ended.
+    holds what earlier steps wrote, and the page table comes from the host, so the first chunk is loaded before the
+    kernels in front of this one have ended.
     """
     if DEPENDENT:
         gdc_launch_dependents()
