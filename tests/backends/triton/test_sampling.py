@@ -79,8 +79,7 @@ def test_samples(dtype: torch.dtype) -> None:
 
 
 # Many equals, and rows that have no token; one part of a row, and several.
-@pytest.mark.parametrize("vocab", [1, 7, 2048, 4099])
-@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (9, 1), (70, 7), (9, 2048), (9, 4099)])
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_rows_with_a_token_and_without(rows: int, vocab: int, temperature: float) -> None:
