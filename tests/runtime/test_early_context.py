@@ -70,7 +70,7 @@ def start(folder: Path, torch: str, library: str | None = None) -> list[object]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=20,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     found: list[object] = json.loads(done.stdout)

@@ -9,7 +9,7 @@ from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import Term, times
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two, strides_of, want_one_dtype
+from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotation
 from ingot.backends.triton.schedule import Schedule, Value
 
@@ -32,11 +32,12 @@ class DecodeTiles:
     warps: int = 4
 
 
-def decode_tiles(attention: Attention) -> DecodeTiles:
-    """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs, or three of
-    two, fit into the 227 KiB of a multiprocessor (compute capability 9.0)."""
-    keys = 64 * 128 * 2 // (attention.block_dim * attention.itemsize)
-    return DecodeTiles(keys=max(16, min(64, keys)), stages=5, programs=2)
+def decode_tiles(attention: Attention, most_tokens: int) -> DecodeTiles:
+    """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs fit into the
+    227 KiB of a multiprocessor (compute capability 9.0). One token has little to read: small programs begin sooner.
+    """
+    keys = max(16, min(64, 64 * 128 * 2 // (attention.block_dim * attention.itemsize)))
+    return DecodeTiles(keys, stages=3 if most_tokens == 1 else 7, programs=2 if most_tokens <= _HALVED else 1)
 
 
 def schedule_decode(
@@ -44,9 +45,9 @@ def schedule_decode(
 ) -> tuple[Value, ...]:
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
-    tiles = tiles or decode_tiles(attention)
-    cache, heads = attention.cache, power_of_two(attention.group)
     most_tokens = schedule.bucket.tokens[1]
+    tiles = tiles or decode_tiles(attention, most_tokens)
+    cache, heads = attention.cache, power_of_two(attention.group)
     shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
     # A step of one token needs no more than the certain items; with many tokens, long contexts get what is to spare.
     max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
@@ -59,12 +60,13 @@ def schedule_decode(
     left = (attention.tokens, cache.kv_heads, max_splits)
     out = schedule.output(call.results[0])
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
-    fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "INTERLEAVED": False}
+    fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "POSITIONS": 0, "INTERLEAVED": False}
     fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
     if append:
         want_one_dtype(call, "kv", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         fixed = {"EPS": float(call.attributes["eps"]), **rotation(call), **strides_of(call, "k", "v")}
+        fixed["POSITIONS"] = static(call.value("table"), 0)
     schedule.launch(
         decode_attention,
         (items, 1, 1),

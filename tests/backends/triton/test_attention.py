@@ -106,6 +106,13 @@ def test_sizes_of_heads(heads: Heads, dtype: torch.dtype) -> None:
 
 
 @dtypes
+def test_more_splits_than_are_added_at_once(dtype: torch.dtype) -> None:
+    heads = Heads(32, 1, 128)  # a result of which fills a tile
+    appended(a_step([(1, 250)], dtype, heads), 1)
+    appended(a_step([(1, 400), (1, 3)], dtype, heads), 16)
+
+
+@dtypes
 @pytest.mark.parametrize("page", [8, 32, 48])
 def test_sizes_of_pages(page: int, dtype: torch.dtype) -> None:
     step = a_step([(1, 75), (2, 30), (1, 150)], dtype, page=page)
