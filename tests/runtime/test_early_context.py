@@ -1,16 +1,19 @@
 """The context of a GPU is begun beside the import of torch: with a stand-in for torch whose library counts."""
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from ingot.ir.manifest_file import device_of
-from ingot.runtime.cuda.early_context import begin_context, make_context
+from ingot.runtime.cuda import early_context
+from ingot.runtime.cuda.early_context import begin_context, make_context, start_cublas
 from ingot.runtime.phases import Phases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="builds a library")
@@ -22,6 +25,8 @@ static volatile int calls = 0, released = 0;
 int called(void) { return calls; }
 void release(void) { released = 1; }
 int cudaFree(void *p) { calls++; while (!released) usleep(1000); return p != 0; }
+int cublasCreate_v2(void **p) { *p = 0; return 0; }
+int cublasDestroy_v2(void *p) { return p != 0; }
 """
 LIBRARY_WITHOUT_RUNTIME = "int called(void) { return 0; } void release(void) {}"
 
@@ -78,7 +83,7 @@ def start(folder: Path, torch: str, library: str | None = None) -> list[object]:
 
 
 def test_it_is_begun_while_torch_is_being_imported(tmp_path: Path) -> None:
-    assert start(tmp_path, TORCH.format(asked=1), LIBRARY) == [1, ["context"]]
+    assert start(tmp_path, TORCH.format(asked=1), LIBRARY) == [1, ["context", "cublas"]]
 
 
 def test_a_library_without_the_runtime_is_left_alone(tmp_path: Path) -> None:
@@ -99,13 +104,45 @@ def test_none_is_begun_once_torch_is_there() -> None:
     assert begin_context(Phases()) is None
 
 
-def test_a_runtime_that_refuses_is_no_error(tmp_path: Path) -> None:
-    import ctypes
+def test_what_goes_wrong_is_left_to_others_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise PermissionError
 
-    source = "int cudaFree(void *p) { return 100; }"  # cudaErrorNoDevice
-    library = tmp_path / "refuses.so"
+    said: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    monkeypatch.setattr(early_context, "torch_cuda_library", fail)
+    phases = Phases()
+    early_context.EarlyContext(phases).wait()
+    assert not said and not phases.seconds
+
+
+def built(folder: Path, source: str) -> int:
+    """The handle of a library of this code, loaded here."""
+    library = folder / "built.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
-    assert make_context(ctypes.CDLL(str(library))._handle) is False
+    handle: int = ctypes.CDLL(str(library))._handle
+    return handle
+
+
+def test_a_runtime_that_refuses_is_no_error(tmp_path: Path) -> None:
+    source = "int cudaFree(void *p) { return 100; }"  # cudaErrorNoDevice
+    assert make_context(built(tmp_path, source)) is False
+
+
+def test_the_handle_of_cublas_is_given_back(tmp_path: Path) -> None:
+    source = """
+    static long one, given_back = 0;
+    int cublasCreate_v2(void **p) { *p = &one; return 0; }
+    int cublasDestroy_v2(void *p) { given_back += p == &one; return p != &one; }
+    long count(void) { return given_back; }
+    """
+    handle = built(tmp_path, source)
+    assert start_cublas(handle) and ctypes.CDLL("", handle=handle).count() == 1
+
+
+@pytest.mark.parametrize("source", ["int nothing;", "int cublasCreate_v2(void **p) { return 3; }"])
+def test_a_cublas_that_refuses_is_no_error(tmp_path: Path, source: str) -> None:
+    assert start_cublas(built(tmp_path, source)) is False
 
 
 @pytest.mark.parametrize(
