@@ -86,9 +86,10 @@ class LLM:
     @property
     def timings(self) -> dict[str, float]:
         """Seconds of the start: "import" and "ready" since the process was started, until this object was asked for and
-        until it was made; in between "engine" (importing torch and the engine), "context" and "cublas" (making a
-        GPU's context and cuBLAS's first handle, beside that and what follows), and the phases of loading
-        (`ingot.runtime.loader.Loaded`), some of which run side by side; and each CUDA graph that was captured so far, "graph 8" for steps of eight sequences."""
+        until it was made. In between, some of them side by side: "engine" (importing torch and the engine); "context"
+        and "cublas" (making a GPU's context and cuBLAS's first handle, beside the imports and what follows); the phases
+        of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
+        eight sequences."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         graphs = getattr(self._loaded.executor, "captured", {})
         found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
