@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def load_artifact(
     num_pages: int | None = None,
     memory: int | None = None,
     threads: int | None = None,
+    graphs: bool = True,
     phases: Phases | None = None,
     context: EarlyContext | None = None,
 ) -> Loaded:
@@ -88,8 +90,9 @@ def load_artifact(
 
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
-    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `phases` takes the times, and
-    `context` is the GPU's where somebody began to make it.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. Without `graphs` a GPU is given
+    every instruction of a step by itself. `phases` takes the times, and `context` is the GPU's where somebody began to
+    make it.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
@@ -103,7 +106,14 @@ def load_artifact(
     with phases.phase("manifest"):
         artifact = open_artifact(path, check=check, threads=threads)
     return bind(
-        artifact, num_pages=num_pages, memory=memory, threads=threads, text=True, phases=phases, context=context
+        artifact,
+        num_pages=num_pages,
+        memory=memory,
+        threads=threads,
+        graphs=graphs,
+        text=True,
+        phases=phases,
+        context=context,
     )
 
 
@@ -113,6 +123,7 @@ def bind(
     num_pages: int | None = None,
     memory: int | None = None,
     threads: int | None = None,
+    graphs: bool = True,
     verify: bool = True,
     text: bool = False,
     phases: Phases | None = None,
@@ -134,7 +145,11 @@ def bind(
         tokenizer = _tokenizer(artifact, eos, phases) if text else None
         ready.result()
         # Before anything is copied: what does not fit is said at once.
-        room = host_memory(target.memory) if device.type == "cpu" else device_memory(device, plans, GRAPH_ROWS)
+        room = (
+            host_memory(target.memory)
+            if device.type == "cpu"
+            else device_memory(device, plans, GRAPH_ROWS if graphs else ())
+        )
         sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
         weights = background.submit(_weights, artifact, device, threads, verify, phases)
         with phases.phase("executables"):
@@ -144,7 +159,7 @@ def bind(
             states = States(plans.states, sizes, device)
         params = weights.result()
     with phases.phase("bind"):
-        runs = CudaExecutor if device.type == "cuda" else Executor
+        runs = partial(CudaExecutor, graphs=graphs) if device.type == "cuda" else Executor
         executors = {
             entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
