@@ -16,7 +16,7 @@ from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 
-TARGET = Target.named("sm_90")
+TARGET = Target.detect("cuda") if torch.cuda.is_available() else Target.named("sm_90")
 MAX_TOKENS = 8192
 _CLASSES = bucket_classes(TARGET, [Triton()], MAX_TOKENS, deterministic=False)
 
