@@ -13,7 +13,7 @@ import pytest
 import torch
 from call_cases import cases
 from call_oracle import difference, same_bits
-from emitted_calls import CLAIMED, DTYPES, Emitted, Emitting, calls, emitting
+from emitted_calls import CLAIMED, DTYPES, Emitted, Emitting, calls, emitting, lowered
 from one_call import OneCall, moved
 
 from ingot.backends.cublas import load as cublas
@@ -69,6 +69,11 @@ def test_against_the_reference(op: str, dtype: torch.dtype, emitted: dict[Any, l
                 assert same_bits(one, again), f"call {number}: dependent launch {place} gives other bits"
     print(f"{op} {dtype}: {len(emitted[op, dtype])} calls, refused: {refused}")
     assert not refused, refused
+
+
+@pytest.mark.gpu
+def test_every_op_that_is_claimed_is_tested(compiling: Emitting) -> None:
+    assert compiling.pool.submit(lowered).result() == {op for op, _ in CLAIMED}
 
 
 @pytest.mark.gpu

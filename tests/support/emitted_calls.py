@@ -10,16 +10,15 @@ from pathlib import Path
 
 import torch
 from call_cases import OF_ONE_DTYPE, cases
-from one_call import TARGET, OneCall
+from one_call import SYMBOLS, TARGET, OneCall
 
 from ingot.backends.triton.emit import Triton
-from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.ir.backend import No
 from ingot.ir.plan import Executable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Every op that is claimed, in every dtype that its arguments may have.
-CLAIMED = [(op, dtype) for op in LOWERINGS for dtype in (DTYPES if op not in OF_ONE_DTYPE else DTYPES[:1])]
+# Every op that is claimed (`lowered` has them from the provider), in every dtype that its arguments may have.
+CLAIMED = [(op, dtype) for op in SYMBOLS for dtype in (DTYPES if op not in OF_ONE_DTYPE else DTYPES[:1])]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,13 @@ def emit_call(op: str, dtype: torch.dtype, number: int, folder: Path) -> Emitted
     own = folder / f"{op}-{str(dtype).removeprefix('torch.')}-{number}"
     own.mkdir()
     return Emitted(provider.emit(body, own.name, TARGET, own), own)
+
+
+def lowered() -> set[str]:
+    """The ops that have kernels. Only processes that compile import these: see `emitting`."""
+    from ingot.backends.triton.lower.table import LOWERINGS
+
+    return set(LOWERINGS)
 
 
 @dataclass(frozen=True)

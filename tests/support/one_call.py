@@ -23,7 +23,7 @@ _CLASSES = bucket_classes(TARGET, [Triton()], MAX_TOKENS, deterministic=False)
 # What programs know of the sizes of arguments: the symbols of their leading axes, and the second of page tables.
 _QUERIES = {"q": "T", "k": "T", "v": "T", "positions": "T", "slots": "T"}
 _LENS = {"page_table": "BP", "q_starts": "B", "q_lens": "B", "kv_lens": "B"}
-_SYMBOLS: Mapping[str, Mapping[str, str]] = {
+SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "append_attention": {**_QUERIES, **_LENS},
     "paged_attention": {"q": "T", **_LENS},
     "qk_norm_rope_append": _QUERIES,
@@ -91,7 +91,7 @@ class OneCall:
     def body(self) -> Program:
         """For the bucket class of its tokens; of an op that knows none, of its rows of logits."""
         program = Program("main", Stage.LOWERED, {})
-        symbols = _SYMBOLS[self.op]
+        symbols = SYMBOLS[self.op]
         sizes: dict[str, int] = {}
         args: list[Any] = []
         for name, value in zip(self.names, self.args, strict=False):

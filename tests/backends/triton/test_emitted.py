@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from call_oracle import difference
-from emitted_calls import CLAIMED, calls, emitting
+from emitted_calls import CLAIMED, calls, emitting, lowered
 
 from ingot.backends.triton.launches import Launches
 
@@ -18,6 +18,7 @@ by_op = pytest.mark.parametrize(("op", "dtype"), CLAIMED, ids=lambda value: str(
 @pytest.mark.slow
 def test_every_op_compiles(tmp_path: Path) -> None:
     with emitting(tmp_path) as compiling:
+        assert compiling.pool.submit(lowered).result() == {op for op, _ in CLAIMED}
         made = {case: compiling.submit(*case, most=1)[0] for case in CLAIMED}
         for (op, dtype), future in made.items():
             emitted = future.result()
