@@ -64,7 +64,7 @@ def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
             "aten.add.Tensor": ((alone, draw(tokens, width)), {}),
             "aten.mul.Tensor": ((alone, 0.25), {}),
             "embedding": ((_ids(g, 57, tokens), draw(57, width)), {}),
-            "select_rows": ((alone, _ids(g, tokens, 3)), {}),
+            "select_rows": ((alone, _ids(g, tokens, min(3, tokens))), {}),
         }
         calls.append(OneCall(op, *given[op]))
     return calls

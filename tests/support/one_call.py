@@ -89,7 +89,7 @@ class OneCall:
         return [found] if isinstance(found, torch.Tensor) else list(found)
 
     def body(self) -> Program:
-        """For the bucket class of its tokens; of an op that knows none, of its rows of logits."""
+        """For the bucket class of its tokens; of an op that knows none, of its sequences or rows of logits."""
         program = Program("main", Stage.LOWERED, {})
         symbols = SYMBOLS[self.op]
         sizes: dict[str, int] = {}
@@ -110,7 +110,7 @@ class OneCall:
             else:
                 args.append(program.add_input(name, value_type))
         program.dims = {name: Dim(name, 1, MAX_TOKENS) for name in sizes}
-        tokens = sizes.get("T", sizes.get("L", sizes.get("B", 1)))
+        tokens = sizes.get("T", max(sizes.get("B", 1), sizes.get("L", 1)))
         program.bucket = next(one for one in _CLASSES if one.holds(tokens, tokens))
         target = OPS[self.op].overload if self.op in OPS else ATEN[self.op]
         return call_body(program, build.call(program, target, args, dict(self.kwargs)), "call")
