@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, MatvecTiles, Product, Tiles
+from ingot.ir.tuning import Source
 
 # Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical specifications).
 _SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -14,6 +15,13 @@ _SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 _LEAST = 16
 # Whoever arrives last holds the sums of this many splits in registers at once.
 _MOST_SPLITS = 8
+
+
+def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | Tiles, Source]:
+    """Those for `tokens` rows of x, padded, and whether they were measured for this very product."""
+    measured = MATVEC if tokens == 1 else TILES[tokens]
+    chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, sm)
+    return chosen, "table" if product in measured else "heuristic"
 
 
 def matvec_tiles(product: Product) -> MatvecTiles:
