@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles
+from ingot.backends.triton.lower.linear_tiles import TILES, MatvecTiles, Product, Tiles
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES
 
 LINEAR = "linear"
+# Of x, padded: one, or as many as a tensor-core product takes.
+ROWS = (1, *TILES)
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,16 @@ class LinearProblem:
 
     @staticmethod
     def of(choice: Choice) -> "LinearProblem":
+        """What a choice is about. Raises TypeError or ValueError when that is no product."""
         fields: Mapping[str, Any] = choice.problem
-        return LinearProblem(**fields)
+        problem = LinearProblem(**fields)
+        for name, value in problem.fields().items():
+            wanted = {"dtype": str, "result": str, "gated": bool, "norm": bool, "residual": bool}.get(name, int)
+            if type(value) is not wanted or (value == 0 and wanted is int):
+                raise ValueError(f"{name} is {value!r}")
+        if problem.tokens not in ROWS or not {problem.dtype, problem.result} <= DTYPES.keys():
+            raise ValueError(f"{problem.tokens} rows of {problem.dtype}, giving {problem.result}")
+        return problem
 
     @property
     def tiles_kind(self) -> type[MatvecTiles] | type[Tiles]:
