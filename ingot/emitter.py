@@ -55,7 +55,8 @@ class Emitter:
     def warm_up(self) -> None:
         """Start the workers now, so that they import their compilers while the caller traces."""
         compilers = [backend.name for backend in self.backends.values() if backend.compiles_regions]
-        while compilers and len(self._workers) < self.jobs:
+        # Half of them: tracing needs its share of the machine, and perhaps the cache has everything.
+        while compilers and len(self._workers) < max(1, self.jobs // 2):
             self._workers.append(Worker(compilers[0]))
 
     def emit_library(self, backend: Backend) -> Executable:

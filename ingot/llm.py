@@ -1,28 +1,29 @@
-"""`LLM`: an artifact, or a checkpoint compiled once, behind the interface that vLLM's users know."""
+"""`LLM`: an artifact, or a checkpoint compiled once, behind the interface that vLLM's users know.
+
+Importing this module brings in neither torch nor the engine: making an `LLM` does, beside making a GPU's context.
+"""
 
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ingot.error_text import raised
-from ingot.ir.artifact import MANIFEST
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
-from ingot.runtime.chat.renderer import Renderer
-from ingot.runtime.chat.template import ChatOptions, ChatTemplate
-from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.outputs import RequestOutput
-from ingot.runtime.pages import PagePool
-from ingot.runtime.phases import process_age
-from ingot.runtime.prompt import Prompt, PromptLike
+from ingot.ir.manifest_file import MANIFEST, device_of
+from ingot.runtime.cuda.early_context import begin_context
+from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
-from ingot.runtime.tokenizer import Tokenizer, read_json
+
+if TYPE_CHECKING:
+    from ingot.runtime.chat.template import ChatTemplate
+    from ingot.runtime.outputs import RequestOutput
+    from ingot.runtime.prompt import Prompt, PromptLike
+    from ingot.runtime.tokenizer import Tokenizer
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -61,22 +62,21 @@ class LLM:
                 f"an artifact takes no option '{next(iter(compile_options))}'",
                 expected="options of compiling with a checkpoint only",
             )
-        self._loaded: Loaded = load_artifact(path, num_pages=num_kv_pages, memory=memory)
-        limits = self._loaded.limits
-        config = SchedulerConfig(
-            max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
-            max_tokens=_within("max_num_batched_tokens", max_num_batched_tokens, limits.max_tokens),
-            max_seq_len=limits.max_seq_len,
-            page_size=limits.page_size,
+        phases = Phases()
+        context = begin_context(phases) if device_of(path) == "cuda" else None
+        try:
+            with phases.phase("engine"):
+                from ingot.runtime.loader import load_artifact
+                from ingot.serving import make_engine
+        finally:
+            if context is not None:
+                context.imported()
+        self._loaded = load_artifact(path, num_pages=num_kv_pages, memory=memory, phases=phases, context=context)
+        self._engine = make_engine(
+            self._loaded,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             chunked_prefill=enable_chunked_prefill,
-        )
-        pool = PagePool(self._loaded.num_pages, limits.page_size)
-        self._engine = Engine(
-            self._loaded.executor,
-            Scheduler(config, pool),
-            self._loaded.tokenizer,
-            vocab_size=limits.vocab_size,
-            eos_token_ids=self._loaded.eos_token_ids,
             seed=seed,
         )
         self._start = {"import": before, "ready": process_age()}
@@ -86,19 +86,23 @@ class LLM:
     @property
     def timings(self) -> dict[str, float]:
         """Seconds of the start: "import" and "ready" since the process was started, until this object was asked for and
-        until it was made; in between the phases of loading (`ingot.runtime.loader.Loaded`), some of which run side by
-        side; and each CUDA graph that was captured so far, "graph 8" for steps of eight sequences."""
+        until it was made. In between, some of them side by side: "engine" (importing torch and the engine); "context"
+        and "cublas" (making a GPU's context and cuBLAS's first handle, beside the imports and what follows); the phases
+        of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
+        eight sequences."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         graphs = getattr(self._loaded.executor, "captured", {})
         found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
-    def get_tokenizer(self) -> Tokenizer | None:
+    def get_tokenizer(self) -> "Tokenizer | None":
         """The artifact's tokenizer; None when the checkpoint had none."""
         return self._loaded.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generation_config.json says of sampling, over the defaults of SamplingParams. Raises ArtifactError."""
+        from ingot.runtime.tokenizer import read_json
+
         file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
         config = read_json(file)
         known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -109,9 +113,9 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> "list[RequestOutput]":
         """Complete every prompt: a text or {"prompt_token_ids": [...]}, or a list of them; outputs in their order.
 
         Raises RequestError before anything runs when one of them cannot be served.
@@ -121,9 +125,9 @@ class LLM:
 
     def stream(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> "Iterator[RequestOutput]":
         """Like `generate`, yielding a request's output so far whenever it has grown. Leaving early aborts the rest."""
         return self._run(prompts, sampling_params, stream=True)
 
@@ -136,7 +140,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> "list[RequestOutput]":
         """The assistant's next message in a conversation, or in each of a list of them; arguments as `preprocess_chat`.
 
         Raises RequestError before anything runs when one of them cannot be served.
@@ -158,7 +162,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Prompt]:
+    ) -> "list[Prompt]":
         """The prompts that the model's chat template makes of conversations, for `generate` and `stream`.
 
         A conversation is a list of {"role": …, "content": …}. The prompt ends with the header of the assistant's turn,
@@ -168,40 +172,38 @@ class LLM:
 
         Raises RequestError, or ArtifactError for a template that is none.
         """
+        from ingot.runtime.chat.template import ChatOptions
+
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self._chat_template.prompts(messages, options)
 
     @cached_property
-    def _chat_template(self) -> ChatTemplate:
+    def _chat_template(self) -> "ChatTemplate":
         if self._loaded.tokenizer is None:
             raise RequestError("a chat with a model without a tokenizer", expected="an artifact with a tokenizer")
+        from ingot.runtime.chat.renderer import Renderer
+        from ingot.runtime.chat.template import ChatTemplate
+
         return ChatTemplate(self._loaded.artifact.folder / "tokenizer", self._loaded.tokenizer, Renderer())
 
     def _run(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         stream: bool,
-    ) -> Iterator[RequestOutput]:
-        listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        if isinstance(sampling_params, SamplingParams):
-            params = [sampling_params] * len(listed)
-        else:
-            params = _listed("sampling params", sampling_params)
-        if len(params) != len(listed):
-            raise RequestError(f"{len(params)} sampling params for {len(listed)} prompts", expected="one, or one each")
-        requests = [
-            EngineRequest(str(next(self._ids)), prompt, one, stream) for prompt, one in zip(listed, params, strict=True)
-        ]
+    ) -> "Iterator[RequestOutput]":
+        from ingot.serving import make_requests
+
+        requests = make_requests(
+            prompts, sampling_params, ids=self._ids, default=self.get_default_sampling_params, stream=stream
+        )
         self._engine.add_requests(requests)
         outputs = self._drain({request.request_id for request in requests})
         next(outputs)  # a generator that was begun is ended, and its requests with it, even when nobody reads it
-        return cast(Iterator[RequestOutput], outputs)
+        return cast("Iterator[RequestOutput]", outputs)
 
-    def _drain(self, open_ids: set[str]) -> Iterator[RequestOutput | None]:
+    def _drain(self, open_ids: set[str]) -> "Iterator[RequestOutput | None]":
         """The outputs of these requests. Steps serve all streams: what another one is waiting for is put aside."""
         self._waiting.update({request_id: [] for request_id in open_ids})
         try:
@@ -225,20 +227,6 @@ class LLM:
             for request_id in open_ids:
                 self._engine.abort(request_id)
                 del self._waiting[request_id]
-
-
-def _listed(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} of type {type(values).__name__}", where="LLM.generate", expected="one, or a list")
-    return list(values)
-
-
-def _within(name: str, value: int | None, compiled: int) -> int:
-    if value is None:
-        return compiled
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= compiled:
-        raise OptionError(f"{name} is {value!r:.80}", expected=f"1 to {compiled}, which the artifact was compiled for")
-    return value
 
 
 def compile_cached(checkpoint: Path, options: dict[str, Any]) -> Path:

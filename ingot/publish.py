@@ -15,7 +15,6 @@ from typing import Self
 
 from ingot.ir.artifact import (
     CHECKSUMS,
-    MANIFEST,
     OUTSIDE_IDENTITY,
     UNLISTED,
     FileEntry,
@@ -26,6 +25,7 @@ from ingot.ir.artifact import (
 from ingot.ir.digest import digest_files
 from ingot.ir.errors import InternalError, OutputError
 from ingot.ir.json_text import dump_json
+from ingot.ir.manifest_file import MANIFEST
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)

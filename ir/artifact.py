@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ingot.ir.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.json_text import dump_json
+from ingot.ir.manifest_file import MANIFEST
 
-SCHEMA_VERSION = 4
-MANIFEST = "manifest.json"
+SCHEMA_VERSION = 5
 CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"

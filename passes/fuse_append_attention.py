@@ -1,5 +1,4 @@
-"""fuse-append-attention: q/k norm, rotary embedding, cache write and attention become one op, where a provider has a
-kernel for it."""
+"""fuse-append-attention: q/k norm, rope, cache write and attention become one op, where a provider has its kernel."""
 
 import operator
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import PassError
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.interpret import interpret
+from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.ir.ops import op_of
-from ingot.ir.ops.logprobs import MAX_SCORED
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketMemory, Instruction, ResidentMemory, Value
 from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name

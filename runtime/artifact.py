@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from ingot.ir.artifact import (
     CHECKSUMS,
-    MANIFEST,
     OUTSIDE_IDENTITY,
     SCHEMA_VERSION,
     TIMINGS,
@@ -28,6 +27,7 @@ from ingot.ir.digest import CHUNK_BYTES, digest_many
 from ingot.ir.errors import ArtifactError
 from ingot.ir.json_text import parse_json
 from ingot.ir.listing import LISTED, listed
+from ingot.ir.manifest_file import MANIFEST
 from ingot.ir.trace import HOW_TO_GET, PASSES, Trace, read_trace
 
 _MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights takes about 1 MiB

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from ingot.ir.errors import ArtifactError, IngotError
+from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.ir.ops import OPS
-from ingot.ir.ops.logprobs import MAX_LOGPROBS
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Plans, Ref
 from ingot.ir.plugins import load_user_ops

@@ -22,6 +22,7 @@ from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
 from ingot.runtime.cuda.context import start
+from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.cuda.executor import GRAPH_ROWS, CudaExecutor
 from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import copy_weights
@@ -49,8 +50,9 @@ class Loaded:
 
     `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
-    GPU's context), "weights" (with their digests), "executables", "states", "bind" and "graph" (the first CUDA
-    graph). Device runs beside plan and tokenizer, weights beside executables and states.
+    GPU's context, or waiting for one that is in the making), "weights" (with their digests), "executables", "states",
+    "bind" and "graph" (the first CUDA graph). Device runs beside plan and tokenizer, weights beside executables and
+    states.
     """
 
     artifact: Artifact
@@ -74,18 +76,25 @@ class Loaded:
 
 
 def load_artifact(
-    path: str | Path, *, num_pages: int | None = None, memory: int | None = None, threads: int | None = None
+    path: str | Path,
+    *,
+    num_pages: int | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    phases: Phases | None = None,
+    context: EarlyContext | None = None,
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
-    `num_pages` sizes the pool by itself. `threads` check digests and copy weights.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `phases` takes the times, and
+    `context` is the GPU's where somebody began to make it.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
-    phases = Phases()
+    phases = phases or Phases()
 
     def check(manifest: Manifest) -> None:
         with phases.phase("target"):
@@ -93,7 +102,9 @@ def load_artifact(
 
     with phases.phase("manifest"):
         artifact = open_artifact(path, check=check, threads=threads)
-    return bind(artifact, num_pages=num_pages, memory=memory, threads=threads, text=True, phases=phases)
+    return bind(
+        artifact, num_pages=num_pages, memory=memory, threads=threads, text=True, phases=phases, context=context
+    )
 
 
 def bind(
@@ -105,16 +116,17 @@ def bind(
     verify: bool = True,
     text: bool = False,
     phases: Phases | None = None,
+    context: EarlyContext | None = None,
 ) -> Loaded:
     """`load_artifact` of an open artifact for this machine, without its tokenizer unless `text` is asked for.
 
-    `verify` checks the digests of the weights, the only ones that opening left. `phases` takes the times.
+    `verify` checks the digests of the weights, the only ones that opening left. `phases` and `context` as there.
     """
     target = this_machine(artifact.manifest)
     device = torch.device(target.device)
     phases = phases or Phases()
     with ThreadPoolExecutor(2) as background:
-        ready = background.submit(_start, device, phases)
+        ready = background.submit(_start, device, phases, context)
         with phases.phase("plan"):
             plans = _plans(artifact)
             limits = read_limits(artifact, plans)
@@ -142,9 +154,11 @@ def bind(
     return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
 
-def _start(device: torch.device, phases: Phases) -> None:
+def _start(device: torch.device, phases: Phases, context: EarlyContext | None) -> None:
     if device.type == "cuda":
         with phases.phase("device"):
+            if context is not None:
+                context.wait()  # here and not in a call of CUDA, which may keep the interpreter's lock meanwhile
             start(device)
 
 

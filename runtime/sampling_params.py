@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import NoReturn
 
 from ingot.ir.errors import RequestError
-from ingot.ir.ops.logprobs import MAX_LOGPROBS
+from ingot.ir.logprob_limits import MAX_LOGPROBS
 
 GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a temperature below it asks for the most likely token
 MAX_N = 16384  # vLLM's default for VLLM_MAX_N_SEQUENCES

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
-from ingot.ir.ops.logprobs import MAX_SCORED
+from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool

@@ -128,6 +128,15 @@ COMPILE_SIDE = ("torch._dynamo", "torch._inductor", "sympy", "triton", "transfor
 COMPILE_ROOMS = ("ingot.frontend", "ingot.passes", "ingot.models")
 
 
+def test_asking_for_a_model_imports_no_torch() -> None:
+    """It is imported when an `LLM` is made, beside the making of a GPU's context."""
+    code = "import sys; from ingot import LLM, SamplingParams; LLM, SamplingParams(logprobs=2); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    slow = {"torch", "numpy", "pydantic", "tokenizers", "jinja2", "ingot.runtime.loader", "ingot.runtime.engine"}
+    assert slow & set(done.stdout.split()) == set()
+
+
 def test_serving_imports_no_compiler() -> None:
     command = [sys.executable, "-c", IMPORT_ALL_THAT_SERVES]
     done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True)

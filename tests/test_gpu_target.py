@@ -1,6 +1,7 @@
 """Compiling for a GPU that this machine does not have, and what becomes of such an artifact here."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resign import edit_json
 
 import ingot.ir.target
+import ingot.llm
 from ingot import LLM, bisect, compile_model
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
@@ -17,14 +20,16 @@ from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.buckets import bucket_classes
 from ingot.debug.verify import verify
 from ingot.identity import exe_document
-from ingot.ir.artifact import GOLDEN, MANIFEST, REQUEST
-from ingot.ir.errors import OptionError, TargetError
+from ingot.ir.artifact import GOLDEN, REQUEST
+from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.gpus import TYPICAL, Gpu
+from ingot.ir.manifest_file import MANIFEST
 from ingot.ir.program import VIEWS, target_name
 from ingot.ir.target import Target
 from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import check_target, load_artifact
+from ingot.runtime.phases import Phases
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "backend": "reference", "max_batch": 4, "max_tokens": 128}
@@ -70,6 +75,27 @@ def test_nothing_here_runs_it(made: Path) -> None:
     for run in (load_artifact, LLM, verify):
         with pytest.raises(TargetError, match=f"compiled for a GPU, sm_90, and {NO_GPU}"):
             run(made)
+
+
+def test_a_model_begins_a_context_only_where_it_will_serve_on_a_gpu(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(phases: Phases) -> None:
+        raise Begun
+
+    monkeypatch.setattr(ingot.llm, "begin_context", begin)
+    with pytest.raises(Begun):
+        LLM(made)
+    with pytest.raises(ArtifactError, match="not there"):
+        LLM(tmp_path / "missing.ingot")
+    with pytest.raises(TargetError, match=NO_GPU):
+        load_artifact(made)
+    edit_json(shutil.copytree(made, tmp_path / "a.ingot"), MANIFEST, lambda manifest: manifest["target"].clear())
+    with pytest.raises(TargetError, match="another target"):
+        LLM(tmp_path / "a.ingot")
 
 
 def test_bisect_judges_its_programs_and_not_its_execution(made: Path) -> None:

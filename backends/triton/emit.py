@@ -94,7 +94,9 @@ class Triton:
         return sum(_bytes(buffer, sizes) for buffer in launches.buffers.values())
 
     def sources(self) -> Sequence[Path]:
-        return sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name != "load.py")
+        folder = Path(__file__).parent
+        sources = (path for path in folder.rglob("*.py") if path.name != "load.py")
+        return sorted(path for path in sources if path.parent != folder / "tune")
 
     def toolchain(self) -> dict[str, str]:
         return {"triton": version("triton")}
@@ -129,7 +131,7 @@ class Triton:
         return choice.kernel == LINEAR
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
-        from ingot.backends.triton.tune import measure
+        from ingot.backends.triton.tune.search import measure
 
         return measure(choice, target, seconds)
 

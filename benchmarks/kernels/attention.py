@@ -77,16 +77,16 @@ CASES = (
     Case("8b: 31 x 2k, 1 x 64k", 32, 8, 128, (*(2048,) * 31, 65536)),
 )
 TILES = (
+    DecodeTiles(keys=64, stages=3, programs=2),
     DecodeTiles(keys=64, stages=5, programs=2),
     DecodeTiles(keys=64, stages=7, programs=2),
-    DecodeTiles(keys=64, stages=5, programs=3),
+    DecodeTiles(keys=64, stages=7, programs=1),
+    DecodeTiles(keys=64, stages=3, programs=1),
     DecodeTiles(keys=64, stages=3, programs=4),
-    DecodeTiles(keys=64, stages=5, programs=4),
+    DecodeTiles(keys=32, stages=7, programs=2),
     DecodeTiles(keys=32, stages=7, programs=4),
     DecodeTiles(keys=128, stages=5, programs=1),
-    DecodeTiles(keys=128, stages=3, programs=2, warps=8),
-    DecodeTiles(keys=64, stages=7, programs=2, warps=8),
-    DecodeTiles(keys=32, stages=7, programs=3, warps=2),
+    DecodeTiles(keys=128, stages=5, programs=1, warps=8),
 )
 
 

@@ -14,77 +14,23 @@ meanwhile.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
+from linear_products import DECODERS, MACHINE, best_known, for_other_tokens
+from linear_stack import KEPT, Stack, sizes
 
-from ingot.backends.triton.lower.linear import padded_tokens
-from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
-from ingot.backends.triton.tune import (
-    STEPS,
-    Bench,
-    Call,
-    Machine,
-    TilesOf,
-    Timed,
-    candidates,
-    compile_all,
-    compilers,
-    measure_all,
-    microseconds,
-    more_candidates,
-    stages_that_fit,
-)
-
-MACHINE = Machine(sm=90, cores=132)
-PAUSE = 4000  # nanoseconds
-_KEPT = 8  # of the best tiles for one number of tokens are tried for another
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """The shapes of a decoder's step."""
-
-    name: str
-    layers: int
-    hidden: int
-    qkv: int
-    heads: int  # all of them together
-    ffn: int
-    vocab: int
-
-    def parts(self, tokens: int) -> dict[str, LinearProblem]:
-        """The products of a layer and of the head, in a step of so many tokens, by name."""
-
-        def part(columns: int, depth: int, result: str = "bf16", **around: bool) -> LinearProblem:
-            return LinearProblem(columns, depth, padded_tokens(tokens), "bf16", result, **around)
-
-        return {
-            "qkv": part(self.qkv, self.hidden, norm=True),
-            "o": part(self.hidden, self.heads, residual=True),
-            "gate_up": part(self.ffn, self.hidden, gated=True, norm=True),
-            "down": part(self.hidden, self.ffn, residual=True),
-            "head": part(self.vocab, self.hidden, "f32", norm=True),
-        }
-
-
-# Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B, by their config.json.
-DECODERS = (
-    Decoder("8b", 32, 4096, 6144, 4096, 14336, 128256),
-    Decoder("1b", 16, 2048, 3072, 2048, 8192, 128256),
-    Decoder("0.6b", 28, 1024, 4096, 2048, 3072, 151936),
-)
+from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.tune.bench import STEPS, Bench, Timed
+from ingot.backends.triton.tune.candidates import AnyTiles, candidates, more_candidates
+from ingot.backends.triton.tune.search import compilers, measure_all, microseconds
 
 
 @dataclass(frozen=True)
@@ -100,22 +46,11 @@ class Found:
         return {
             "decoder": self.decoder,
             "part": self.part,
-            **_sizes(timed.problem, timed.tiles),
+            **sizes(timed.problem, timed.tiles),
             "microseconds": round(timed.microseconds, 2),
             "gb_per_second": round(timed.problem.bytes / timed.microseconds / 1e3),
             "fraction": round(timed.fraction, 4),
         }
-
-
-def _sizes(problem: LinearProblem, tiles: TilesOf) -> dict[str, Any]:
-    shape = {"columns": problem.columns, "depth": problem.depth, "gated": problem.gated}
-    return {**shape, "tokens": STEPS[problem.tokens], **asdict(tiles)}
-
-
-def for_other_tokens(problem: LinearProblem, tiles: Tiles) -> Tiles:
-    """The same tiles with as many stages as fit with more tokens."""
-    most = stages_that_fit(problem, tiles.block_n, tiles.block_k, tiles.splits, 1)
-    return replace(tiles, stages=min(tiles.stages, most))
 
 
 def tune(
@@ -123,13 +58,13 @@ def tune(
 ) -> list[Timed]:
     """Measurements of all parts for steps of `tokens`: of all candidates, or, where there are `earlier` ones for
     another number of tokens, of those that did best there."""
-    jobs: list[list[tuple[LinearProblem, TilesOf]]] = []
+    jobs: list[list[tuple[LinearProblem, AnyTiles]]] = []
     for decoder in DECODERS:
         for part in decoder.parts(tokens).values():
             known = sorted(
                 (one for one in earlier if replace(one.problem, tokens=part.tokens) == part), key=microseconds
             )
-            kept = [one.tiles for one in known[:_KEPT] if isinstance(one.tiles, Tiles)]
+            kept = [one.tiles for one in known[:KEPT] if isinstance(one.tiles, Tiles)]
             tried = [for_other_tokens(part, tiles) for tiles in kept] or candidates(part, MACHINE)
             jobs.append([(part, tiles) for tiles in dict.fromkeys([best_known(part), *tried])])
     in_turns = [job for turn in zip_longest(*jobs) for job in turn if job is not None]  # the deadline hits all alike
@@ -138,11 +73,6 @@ def tune(
     best = best_of(found).values()
     more = [(one.problem, tiles) for one in best for tiles in more_candidates(one.problem, one.tiles)]
     return found + measure_all(bench, pool, MACHINE, more, deadline)
-
-
-def best_known(problem: LinearProblem) -> TilesOf:
-    """What the lowering takes by itself."""
-    return known_tiles(problem.product(), problem.tokens, MACHINE.sm)[0]
 
 
 def best_of(found: Sequence[Timed]) -> dict[LinearProblem, Timed]:
@@ -165,100 +95,13 @@ def named(found: Sequence[Timed]) -> list[Found]:
     ]
 
 
-class Stack:
-    """All products of a decoder's step in a row, with a pause where attention runs."""
-
-    def __init__(self, bench: Bench, decoder: Decoder, tokens: int) -> None:
-        self.bench, self.decoder, self.tokens = bench, decoder, tokens
-        self.parts = decoder.parts(tokens)
-        self.calls: dict[tuple[LinearProblem, TilesOf], Call] = {}
-
-    def seconds(self, chosen: Mapping[str, TilesOf]) -> float:
-        """Raises what Triton raises for tiles that do not fit."""
-        for part, problem in self.parts.items():
-            if (problem, chosen[part]) not in self.calls:  # made, and loaded, outside of the recording
-                call = self.calls[problem, chosen[part]] = Call(MACHINE, problem, chosen[part])
-                call(self.bench.inputs(problem))
-        return self.bench.graph_seconds(self._launches(chosen))
-
-    def _launches(self, chosen: Mapping[str, TilesOf]) -> Iterator[Callable[[], None]]:
-        for part in self._order():
-            problem = self.parts[part]
-            yield partial(self.calls[problem, chosen[part]], self.bench.inputs(problem))
-            if part == "qkv":
-                yield pause
-
-    def _order(self) -> Iterator[str]:
-        *layer, head = self.parts
-        return iter((*layer * self.decoder.layers, head))
-
-    def refine(
-        self, pool: ProcessPoolExecutor, found: Sequence[Timed], deadline: float
-    ) -> tuple[dict[str, TilesOf], float, float]:
-        """The best sizes for the stack, what it takes with the best for each product by itself, and with these."""
-        tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
-        jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]
-        wait([pool.submit(compile_all, MACHINE, problem, tiles) for problem, tiles in jobs])
-        best = {part: tried[part][0] for part in self.parts}
-        first = least = self.seconds(best)
-        for part in (*self.parts, *self.parts):
-            for tiles in tried[part]:
-                if tiles == best[part] or time.monotonic() > deadline:
-                    continue
-                try:
-                    seconds = self.seconds({**best, part: tiles})
-                except triton.runtime.errors.OutOfResources:
-                    continue
-                if seconds < least:
-                    best, least = {**best, part: tiles}, seconds
-        return best, first, least
-
-    def _tried(self, problem: LinearProblem, found: Sequence[Timed]) -> list[TilesOf]:
-        """The fastest by themselves, first of all the very fastest; some with weights fetched ahead; the known."""
-        fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:_KEPT]
-        ahead: list[TilesOf] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
-        for one in fastest[:4]:
-            if isinstance(one, MatvecTiles):
-                waves = problem.columns // (one.block_n * 2 * MACHINE.cores)  # that follow the first
-                ahead += [replace(one, ahead=later) for later in (1, 2, 4, 8) if later < waves]
-        return list(dict.fromkeys([*fastest, *ahead, best_known(problem)]))
-
-    def row(self, pool: ProcessPoolExecutor, found: Sequence[Timed], deadline: float) -> dict[str, Any]:
-        best, first, least = self.refine(pool, found, deadline)
-        moved = sum(self.parts[part].bytes for part in self._order())
-        return {
-            "decoder": self.decoder.name,
-            "tokens": self.tokens,
-            "microseconds_by_itself": round(first * 1e6, 1),
-            "microseconds": round(least * 1e6, 1),
-            "fraction": round(moved / least / self.bench.copy, 4),
-            "pauses": round(PAUSE * 1e-3 * self.decoder.layers, 1),
-            "best": [{"part": part, **_sizes(self.parts[part], tiles)} for part, tiles in best.items()],
-        }
-
-
-@triton.jit
-def _pause(nanoseconds: tl.constexpr):
-    gdc_launch_dependents()
-    gdc_wait()
-    begin = globaltimer()
-    while globaltimer() - begin < nanoseconds:
-        pass
-
-
-def pause() -> None:
-    """Attention over a short context: as long, on as many multiprocessors, and with no weights to read."""
-    _pause[(MACHINE.cores,)](PAUSE, num_warps=4, launch_pdl=True)
-
-
 def print_table(best: Sequence[Found]) -> None:
-    print(f"{'tokens':>6} {'decoder':8}{'part':8} {'µs':>8} {'GB/s':>6} {'of copy':>8}  tiles")
+    """The best by themselves, as lines for the tables of lower/linear_tiles.py."""
     for one in best:
-        row = one.row()
-        print(
-            f"{row['tokens']:6} {one.decoder:8}{one.part:8} {row['microseconds']:8.1f} {row['gb_per_second']:6}"
-            f" {row['fraction']:8.1%}  {one.timed.tiles}"
-        )
+        problem, timed = one.timed.problem, one.timed
+        place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
+        key = f"Product({problem.columns}, {problem.depth}{', gated=True' if problem.gated else ''})"
+        print(f"{place:24}{timed.microseconds:7.1f} µs  {key}: {timed.tiles},  # {timed.fraction:.0%}")
 
 
 def _share_of(deadline: float, part: float) -> float:

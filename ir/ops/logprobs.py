@@ -3,12 +3,8 @@ penalty."""
 
 import torch
 
+from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.ir.ops.registry import Sample, bytes_of, define, nothing, own_row
-
-# Rows of logits that rate tokens of prompts in a step, besides one row for each sequence. Ours: with a vocabulary of
-# 150,000 they take 150 MB in float32.
-MAX_SCORED = 256
-MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on top_logprobs, vLLM's on max_logprobs
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

@@ -12,6 +12,7 @@ def start(device: torch.device) -> None:
     """
     try:
         torch.empty(1, device=device)
+        torch.cuda.synchronize(device)  # the context is there for this thread too, which cuBLAS asks for
         torch.cuda.current_blas_handle()
     except RuntimeError as error:  # its memory is full, it is another process's alone, its driver is at fault
         raise TargetError(

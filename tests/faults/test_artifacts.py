@@ -12,8 +12,9 @@ import pytest
 from resign import Edit, edit_json
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.ir.artifact import CHECKSUMS, MANIFEST, OUTSIDE_IDENTITY, SCHEMA_VERSION
+from ingot.ir.artifact import CHECKSUMS, OUTSIDE_IDENTITY, SCHEMA_VERSION
 from ingot.ir.errors import ArtifactError, ConfigError, IngotError, OptionError, TargetError
+from ingot.ir.manifest_file import MANIFEST
 from ingot.runtime import loader
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable
@@ -78,11 +79,14 @@ def test_too_little_memory_is_said_before_loading(healthy: Path) -> None:
 
 
 def test_serving_takes_what_was_set_aside(healthy: Path) -> None:
-    """Weights, states, the largest step and all graphs, against the sum that sized the KV pool."""
+    """What torch holds for weights, states, the largest step and all graphs, against the sum that sizes the KV pool.
+
+    Other processes may use the device meanwhile, so the code of kernels, which torch does not count, is left out.
+    """
     device = torch.device("cuda")
-    torch.empty(1, device=device)
+    gc.collect()
     torch.cuda.empty_cache()
-    before, _ = torch.cuda.mem_get_info(device)
+    before = torch.cuda.memory_reserved(device)
     llm = LLM(healthy, num_kv_pages=2000)
     params = SamplingParams(temperature=0.8, max_tokens=3, ignore_eos=True, seed=1)
     llm.generate([[7] * 250] * 64, params)
@@ -90,7 +94,7 @@ def test_serving_takes_what_was_set_aside(healthy: Path) -> None:
         llm.generate([[7, 8]] * rows, params)
     plans = llm._loaded.plans
     need = MemoryNeed.of(plans)
-    taken = before - torch.cuda.mem_get_info(device)[0]
+    taken = torch.cuda.memory_reserved(device) - before
     allowed = need.fixed + 2000 * need.page + device_memory(device, plans, GRAPH_ROWS).beside
-    print(f"serving takes {taken} bytes, {allowed} were set aside, {need}")
-    assert taken <= allowed
+    print(f"torch holds {taken} bytes, {allowed} were set aside, {need}")
+    assert 2000 * need.page < taken <= allowed

@@ -11,7 +11,8 @@ from ingot import compile_model
 from ingot.debug.golden import digest, read_golden, replay
 from ingot.debug.verification import Promise
 from ingot.debug.verify import verify
-from ingot.ir.artifact import MANIFEST, TIMINGS
+from ingot.ir.artifact import TIMINGS
+from ingot.ir.manifest_file import MANIFEST
 from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact

@@ -79,6 +79,17 @@ def test_a_cache_takes_the_rows_that_are_written() -> None:
     assert normed == plain + Cost(q.numel() + k.numel(), 2 * 8 * 4)
 
 
+def test_attention_with_its_cache_write_moves_q_once() -> None:
+    kv, k, table = randn(64, 2, 16, 2, 8), randn(3, 2, 8), randn(100, 8)
+    q, slots, lens = randn(3, 4, 8), torch.zeros(3, dtype=torch.int64), (torch.zeros(3, 9, dtype=torch.int32), ints(0))
+    append = (kv, q, k, k, slots.int(), table, slots)
+    pages = (*lens, ints(3), ints(9))
+    parts = OPS["qk_norm_rope_append"].cost(*append, eps=0.0)
+    parts += OPS["paged_attention"].cost(q, kv, *pages, scale=1.0, window=20)
+    fused = OPS["append_attention"].cost(*append, *pages, eps=0.0, scale=1.0, window=20)
+    assert fused == Cost(parts.flops, parts.bytes - 2 * q.numel() * 4)
+
+
 def test_what_no_request_asks_for_costs_nothing_much() -> None:
     logits, rows = randn(2, 5000), torch.zeros(2, dtype=torch.int32)
     asked = (rows, rows.float(), rows.float(), rows.float(), torch.zeros(2, 16, dtype=torch.int32))

@@ -17,7 +17,7 @@ from tiny import TINY
 
 from ingot import LLM, RequestOutput, SamplingParams, compile_model
 from ingot.ir.errors import RequestError
-from ingot.ir.ops.logprobs import MAX_SCORED
+from ingot.ir.logprob_limits import MAX_SCORED
 
 # One worker, for the artifact that tests share.
 pytestmark = pytest.mark.xdist_group("sampling-parity")

@@ -17,9 +17,9 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.reference.emit import Rowwise
 from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import OptionError
+from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import OPS, paged_attention
-from ingot.ir.ops.logprobs import MAX_SCORED
 from ingot.ir.plan import Plans
 from ingot.runtime.loader import load_artifact
 

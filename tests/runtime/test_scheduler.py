@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ingot.ir.errors import InternalError, OptionError, RequestError
-from ingot.ir.ops.logprobs import MAX_SCORED
+from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, build_step
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request, Status

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from ingot.ir.ops.logprobs import MAX_LOGPROBS, MAX_SCORED
+from ingot.ir.logprob_limits import MAX_LOGPROBS, MAX_SCORED
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.limits import Limits
 from ingot.runtime.loader import Loaded

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, in_base_two, weighed
-from ingot.backends.triton.kernels.rope import cache_rows, prepared
+from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared
 
 
 @triton.jit
@@ -73,9 +73,10 @@ def _further_item(
     APPEND: tl.constexpr,
 ):
     """Of the items behind the first BASE of each (token, head): (sequence or -1, the item's place among those of its
-    sequence)."""
+    sequence, how many of them each (token, head) has there)."""
     sequence = -1
     place = 0
+    more = 1
     before = 0
     for first in range(0, sequences, 32):
         b = first + tl.arange(0, 32)
@@ -87,8 +88,9 @@ def _further_item(
         own = (item >= end - items) & (item < end)
         sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
         place += tl.sum(tl.where(own, item - (end - items), 0))
+        more += tl.sum(tl.where(own, splits - BASE - 1, 0))
         before += tl.sum(items)
-    return sequence, place
+    return sequence, place, more
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -129,6 +131,7 @@ def decode_attention(
     EPS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ROTARY: tl.constexpr,
+    POSITIONS: tl.constexpr,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -151,7 +154,8 @@ def decode_attention(
 
     With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
     step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
-    holds what earlier steps wrote, and the first chunk is loaded before the kernels in front of this one have ended.
+    holds what earlier steps wrote, and the page table comes from the host, so the first chunk is loaded before the
+    kernels in front of this one have ended.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -177,18 +181,24 @@ def decode_attention(
         early = held[:, None] & (d < DIM)[None, :]
         early_keys = tl.load(early_rows[:, None] + d[None, :], mask=early, other=0.0)
         early_values = tl.load(early_rows[:, None] + PART_STRIDE + d[None, :], mask=early, other=0.0)
+    one = tl.zeros((1,), tl.int32)
+    if APPEND:
+        # A guess: in all layers but the first, the positions of this step have long been there.
+        guess = tl.load(positions + token + one, cache_modifier=".cg")
+        guess = tl.minimum(tl.maximum(guess, 0), POSITIONS - 1)
+        cos, sin = angles(table, guess, INTERLEAVED, ROTARY, BLOCK_DIM)
     if DEPENDENT:
         gdc_wait()
 
     if (sequence < 0) & (split == 0):
         into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
         tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
-    splits = BASE
     place = 0
-    if SHARES > 0:
-        share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+    more = 1
+    if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            sequence, place = _further_item(
+            share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+            sequence, place, more = _further_item(
                 item - first_items, share, q_lens, kv_lens, sequences, KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND
             )
     if sequence < 0:
@@ -196,27 +206,29 @@ def decode_attention(
     first = tl.load(q_starts + sequence)
     count = tl.load(q_lens + sequence)
     length = tl.load(kv_lens + sequence)
-    if SHARES > 0:
-        splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
-        if item >= first_items:
-            more = splits - BASE
-            split = BASE + place % more
-            head = place // more % KV_HEADS
-            token = first + place // more // KV_HEADS
+    if item >= first_items:
+        split = BASE + place % more
+        head = place // more % KV_HEADS
+        token = first + place // more // KV_HEADS
     heads = head * GROUP + g
     rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
     # All that does not depend on the length is asked for before the length is looked at.
     if APPEND:
-        one = tl.zeros((1,), tl.int32)
-        position = tl.load(positions + token + one)
+        position = tl.load(positions + token + one, cache_modifier=".cg")
         slot = tl.load(slots + token)
         new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
-        query = prepared(q, rows, g < GROUP, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        if tl.max(position != guess, 0):
+            cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
+        query = prepared(q, rows, g < GROUP, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
-        new_key = prepared(k, from_k, one == 0, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        new_key = prepared(k, from_k, one == 0, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     else:
         query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
 
+    splits = BASE
+    if SHARES > 0:
+        share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+        splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
     nth = token - first
     cached = length - count
     own_place = cached + nth
@@ -259,7 +271,8 @@ def decode_attention(
                 fed_k = (first + fed).to(tl.int64) * K_TOKEN + head * K_HEAD
                 fed_v = (first + fed).to(tl.int64) * V_TOKEN + head * V_HEAD
                 at = tl.load(positions + first + fed, mask=seen, other=0)
-                keys = prepared(k, fed_k, seen, at, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+                fed_cos, fed_sin = angles(table, at, INTERLEAVED, ROTARY, BLOCK_DIM)
+                keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
                 inside = seen[:, None] & (d < DIM)[None, :]
                 values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee")

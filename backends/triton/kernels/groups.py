@@ -22,19 +22,20 @@ def quarters_short(first, second, third, target):
 
 
 @triton.jit
-def least_gap(gap, weight, target):
-    """The least gap such that those of its size and less weigh at least `target` together; infinity when all of them
-    do not. Gaps are searched by their bits, a quarter of the range at a time."""
+def bounding_gap(gap, weight, target):
+    """A gap such that those of its size and less weigh at least `target` together, and hardly more than it takes;
+    infinity when all of them do not. It is searched by its bits, a quarter of the range at a time, down to steps of an
+    exponent and 6 bits: bounding needs no more."""
     bits = gap.to(tl.int32, bitcast=True)
     low, size = 0, INFINITE + 1
-    while size > 1:
+    while size > 1 << 17:
         step = (size + 3) // 4
         first = tl.sum(tl.where(bits - low < step, weight, 0.0))
         second = tl.sum(tl.where(bits - low < 2 * step, weight, 0.0))
         third = tl.sum(tl.where(bits - low < 3 * step, weight, 0.0))
         low += quarters_short(first, second, third, target) * step
         size = step
-    return tl.minimum(low, INFINITE).to(tl.float32, bitcast=True)
+    return tl.minimum(low + size - 1, INFINITE).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -47,11 +48,14 @@ def list_groups(listed, near):
 
 
 @triton.jit
-def listed_logits(row_logits, listed, start, count, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
+def listed_logits(
+    row_logits, listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr
+):
     """Ids and logits, [BLOCK_GROUPS, GROUP] each, of the tokens of listed groups from `start` on. Behind the list's end
-    and the vocabulary's the id is NOWHERE, the logit -inf."""
+    and the vocabulary's the id is NOWHERE, the logit -inf. A list of all GROUPS is not read."""
     place = start + tl.arange(0, BLOCK_GROUPS)
-    group = tl.load(listed + place, mask=place < count, other=0)
+    group = tl.load(listed + place, mask=(place < count) & (count < GROUPS), other=0)
+    group = tl.where(count < GROUPS, group, place)
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     there = (place < count)[:, None] & (column < VOCAB)
     return tl.where(there, column, NOWHERE), tl.load(row_logits + column, mask=there, other=float("-inf"))

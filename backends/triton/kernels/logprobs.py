@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.groups import GROUP, NOWHERE, least_gap, list_groups, listed_logits
+from ingot.backends.triton.kernels.groups import GROUP, NOWHERE, bounding_gap, list_groups, listed_logits
 
 
 @triton.jit
@@ -45,15 +45,16 @@ def top_logprobs(
         own = tl.load(row_logits + chosen)
         tops, listed = group_tops + row * GROUPS, listed_groups + row * GROUPS
         better = tl.zeros((BLOCK_GROUPS, GROUP), tl.int32)
-        peak = float("-inf")
+        highest_tops = tl.full((BLOCK_GROUPS,), float("-inf"), tl.float32)
         for start in range(0, GROUPS, BLOCK_GROUPS):
             group = start + tl.arange(0, BLOCK_GROUPS)
             column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf"))
             group_top = tl.max(value, 1)
             tl.store(tops + group, group_top, mask=group < GROUPS)
-            peak = tl.maximum(peak, tl.max(group_top))
+            highest_tops = tl.maximum(highest_tops, group_top)
             better += (value > own).to(tl.int32)
+        peak = tl.max(highest_tops)
         rank = tl.sum(better) + 1
         mass = tl.zeros((BLOCK_GROUPS * GROUP,), tl.float32)
         for start in tl.range(0, VOCAB, BLOCK_GROUPS * GROUP, num_stages=3):
@@ -67,7 +68,7 @@ def top_logprobs(
             tl.debug_barrier()  # what one thread of the block left in `tops`, others read
             group = tl.arange(0, BLOCK_ALL)
             gap = peak - tl.load(tops + group, mask=group < GROUPS, other=float("-inf"))
-            bound = least_gap(gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), wanted.to(tl.float32))
+            bound = bounding_gap(gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), wanted.to(tl.float32))
             num_listed = list_groups(listed, (gap <= bound) & (group < GROUPS))
             # The next token is the largest behind the one before it, in the order of (logit, id).
             score, last = float("inf"), -1
@@ -75,7 +76,7 @@ def top_logprobs(
                 best = float("-inf")
                 where = NOWHERE
                 for start in range(0, num_listed, BLOCK_GROUPS):
-                    column, value = listed_logits(row_logits, listed, start, num_listed, VOCAB, BLOCK_GROUPS)
+                    column, value = listed_logits(row_logits, listed, start, num_listed, GROUPS, VOCAB, BLOCK_GROUPS)
                     behind = (column != NOWHERE) & ((value < score) | ((value == score) & (column > last)))
                     highest = tl.max(tl.where(behind, value, float("-inf")))
                     lowest = tl.min(tl.where(behind & (value == highest), column, NOWHERE))

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ingot.backends.triton.kernels.linear_parts import scaled
+
 
 @triton.jit
 def norm(
@@ -36,7 +38,7 @@ def norm(
     group = tl.program_id(1) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     mask = (group < GROUPS) & (column < WIDTH)
-    gain = tl.load(weight + group * WEIGHT_GROUP + column, mask=mask, other=0.0).to(tl.float32)
+    gain = tl.load(weight + group * WEIGHT_GROUP + column, mask=mask, other=0.0)
     place = (row * GROUPS + group) * WIDTH + column
     if DEPENDENT:
         gdc_wait()
@@ -48,7 +50,5 @@ def norm(
     full = value.to(tl.float32)
     if CENTRED:
         full = tl.where(mask, full - tl.sum(full, 1)[:, None] / WIDTH, 0.0)
-    full = full * tl.rsqrt(tl.sum(full * full, 1) / WIDTH + EPS)[:, None]
-    if weight.dtype.element_ty == x.dtype.element_ty:
-        full = full.to(x.dtype.element_ty).to(tl.float32)
-    tl.store(result + place, (full * gain).to(result.dtype.element_ty), mask=mask)
+    inverse = tl.rsqrt(tl.sum(full * full, 1) / WIDTH + EPS)[:, None]
+    tl.store(result + place, scaled(full, inverse, gain, x.dtype.element_ty).to(result.dtype.element_ty), mask=mask)

@@ -14,12 +14,32 @@ def _normed(x, rstd, weight, dtype: tl.constexpr):
 
 
 @triton.jit
+def angles(
+    table,
+    positions,
+    INTERLEAVED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """(cosines, sines) by which each element of a head turns at `positions` [N], rows of `table`: [N, BLOCK_DIM]."""
+    HALF: tl.constexpr = ROTARY // 2
+    d = tl.arange(0, BLOCK_DIM)
+    if INTERLEAVED:
+        frequency = d // 2
+    else:
+        frequency = tl.where(d < HALF, d, d - HALF)
+    at = table + positions.to(tl.int64)[:, None] * ROTARY + frequency[None, :]
+    rotary = (d < ROTARY)[None, :]
+    return tl.load(at, mask=rotary, other=1.0), tl.load(at + HALF, mask=rotary, other=0.0)
+
+
+@triton.jit
 def prepared(
     x,
     rows,
     held,
-    positions,
-    table,
+    cos,
+    sin,
     weight,
     EPS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -27,10 +47,10 @@ def prepared(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Heads normed by `weight` (None: not normed) and rotated to their positions: [N, BLOCK_DIM] in x's dtype.
+    """Heads normed by `weight` (None: not normed) and rotated: [N, BLOCK_DIM] in x's dtype.
 
-    `rows` [N] are the offsets of heads in x and `positions` [N] or [1] rows of `table`; a head that `held` [N] does not
-    hold is zero, as are the elements from DIM on. The norm is rounded before the rotation.
+    `rows` [N] are the offsets of heads in x, `cos` and `sin` [N or 1, BLOCK_DIM] their angles; a head that `held` [N]
+    does not hold is zero, as are the elements from DIM on. The norm is rounded before the rotation.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     HALF: tl.constexpr = ROTARY // 2
@@ -40,18 +60,13 @@ def prepared(
     # Each element is turned against its partner, which comes from memory as well: registers hold no shuffle of it.
     if INTERLEAVED:
         partner = d ^ 1
-        frequency = d // 2
         sign = tl.where(d % 2 == 0, -1.0, 1.0)
     else:
         partner = tl.where(d < HALF, d + HALF, d - HALF)
-        frequency = tl.where(d < HALF, d, d - HALF)
         sign = tl.where(d < HALF, -1.0, 1.0)
     rotary = d < ROTARY
     both = held[:, None] & rotary[None, :]
     other = tl.load(x + rows[:, None] + partner[None, :], mask=both, other=0.0).to(tl.float32)
-    angles = table + positions.to(tl.int64)[:, None] * ROTARY + frequency[None, :]
-    cos = tl.load(angles, mask=both, other=1.0)
-    sin = tl.load(angles + HALF, mask=both, other=0.0)
     if weight is not None:
         rstd = tl.rsqrt(tl.sum(own * own, 1) / DIM + EPS)[:, None]
         own = _normed(own, rstd, tl.load(weight + d, mask=d < DIM, other=0.0)[None, :], dtype)
@@ -83,7 +98,8 @@ def rope(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
     rows = token * TOKEN_STRIDE + head * HEAD_STRIDE
-    turned = prepared(x, rows, head < HEADS, position, table, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
+    turned = prepared(x, rows, head < HEADS, cos, sin, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     d = tl.arange(0, BLOCK_DIM)
     into = out + token * HEADS * DIM + head[:, None] * DIM + d[None, :]
     tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
@@ -170,11 +186,12 @@ def qk_norm_rope_append(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
+    cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
     d = tl.arange(0, BLOCK_DIM)[None, :]
     if block < Q_BLOCKS:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         rows = token * Q_TOKEN + head * Q_HEAD
-        turned = prepared(q, rows, head < HEADS, position, table, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        turned = prepared(q, rows, head < HEADS, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         into = out + token * HEADS * DIM + head[:, None] * DIM + d
         tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM))
     else:
@@ -182,7 +199,7 @@ def qk_norm_rope_append(
         head = (block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         held = (head < KV_HEADS) & (slot >= 0)
         rows = token * K_TOKEN + head * K_HEAD
-        turned = prepared(k, rows, held, position, table, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        turned = prepared(k, rows, held, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         inside = held[:, None] & (d < DIM)
         into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * DIM + d
         tl.store(into, turned, mask=inside)

@@ -20,7 +20,7 @@ from ingot.backends.triton.kernels.groups import (
     GROUP,
     INFINITE,
     NOWHERE,
-    least_gap,
+    bounding_gap,
     list_groups,
     listed_logits,
     quarters_short,
@@ -110,26 +110,31 @@ def weight_of(gap, temperature, min_p):
 
 
 @triton.jit
-def least_listed_gap(
+def narrow(
     row_logits,
     listed,
     count,
     top,
     temperature,
     target,
+    low,
+    size,
+    END: tl.constexpr,
     BY_MASS: tl.constexpr,
+    GROUPS: tl.constexpr,
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """`least_gap` of the tokens of listed groups, which weigh exp(-depth) each BY_MASS, and else 1."""
-    low, size = 0, INFINITE + 1
-    while size > 1:
+    """The range (low, size) of bits of gaps that holds the least one such that the listed tokens of this gap and less
+    weigh at least `target`, narrowed to END or less: a quarter of the range at a time. A token weighs exp(-depth)
+    BY_MASS, and else 1."""
+    while size > END:
         step = (size + 3) // 4
         first = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         second = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         third = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         for start in range(0, count, BLOCK_GROUPS):
-            _, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+            _, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
             gap = top - value
             offset = gap.to(tl.int32, bitcast=True) - low
             weight = 1.0
@@ -140,18 +145,63 @@ def least_listed_gap(
             third += tl.where(offset < 3 * step, weight, 0.0)
         low += quarters_short(tl.sum(first), tl.sum(second), tl.sum(third), target) * step
         size = step
+    return low, size
+
+
+@triton.jit
+def least_listed_gap(
+    row_logits,
+    listed,
+    count,
+    top,
+    temperature,
+    target,
+    BY_MASS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+):
+    """The least gap such that the listed tokens of this gap and less weigh at least `target`; infinity when they do
+    not. Half-way, where one gap alone is left of the range, it is that: of logits that were rounded to bfloat16 it
+    always is."""
+    low, size = tl.full((), 0, tl.int32), tl.full((), INFINITE + 1, tl.int32)
+    low, size = narrow(
+        row_logits, listed, count, top, temperature, target, low, size, 1 << 15, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
+    )
+    least = tl.full((BLOCK_GROUPS, GROUP), NOWHERE, tl.int32)
+    most = tl.full((BLOCK_GROUPS, GROUP), -1, tl.int32)
+    for start in range(0, count, BLOCK_GROUPS):
+        _, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+        bits = (top - value).to(tl.int32, bitcast=True)
+        least = tl.minimum(least, tl.where(bits >= low, bits, NOWHERE))
+        most = tl.maximum(most, tl.where(bits - low < size, bits, -1))
+    only = tl.min(least)
+    if only == tl.max(most):
+        low, size = only, 1
+    low, size = narrow(
+        row_logits, listed, count, top, temperature, target, low, size, 1, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
+    )
     return tl.minimum(low, INFINITE).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def listed_mass(
-    row_logits, listed, count, top, temperature, min_p, limit, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr
+    row_logits,
+    listed,
+    count,
+    top,
+    temperature,
+    min_p,
+    limit,
+    GROUPS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
 ):
     """The sum of exp(-depth) of the listed tokens that min-p keeps, of depths up to the limit and below it."""
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     for start in range(0, count, BLOCK_GROUPS):
-        _, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+        _, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
         gap = top - value
         weight, depth = weight_of(gap, temperature, min_p), tl.div_rn(gap, temperature)
         up_to += tl.where(depth <= limit, weight, 0.0)
@@ -201,32 +251,36 @@ def find_threshold(
             group_gap = top - group_top
             all_mass = tl.load(masses + row)
             if by_number:
-                bound = least_gap(group_gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), most.to(tl.float32))
+                bound = bounding_gap(group_gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), most.to(tl.float32))
             elif least > 0:
                 # A little more than it takes: min-p itself is tested by weights, which are rounded.
                 bound = tl.maximum(heat * (1e-3 - 1.001 * tl.log(least)), 0.0)
             else:
-                bound = least_gap(group_gap, weight_of(group_gap, heat, 0.0), all_mass * share)
+                bound = bounding_gap(group_gap, weight_of(group_gap, heat, 0.0), all_mass * share)
             count = list_groups(listed, (group_gap <= bound) & (group < GROUPS))
             if by_number:
                 wanted = most.to(tl.float32)
-                edge = least_listed_gap(row_logits, listed, count, top, heat, wanted, False, VOCAB, BLOCK_GROUPS)
+                edge = least_listed_gap(
+                    row_logits, listed, count, top, heat, wanted, False, GROUPS, VOCAB, BLOCK_GROUPS
+                )
                 limit = tl.div_rn(tl.minimum(edge, bound), heat)
             if share < 1:
                 target = all_mass * share
                 if by_number | (least > 0):
-                    kept, _ = listed_mass(row_logits, listed, count, top, heat, least, limit, VOCAB, BLOCK_GROUPS)
+                    kept, _ = listed_mass(
+                        row_logits, listed, count, top, heat, least, limit, GROUPS, VOCAB, BLOCK_GROUPS
+                    )
                     target = kept * share
-                edge = least_listed_gap(row_logits, listed, count, top, heat, target, True, VOCAB, BLOCK_GROUPS)
+                edge = least_listed_gap(row_logits, listed, count, top, heat, target, True, GROUPS, VOCAB, BLOCK_GROUPS)
                 edge = tl.minimum(edge, bound)  # sums in another order may fall short by a rounding
                 limit = tl.minimum(limit, tl.div_rn(edge, heat))
-                _, before = listed_mass(row_logits, listed, count, top, heat, 0.0, limit, VOCAB, BLOCK_GROUPS)
+                _, before = listed_mass(row_logits, listed, count, top, heat, 0.0, limit, GROUPS, VOCAB, BLOCK_GROUPS)
                 # Of equals at the edge, as many as it takes to reach the target; at least one.
                 room = tl.ceil((target - before) / weight_of(edge, heat, 0.0))
                 room = tl.minimum(tl.maximum(room, 1.0), VOCAB).to(tl.int32)
                 seen = 0
                 for start in range(0, count, BLOCK_GROUPS):
-                    column, value = listed_logits(row_logits, listed, start, count, VOCAB, BLOCK_GROUPS)
+                    column, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
                     equal = (tl.div_rn(top - value, heat) == limit) & (value > float("-inf"))
                     equal = tl.reshape(equal.to(tl.int32), (BLOCK_GROUPS * GROUP,))
                     rank = seen + tl.cumsum(equal, 0)
@@ -291,9 +345,11 @@ def draw(
         limit, depth = tl.load(limits + row), tl.div_rn(gap, heat)
         keep = (depth < limit) | ((depth == limit) & (column <= tl.load(last_ids + row)))
         keep = keep & (depth < float("inf")) & ((depth == 0) | (weight_of(gap, heat, least) > 0))
-        noisy = tl.where(keep, gumbel(seed, tl.load(positions + row), start, BLOCK) - depth, float("-inf"))
-        peak = tl.max(noisy)
-        place = tl.min(tl.where(keep & (noisy == peak), column, NOWHERE))
+        peak, place = float("-inf"), NOWHERE
+        if tl.max(keep.to(tl.int32)) > 0:
+            noisy = tl.where(keep, gumbel(seed, tl.load(positions + row), start, BLOCK) - depth, float("-inf"))
+            peak = tl.max(noisy)
+            place = tl.min(tl.where(keep & (noisy == peak), column, NOWHERE))
         last, peak, place = best_of_row(peak, place, peaks, places, arrived, row, SPLITS, BLOCK_SPLITS)
         if last:
             tl.store(tokens + row, place)

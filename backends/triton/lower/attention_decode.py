@@ -9,7 +9,7 @@ from ingot.backends.triton.launches import Term, times
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
 from ingot.backends.triton.lower.attention_tiles import DECODE_ATTENTION, DecodeTiles
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two, strides_of, want_one_dtype
+from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotation
 from ingot.backends.triton.schedule import Schedule, Value
 
@@ -21,11 +21,12 @@ _COMBINED = 4096
 _HALVED = 16
 
 
-def decode_tiles(attention: Attention) -> DecodeTiles:
-    """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs, or three of
-    two, fit into the 227 KiB of a multiprocessor (compute capability 9.0)."""
-    keys = 64 * 128 * 2 // (attention.block_dim * attention.itemsize)
-    return DecodeTiles(keys=max(16, min(64, keys)), stages=5, programs=2)
+def decode_tiles(attention: Attention, most_tokens: int) -> DecodeTiles:
+    """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs fit into the
+    227 KiB of a multiprocessor (compute capability 9.0). One token has little to read: small programs begin sooner.
+    """
+    keys = max(16, min(64, 64 * 128 * 2 // (attention.block_dim * attention.itemsize)))
+    return DecodeTiles(keys, stages=3 if most_tokens == 1 else 7, programs=2 if most_tokens <= _HALVED else 1)
 
 
 def _problem(call: Call, attention: Attention, schedule: Schedule, *, append: bool) -> dict[str, bool | int | str]:
@@ -47,11 +48,12 @@ def schedule_decode(
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch. `tiles` are sizes
     to try instead of those that the schedule is given or that are known."""
     attention = attention_of(call)
+    most_tokens = schedule.bucket.tokens[1]
     if tiles is None:
         problem = _problem(call, attention, schedule, append=append)
-        tiles = schedule.choose(DECODE_ATTENTION, problem, DecodeTiles, lambda: (decode_tiles(attention), "heuristic"))
+        known = decode_tiles(attention, most_tokens)
+        tiles = schedule.choose(DECODE_ATTENTION, problem, DecodeTiles, lambda: (known, "heuristic"))
     cache, heads = attention.cache, power_of_two(attention.group)
-    most_tokens = schedule.bucket.tokens[1]
     shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
     # A step of one token needs no more than the certain items; with many tokens, long contexts get what is to spare.
     max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
@@ -64,12 +66,13 @@ def schedule_decode(
     left = (attention.tokens, cache.kv_heads, max_splits)
     out = schedule.output(call.results[0])
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
-    fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "INTERLEAVED": False}
+    fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "POSITIONS": 0, "INTERLEAVED": False}
     fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
     if append:
         want_one_dtype(call, "kv", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         fixed = {"EPS": float(call.attributes["eps"]), **rotation(call), **strides_of(call, "k", "v")}
+        fixed["POSITIONS"] = static(call.value("table"), 0)
     schedule.launch(
         decode_attention,
         (items, 1, 1),

@@ -45,6 +45,11 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     return replace(found, block_k=block_k, splits=splits, stages=max(1, stages))
 
 
+def shared_memory(sm: int) -> int:
+    """Bytes that a block may have; on a capability that is not known, those of the one before it."""
+    return _SHARED_KB[max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))] << 10
+
+
 def _nearest(product: Product, measured: Iterable[Product]) -> Product:
     """The least apart in powers of two along both sides."""
 
@@ -66,6 +71,5 @@ def _blocks(product: Product, found: Tiles) -> int:
 
 def _most_stages(product: Product, found: Tiles, block_k: int, tokens: int, sm: int) -> int:
     """How many blocks of weights and x fit into shared memory."""
-    known = max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))
     rows = found.block_n * (2 if product.gated else 1) + tokens
-    return (_SHARED_KB[known] << 10) // (rows * block_k * product.dtype.itemsize)
+    return shared_memory(sm) // (rows * block_k * product.dtype.itemsize)

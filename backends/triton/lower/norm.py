@@ -10,7 +10,7 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # Elements of a program's tile: groups are taken together up to this many, and a wider group alone.
 _TILE = 2048
-# A thread's share of a tile, and the most warps of a block.
+# Elements of a warp, 8 a thread, and the most warps of a block.
 _PER_WARP, _MOST_WARPS = 256, 16
 # A group must fit into the registers of a block.
 _WIDEST = 32768

@@ -20,14 +20,14 @@ def test_samples(name: str, dtype: torch.dtype) -> None:
 
 
 # Prompts and decoding mixed, tokens that repeat, sequences without asks and padding; a vocabulary of more than a share.
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_count_tokens(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=g, dtype=torch.int32)
 
-    sequences, slots, vocab = 4, 6, [9, 1500, 17000][seed % 3]
+    sequences, slots, vocab = 4, 6, [9, 1500, 9, 17000][seed]
     lens = draw(1, 20, sequences)
     seqs = torch.arange(sequences).repeat_interleave(lens).int()
     begins = draw(0, 2, sequences) * draw(0, 9, sequences)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
+from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.ir.ops import OPS
-from ingot.ir.ops.logprobs import MAX_LOGPROBS
 from ingot.ir.ops.penalties import MAX_BANNED
 
 VOCAB = 53

@@ -1,19 +1,13 @@
-"""Tile sizes of the kernels of linear, timed on this machine's GPU.
+"""A product as launches in a CUDA graph: compiled ahead, on weights that no cache holds, and timed.
 
-A CUDA graph holds a row of launches, each of which may begin before the one in front has ended, over weights that lie
-far apart in a pool of some GB, so that no cache holds any. Kernels are compiled in other processes, ahead of the
-measurements, and run by Triton's own launcher.
+A graph holds a row of launches, each of which may begin before the one in front has ended. Kernels are run by Triton's
+own launcher.
 """
 
-import multiprocessing
-import os
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed, wait
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +17,10 @@ from triton.compiler import ASTSource
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.linear import Gate, Linear, Norm, schedule_linear
-from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
-from ingot.ir.errors import BackendError
+from ingot.backends.triton.tune.candidates import AnyTiles, Machine
 from ingot.ir.plan import BucketClass
-from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES, DTYPES, TensorType
 
@@ -38,22 +29,9 @@ EPS = 1e-5
 POOL = 3 << 30  # bytes of weights that the launches go over: sixty times the last-level cache of an H200
 TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
 MOST_LAUNCHES = 128  # in a graph: to record one takes longer than to run it
-SHARED_MEMORY = 227 << 10  # of a block on compute capability 9.0 (CUDA C++ programming guide, table of capabilities)
 # Steps that are timed, by the rows that a kernel works on, and the bucket classes that have them.
 STEPS = {1: 1, 16: 8, 32: 32, 64: 64}
 _BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
-# Of the time for a problem, what the first candidates get; the rest is for variants of the best of them.
-_FIRST = 0.75
-TilesOf = MatvecTiles | Tiles
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What kernels are compiled for."""
-
-    sm: int
-    cores: int
-    dependent: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,63 +39,12 @@ class Timed:
     """A measurement: microseconds of one call, and the share of a copy's bandwidth at which it read its weights."""
 
     problem: LinearProblem
-    tiles: TilesOf
+    tiles: AnyTiles
     microseconds: float
     fraction: float
 
 
-def measure(choice: Choice, target: Target, seconds: float) -> Choice:
-    """The fastest tiles for what `choice` is about, its own among them, found in about `seconds`. Raises BackendError
-    where those do not run."""
-    assert target.sm is not None
-    machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
-    problem = LinearProblem.of(choice)
-    bench, compilers = _bench(), _compilers()
-    begin = time.monotonic()
-    try:
-        first = bench.measure(machine, problem, problem.tiles_kind(**choice.tiles))
-    except Exception as error:  # whatever Triton and the driver raise
-        raise BackendError(f"no time could be taken of {choice}: {type(error).__name__}: {error}"[:1000]) from error
-    found = [first]
-    tried = [tiles for tiles in candidates(problem, machine) if tiles != first.tiles]
-    found += measure_all(bench, compilers, machine, [(problem, tiles) for tiles in tried], begin + _FIRST * seconds)
-    best = min(found, key=microseconds)
-    more = [tiles for tiles in more_candidates(problem, best.tiles) if tiles != best.tiles]
-    found += measure_all(bench, compilers, machine, [(problem, tiles) for tiles in more], begin + seconds)
-    best = min(found, key=microseconds)
-    return choice.model_copy(
-        update={"tiles": asdict(best.tiles), "microseconds": round(best.microseconds, 3), "source": "measured"}
-    )
-
-
-def microseconds(timed: Timed) -> float:
-    return timed.microseconds
-
-
-@cache
-def _bench() -> "Bench":
-    """One for the process: it fills its pool first."""
-    return Bench()
-
-
-@cache
-def _compilers() -> ProcessPoolExecutor:
-    """Processes that are up, so that no problem waits for their imports. They end with this one."""
-    pool = compilers()
-    wait([pool.submit(time.sleep, 0.1) for _ in range(_processes())])
-    return pool
-
-
-def _processes() -> int:
-    return max(1, len(os.sched_getaffinity(0)) - 2)
-
-
-def compilers() -> ProcessPoolExecutor:
-    """Spawned, because forked ones would share the device's context, which does not outlive a fork."""
-    return ProcessPoolExecutor(_processes(), mp_context=multiprocessing.get_context("spawn"))
-
-
-def make_schedule(machine: Machine, problem: LinearProblem, tiles: TilesOf | None) -> tuple[Schedule, Value]:
+def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> tuple[Schedule, Value]:
     """The launches with these tiles, else with the best known. Inputs in order: x, weight, gain, residual."""
     dtype = DTYPES[problem.dtype]
     bucket = BucketClass(name="tuning", tokens=_BUCKETS[problem.tokens])
@@ -137,54 +64,7 @@ def make_schedule(machine: Machine, problem: LinearProblem, tiles: TilesOf | Non
     return schedule, schedule_linear(linear, schedule)
 
 
-def candidates(problem: LinearProblem, machine: Machine) -> list[TilesOf]:
-    """The best known, and what is like them in the bytes that a program holds and in the programs that there are."""
-    first, _ = known_tiles(problem.product(), problem.tokens, machine.sm)
-    found = _matvec_candidates(problem) if problem.tokens == 1 else _tile_candidates(problem, machine)
-    return list(dict.fromkeys([first, *found]))
-
-
-def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
-    """Tiles that leave each thread 64 to 256 bytes of weights to hold, of 128 registers that four blocks leave it."""
-    parts = 2 if problem.gated else 1
-    for block_k in (512, 1024, 2048, 4096):
-        for warps in (4, 8):
-            for held in (64, 128, 256):
-                block_n = held * 32 * warps // (block_k * DTYPES[problem.dtype].itemsize * parts)
-                if block_k <= problem.depth and 1 <= block_n <= 32:
-                    yield MatvecTiles(block_n, block_k, warps)
-
-
-def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
-    """Tiles that give each multiprocessor up to two programs, with room for one or two in its shared memory."""
-    for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
-        blocks = -(-problem.columns // block_n)
-        crowded = blocks * splits > 2 * machine.cores
-        if ((splits > 1 or block_n < 64) and crowded) or (block_n == 128 and problem.gated):
-            continue  # nothing gained: smaller tiles and more splits read x, or write sums, more often
-        if blocks * splits < machine.cores // 3:
-            continue
-        stages = stages_that_fit(problem, block_n, block_k, splits, programs)
-        if stages < 2 or problem.depth < splits * block_k:
-            continue
-        for lines in (0, 16):
-            yield Tiles(block_n, block_k, splits, 4, stages, lines)
-
-
-def stages_that_fit(problem: LinearProblem, block_n: int, block_k: int, splits: int, programs: int) -> int:
-    """Blocks on the way at once: as many as a program has, 8 at most, and what its share of shared memory holds."""
-    rows = block_n * (2 if problem.gated else 1) + problem.tokens
-    steps = -(-problem.depth // (splits * block_k))
-    return min(8, steps + 1, (SHARED_MEMORY // programs - 4096) // (rows * block_k * DTYPES[problem.dtype].itemsize))
-
-
-def more_candidates(problem: LinearProblem, tiles: TilesOf) -> list[TilesOf]:
-    """The best tiles so far, with more or less of the weights fetched ahead into the cache, or by more threads."""
-    more: list[TilesOf] = [replace(tiles, lines=lines) for lines in (0, 4, 8, 32)]
-    return [*more, replace(tiles, warps=12 - tiles.warps)] if problem.tokens > 1 and tiles.warps in (4, 8) else more
-
-
-def compile_all(machine: Machine, problem: LinearProblem, tiles: TilesOf) -> None:
+def compile_all(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> None:
     """Fill Triton's cache on disk with the kernels of a measurement, without touching the GPU."""
     for launch in make_schedule(machine, problem, tiles)[0].launches:
         signature: dict[str, str] = {}
@@ -216,7 +96,7 @@ class Call:
 
     machine: Machine
     problem: LinearProblem
-    tiles: TilesOf | None
+    tiles: AnyTiles | None
     schedule: Schedule = field(init=False)
     result: Value = field(init=False)
     buffers: dict[str, torch.Tensor] = field(init=False)
@@ -316,7 +196,7 @@ class Bench:
                 launch()
         return self.seconds(graph.replay)
 
-    def measure(self, machine: Machine, problem: LinearProblem, tiles: TilesOf) -> Timed:
+    def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Timed:
         """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
         call = Call(machine, problem, tiles)
         inputs = self.inputs(problem)
@@ -325,35 +205,6 @@ class Bench:
         count = min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
         seconds = self.graph_seconds(partial(call, self.inputs(problem)) for _ in range(count)) / count
         return Timed(problem, tiles, seconds * 1e6, problem.bytes / seconds / self.copy)
-
-
-def measure_all(
-    bench: Bench,
-    compilers: ProcessPoolExecutor,
-    machine: Machine,
-    jobs: Sequence[tuple[LinearProblem, TilesOf]],
-    deadline: float,
-) -> list[Timed]:
-    """In the order in which the kernels come out of the compilers. What is left at the deadline (`time.monotonic`) is
-    left out, and so are tiles that do not fit or give wrong results."""
-    found: list[Timed] = []
-    compiled = {compilers.submit(compile_all, machine, problem, tiles): (problem, tiles) for problem, tiles in jobs}
-    try:
-        for future in as_completed(compiled, timeout=max(0.1, deadline - time.monotonic())):
-            problem, tiles = compiled[future]
-            try:
-                future.result()
-                found.append(bench.measure(machine, problem, tiles))
-            except (triton.runtime.errors.TritonError, triton.CompilationError, RuntimeError) as error:
-                print(f"{problem}, {tiles}: {error}"[:300])
-            if time.monotonic() > deadline:
-                raise TimeoutError
-    except TimeoutError:
-        print(f"out of time: {len(found)} of {len(jobs)} were timed")
-    finally:
-        for future in compiled:
-            future.cancel()
-    return found
 
 
 def _check(call: Call, inputs: Sequence[torch.Tensor]) -> None:
