@@ -65,6 +65,10 @@ class RequestError(IngotError):
     """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
 
 
+class StepMemoryError(IngotError):
+    """A step for which the device has no memory left. Some of its instructions may have run."""
+
+
 class OutputError(IngotError):
     """A place that cannot be written to, or where something stands already."""
 

@@ -134,6 +134,8 @@ class Bucket:
                     result = step.run(*args, **step.kwargs)
                 else:
                     result = watch(Call(self.plan, number, tuple(args), step.kwargs, step.run))
+            except torch.OutOfMemoryError:
+                raise  # no fault of the instruction
             except Exception as error:  # whatever a library raises, one error says which instruction it was
                 raise BackendError(
                     f"{step.what} failed: {type(error).__name__}: {error}",

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ingot.ir.errors import InternalError, RequestError
+from ingot.ir.errors import InternalError, RequestError, StepMemoryError
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
@@ -38,7 +38,8 @@ class Executor(Protocol):
     def launch(self, inputs: StepInputs) -> StepHandle:
         """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
 
-        The inputs stay as they are until `tokens()` of this step has returned.
+        The inputs stay as they are until `tokens()` of this step has returned. Raises StepMemoryError when the device
+        has no memory for the step; rows, pages and token counts of its sequences may then have been written.
         """
         ...
 
@@ -163,18 +164,22 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Launch the next step, then take the tokens of the one before. Returns the requests that changed.
 
-        The first call after a pause launches only, and returns none. When the executor fails, all requests end, what
-        they held is free again, and the error goes on; the engine can be used afterwards.
+        The first call after a pause launches only, and returns none. A step that the device has no memory for is taken
+        back and made smaller; a sequence that does not fit alone ends as "error". When the executor fails otherwise,
+        all requests end, what they held is free again, and the error goes on; the engine can be used afterwards.
         """
         try:
             batch = self._scheduler.schedule()
-            launched = None if batch is None else (batch, self._executor.launch(batch.inputs))
-            before, self._launched = self._launched, launched
-            if before is None:
-                if launched is None and self._groups:
-                    raise InternalError("requests wait, and no step can be scheduled", where="Engine.step")
-                return []
-            return self._retire(*before)
+            if batch is None and self._launched is None and self._groups:
+                raise InternalError("requests wait, and no step can be scheduled", where="Engine.step")
+            before, self._launched, too_large = self._launched, None, None
+            if batch is not None:
+                try:
+                    self._launched = batch, self._executor.launch(batch.inputs)
+                except StepMemoryError as error:
+                    too_large = self._scheduler.withdraw(batch), error.what
+            outputs = [] if before is None else self._retire(*before)
+            return outputs if too_large is None else outputs + self._end_alone(*too_large)
         except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
             self._reset()
             raise
@@ -265,6 +270,18 @@ class Engine:
             if group.finished:
                 self._forget(group)
         return outputs
+
+    def _end_alone(self, request: Request | None, reason: str) -> list[RequestOutput]:
+        """End a sequence that a step has no memory for though it has no other; None where there is something to try."""
+        if request is None or request.finished:
+            return []
+        group, sequence = self._by_sequence[request.request_id]
+        self._scheduler.finish(request, "error", reason)
+        if sequence.detokenizer is not None:
+            sequence.detokenizer.finish()
+        if group.finished:
+            self._forget(group)
+        return [group.output()] if group.stream or group.finished else []
 
     def _rate_prompts(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
         """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""

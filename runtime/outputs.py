@@ -31,8 +31,9 @@ class CompletionOutput:
     logprobs             a dict by token id for each of `token_ids`: that token, then as many of the most likely ones as
                          SamplingParams.logprobs says (it may be one of them); None unless that is given
     finish_reason        None while it runs; "stop", "length", "abort", or "error": the model gave logits that are not
-                         finite
-    stop_reason          the stop string or stop token id that ended it; None for the model's own end tokens
+                         finite, or the device has no memory for a step of this sequence alone
+    stop_reason          the stop string or stop token id that ended it, or what there was no memory for; None for the
+                         model's own end tokens
     """
 
     index: int

@@ -3,8 +3,9 @@
 First come, first served. A step first feeds one token of every decoding sequence, then pieces of prompts as far as
 the token budget goes, then it admits waiting requests while there are rows and pages. When a decoding sequence needs
 a page and none is left, the sequence that was admitted last gives up its pages, goes back to the front of the queue
-and is computed again later, outputs included. The running sequences always arrived before the waiting ones, and the
-oldest is never preempted, so nobody starves.
+and is computed again later, outputs included. So does the last one of a step that the device has no memory for, and
+until one of the others has ended none is admitted. The running sequences always arrived before the waiting ones, and
+the oldest is never preempted, so nobody starves.
 
 Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
 of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
@@ -105,6 +106,7 @@ class Scheduler:
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
+        self._most_running: int | None = None  # sequences, since a step of more had no memory
         self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
 
     @property
@@ -212,6 +214,33 @@ class Scheduler:
                 self.finish(request, *end)
         return accepted
 
+    def withdraw(self, batch: StepBatch) -> Request | None:
+        """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
+
+        The one admitted last is preempted, with all behind it, and none is admitted until one that runs has ended. A
+        step of one sequence is given up for nobody: gives that sequence, which cannot go on.
+        """
+        if not self._in_flight or self._in_flight[-1] is not batch:
+            raise InternalError(
+                f"step {batch.step} withdrawn", where="Scheduler.withdraw", expected="the newest step in flight"
+            )
+        self._in_flight.pop()
+        for chunk in batch.chunks:
+            request = chunk.request
+            request.in_flight -= chunk.samples
+            request.num_scored -= len(chunk.scored)
+            # Part of the step may have run. What it wrote is written again, once the tokens in flight are known to the
+            # host; but tokens would be counted twice, and a sequence counts anew only from its beginning.
+            request.num_computed = 0 if request.params.penalizes else chunk.start
+        if len(batch.chunks) == 1:
+            return batch.chunks[0].request
+        fed = {chunk.request.request_id for chunk in batch.chunks}
+        last = max(place for place, request in enumerate(self.running) if request.request_id in fed)
+        for request in reversed(self.running[last:]):
+            self._preempt(request)
+        self._most_running = last
+        return None
+
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End a request and free what it holds. For one that has ended already only the reasons are changed."""
         request.finish_reason, request.stop_reason = reason, stop_reason
@@ -220,6 +249,7 @@ class Scheduler:
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self._release(request)
+            self._most_running = None
         else:
             self.waiting.remove(request)
         request.status = Status.FINISHED
@@ -267,7 +297,7 @@ class Scheduler:
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
         """Give waiting requests rows and pages, in order."""
-        while self.waiting and self._free_rows:
+        while self.waiting and self._free_rows and len(self.running) != self._most_running:
             request = self.waiting[0]
             length, fits = request.num_tokens, room.fit(request)
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):

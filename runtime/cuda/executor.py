@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ingot.ir.errors import StepMemoryError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch
@@ -68,7 +69,17 @@ class CudaExecutor:
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
-        instructions, one by one."""
+        instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
+        try:
+            return self._launch(inputs, watch)
+        except torch.OutOfMemoryError as error:
+            said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds
+            tokens, sequences = (inputs[name].shape[0] for name in ("tokens", "q_lens"))
+            raise StepMemoryError(
+                f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
+            ) from error
+
+    def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle:
         with torch.cuda.stream(self.stream):
             rows = inputs["rows"].shape[0] if "rows" in inputs else 0
             rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())

@@ -254,8 +254,8 @@ def test_a_worker_that_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_workers_end_with_the_emitter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", _dying_python(tmp_path, "sleep 600"))
-    with _emitter(jobs=2) as emitter:
-        emitter.warm_up()
+    with _emitter(jobs=4) as emitter:
+        emitter.warm_up()  # half of them
         processes = [worker._process for worker in emitter._workers]
         assert len(processes) == 2 and all(process.poll() is None for process in processes)
     assert all(process.returncode == -9 for process in processes)

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gpu_model import LIMITS, MODEL
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, SamplingParams, compile_model
+from ingot.backends.triton import load as triton
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
 from ingot.runtime.cuda.executor import GRAPH_ROWS
@@ -69,6 +71,29 @@ def test_a_request_that_is_not_finite_ends_and_the_others_go_on(
         assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"] * 3
         assert [output.outputs[0].token_ids for output in outputs[1::2]] == expected
     assert [output.outputs[0].token_ids for output in llm.generate(good, params)] == expected
+
+
+@pytest.mark.parametrize("buffer", [1, 8, 20])
+def test_a_step_without_memory_is_made_smaller(healthy: Path, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step ends in between, at one of the buffers that its kernels get."""
+    llm = LLM(healthy, num_kv_pages=200)
+    plain = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    counted = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, repetition_penalty=1.3)
+    prompts = [[5 + place] * (20 + place) for place in range(12)]
+    params = [counted if place % 3 == 0 else plain for place in range(12)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    make, made = triton._Executable._new, 0
+
+    def new(self: Any, *args: Any) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        if made == buffer:
+            raise torch.OutOfMemoryError("none left. For a test.")
+        return make(self, *args)
+
+    monkeypatch.setattr(triton._Executable, "_new", new)
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    assert made > buffer and llm._engine._scheduler.num_preemptions == 1
 
 
 def test_too_little_memory_is_said_before_loading(healthy: Path) -> None:

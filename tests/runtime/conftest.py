@@ -19,6 +19,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, pre_tokenizers, trainers
 
+from ingot.ir.errors import StepMemoryError
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Logprob, RequestOutput
 from ingot.runtime.pages import PagePool
@@ -104,6 +105,8 @@ class FakeDevice:
         self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = 0
         self.num_rated = self.most_rated = 0
         self.fail_at = -1
+        self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
+        self.touched: set[int] = set()  # rows of steps that ran in part
 
     def script(self, prompt: Sequence[int], outputs: Sequence[int]) -> None:
         self.scripts.append((list(prompt), list(outputs)))
@@ -116,6 +119,11 @@ class FakeDevice:
         self.num_launches += 1
         if self.num_launches == self.fail_at:
             raise RuntimeError("the device is on fire")
+        if not self.has_memory(inputs):
+            self.touched |= set(inputs["rows"].tolist())
+            if not self.launched:
+                self._touch()
+            raise StepMemoryError("no memory for a step")
         handle = FakeHandle(self, inputs)
         self.launched.append(handle)
         assert len(self.launched) <= 2
@@ -154,6 +162,7 @@ class FakeDevice:
             if (count := value["num_logprobs"][index]) >= 0:
                 handle.rows[index] = hashed_logprobs(context, token, count)
         assert sorted(sampled) == list(range(len(sampled))), "the sampled rows stand in front"
+        self._touch()
         self.num_sampled += len(sampled)
         rated = range(len(sampled), sizes["L"])
         if not sampled and value["targets"] == [-1]:
@@ -166,6 +175,13 @@ class FakeDevice:
             handle.rows[index] = hashed_logprobs(self._read(contexts[seq][:end]), value["targets"][index], count)
         self.most_rated, self.num_rated = max(self.most_rated, len(rated)), self.num_rated + len(rated)
         return [sampled.get(index, 123) for index in range(sizes["L"])]
+
+    def _touch(self) -> None:
+        """Leave the rows of a step that ended in between as nobody can go on from them."""
+        for row in self.touched:
+            self.position[row] = self.last_token[row] = None
+            self.counts[row] = {VOCAB}, [VOCAB]
+        self.touched.clear()
 
     def _write(self, seq: int, value: dict[str, list], used: set[int]) -> list[tuple[int, int]]:
         """Put a sequence's tokens into the cache; the places of all its tokens so far."""

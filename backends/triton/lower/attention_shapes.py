@@ -8,6 +8,9 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import Cache, cache_of, dim_constants, static, strides_of, want_one_dtype
 from ingot.backends.triton.schedule import Value
 
+# The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros.
+_LEAST_DEPTH = 16
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -28,6 +31,7 @@ def attention_of(call: Call) -> Attention:
     want_one_dtype(call, "kv", "q")
     group = static(call.value("q"), 1) // cache.kv_heads
     dim = dim_constants(call, "q")
+    block_dim = max(_LEAST_DEPTH, dim["BLOCK_DIM"])
     window, soft_cap = call.attributes.get("window"), call.attributes.get("soft_cap")
     names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
@@ -42,10 +46,11 @@ def attention_of(call: Call) -> Attention:
         **strides_of(call, "q"),
         **cache.constants(),
         **dim,
+        "BLOCK_DIM": block_dim,
         "GROUP": group,
         "SCALE": float(call.attributes["scale"]),
         "WINDOW": window,
         "SOFT_CAP": None if soft_cap is None else float(soft_cap),
     }
     itemsize = call.value("q").type.dtype.itemsize
-    return Attention(cache, group, dim["BLOCK_DIM"], itemsize, tokens, sequences, arguments, constants)
+    return Attention(cache, group, block_dim, itemsize, tokens, sequences, arguments, constants)

@@ -1,0 +1,45 @@
+"""Every op that the triton provider claims is compiled to machine code, on a machine without a GPU; and whoever judges
+what such code gives is strict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from call_oracle import difference
+from emitted_calls import CLAIMED, calls, emitting
+
+from ingot.backends.triton.launches import Launches
+
+by_op = pytest.mark.parametrize(("op", "dtype"), CLAIMED, ids=lambda value: str(value).removeprefix("torch."))
+
+
+@pytest.mark.slow
+def test_every_op_compiles(tmp_path: Path) -> None:
+    with emitting(tmp_path) as compiling:
+        made = {case: compiling.submit(*case, most=1)[0] for case in CLAIMED}
+        for (op, dtype), future in made.items():
+            emitted = future.result()
+            assert emitted.executable is not None, f"{op} {dtype}: {emitted.refused}"
+            launches = Launches.model_validate_json((emitted.folder / "launches.json").read_text())
+            kernels = {launch.kernel for launch in launches.launches}
+            assert {*emitted.executable.files} == {"launches.json", *kernels}
+            assert all((emitted.folder / name).read_bytes().startswith(b"\x7fELF") for name in kernels)
+            assert all(launch.dependent for launch in launches.launches)
+
+
+@by_op
+def test_the_judge_takes_the_reference_and_nothing_else(op: str, dtype: torch.dtype) -> None:
+    for number, call in enumerate(calls(op, dtype)):
+        if number % 4:  # a few will do
+            continue
+        found = call.reference()
+        assert difference(call, found) is None
+        for index, result in enumerate(found):
+            if not result.numel() or result.numel() > 100_000:
+                continue
+            place = (0,) * result.dim()
+            wrong = result.clone()
+            wrong[place] = float("nan") if result.is_floating_point() and not result[place].isnan() else 77_777
+            assert difference(call, [*found[:index], wrong, *found[index + 1 :]]) is not None

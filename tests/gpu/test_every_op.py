@@ -1,0 +1,106 @@
+"""Every op that the triton provider claims, as it is served: compiled to machine code, loaded, launched by the driver.
+
+Whatever a kernel does not write is NaN, and a call may begin before the one in front of it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from call_cases import cases
+from call_oracle import difference, same_bits
+from emitted_calls import CLAIMED, DTYPES, Emitted, Emitting, calls, emitting
+from one_call import OneCall, moved
+
+from ingot.backends.cublas import load as cublas
+from ingot.backends.triton import load as triton
+
+pytestmark = pytest.mark.xdist_group("every_op")
+# Calls in a row without a pause, so that each may begin before the one in front of it has ended.
+IN_A_ROW = 4
+by_op = pytest.mark.parametrize(("op", "dtype"), CLAIMED, ids=lambda value: str(value).removeprefix("torch."))
+
+
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emitting]:
+    with emitting(tmp_path_factory.mktemp("calls")) as begun:
+        yield begun
+
+
+@pytest.fixture(scope="module")
+def emitted(request: pytest.FixtureRequest, compiling: Emitting) -> dict[Any, list[Future[Emitted]]]:
+    """All calls of the tests that will run, compiled side by side."""
+    mine = [item for item in request.session.items if getattr(item, "originalname", "") == "test_against_the_reference"]
+    wanted = [(item.callspec.params["op"], item.callspec.params["dtype"]) for item in mine]  # type: ignore[attr-defined]
+    return {(op, dtype): compiling.submit(op, dtype) for op, dtype in wanted}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that executables make for themselves holds NaN, or a number that means nothing."""
+    make = triton._Executable._new
+
+    def new(self: Any, *args: Any) -> torch.Tensor:
+        tensor = make(self, *args)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 113)
+
+    monkeypatch.setattr(triton._Executable, "_new", new)
+
+
+@pytest.mark.gpu
+@by_op
+def test_against_the_reference(op: str, dtype: torch.dtype, emitted: dict[Any, list[Future[Emitted]]]) -> None:
+    refused = []
+    for number, (call, future) in enumerate(zip(calls(op, dtype), emitted[op, dtype], strict=True)):
+        made = future.result()
+        if made.executable is None:
+            refused.append(made.refused)
+            continue
+        plain, *others = in_a_row(triton.load(made.executable, made.folder, dependent=False), call, 1)
+        problem = difference(call, plain)
+        assert problem is None, f"call {number}: {problem}"
+        others = in_a_row(triton.load(made.executable, made.folder), call, IN_A_ROW)
+        for place, other in enumerate(others):
+            for one, again in zip(plain, other, strict=True):
+                assert same_bits(one, again), f"call {number}: dependent launch {place} gives other bits"
+    print(f"{op} {dtype}: {len(emitted[op, dtype])} calls, refused: {refused}")
+    assert not refused, refused
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_many_tokens(dtype: torch.dtype) -> None:
+    """By the library."""
+    g = torch.Generator().manual_seed(2)
+    large = [torch.randn(shape, generator=g).to(dtype) for shape in ((257, 896), (1152, 896), (1152,))]
+    large[1] *= 896**-0.5
+    for call in [*cases("linear", dtype), OneCall("linear", tuple(large))]:
+        args = [None if value is None else moved(value, "cuda") for value in call.args]
+        problem = difference(call, [cublas.OPS["ingot.linear"](*args).cpu()])
+        assert problem is None, problem
+
+
+def in_a_row(execute: Callable[..., list[torch.Tensor]], call: OneCall, count: int) -> list[list[torch.Tensor]]:
+    """The results of `count` calls on the same tensors, and on states of their own."""
+    shared = [moved(tensor, "cuda") for tensor in call.tensors]
+    given = [
+        [moved(call.tensors[place], "cuda") if place in call.written else one for place, one in enumerate(shared)]
+        for _ in range(count)
+    ]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        made = [execute(*tensors) for tensors in given]
+        torch.cuda.current_stream().synchronize()
+    assert not any(
+        not same_bits(one.cpu(), host)
+        for place, (one, host) in enumerate(zip(shared, call.tensors, strict=True))
+        if place not in call.written
+    ), "an argument was changed"
+    return [
+        [one.cpu() for one in [*outputs, *(tensors[place] for place in call.written)]]
+        for outputs, tensors in zip(made, given, strict=True)
+    ]

@@ -1,0 +1,176 @@
+"""Calls of every op that the triton provider claims: samples of the definitions, odd sizes, and the edges of shapes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from odd_samples import odd_samples
+from one_call import OneCall
+from op_values import ints, random_step
+from paged_steps import Heads, paged_step
+
+from ingot.ir.ops import OPS
+from ingot.ir.tables import make_table
+
+# Ops whose arguments have the same dtypes in every model.
+OF_ONE_DTYPE = frozenset({"feed", "advance", "count_tokens", "penalize", "sample", "top_logprobs"})
+# Sizes of a hidden state: a power of two, models' own (Qwen2.5's 896, SmolLM2's 576), odd, and wider than a tile.
+_WIDTHS = (64, 576, 896, 1031, 4096)
+# Tokens of a step at both ends of the bucket classes.
+_TOKENS = (1, 13, 17, 64, 131)
+# (tokens fed, positions cached before) of each sequence: a page begun, one filled to its end, chunks, idle sequences.
+_MIXES = (
+    [(1, 300)],
+    [(1, 0), (1, 15), (1, 16), (1, 31), (0, 7), (1, 200)],
+    [(3, 40), (1, 130), (5, 0)],
+    [(37, 0), (1, 90), (40, 23)],
+)
+_HEADS = (Heads(14, 2, 64), Heads(3, 1, 80), Heads(6, 2, 96), Heads(8, 8, 128), Heads(2, 1, 256))
+
+Draw = Callable[..., torch.Tensor]
+Calls = list[OneCall]
+
+
+def cases(op: str, dtype: torch.dtype) -> Calls:
+    """The calls of an op, the same each time."""
+    g = torch.Generator().manual_seed(11)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    samples = OPS[op].samples(g, dtype) + odd_samples(op, dtype) if op in OPS else []
+    calls = [OneCall(op, sample.args, sample.kwargs) for sample in samples]
+    return calls + _EDGES.get(op, lambda *_: [])(op, draw, g)
+
+
+def _ids(g: torch.Generator, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=g, dtype=torch.int32)
+
+
+def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Ops on rows, some of them parts of a wider product."""
+    calls: Calls = []
+    for tokens, width in zip(_TOKENS, _WIDTHS, strict=True):
+        merged = draw(tokens, 2 * width)
+        left, right, alone = merged[:, :width], merged[:, width:], draw(tokens, width)
+        given: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+            "rms_norm": ((alone, draw(width)), {"eps": 1e-6}),
+            "layer_norm": ((alone, draw(width)), {"eps": 1e-5}),
+            "add_rms_norm": ((alone, draw(tokens, width), draw(width)), {"eps": 1e-6}),
+            "silu_mul": ((left, right), {}),
+            "gelu_mul": ((left, right), {"approximate": "tanh"}),
+            "soft_cap": ((alone,), {"cap": 30.0}),
+            "cast": ((alone,), {"dtype": torch.float32}),
+            "aten.add.Tensor": ((alone, draw(tokens, width)), {}),
+            "aten.mul.Tensor": ((alone, 0.25), {}),
+            "embedding": ((_ids(g, 57, tokens), draw(57, width)), {}),
+            "select_rows": ((alone, _ids(g, tokens, 3)), {}),
+        }
+        calls.append(OneCall(op, *given[op]))
+    return calls
+
+
+def _linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Products of one token and of each tile of tokens; results of size one."""
+    shapes = ((1, 896, 896), (1, 131, 4864), (9, 257, 576), (16, 130, 2200), (32, 1152, 896), (64, 37, 101))
+    return [OneCall(op, (draw(tokens, k), draw(n, k) * k**-0.5, draw(n) if n % 2 else None)) for tokens, n, k in shapes]
+
+
+def _head_norm(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """rms_norm of heads that are parts of a product, beside that of rows."""
+    product = draw(13, 8 * 96)
+    heads = product[:, 96 : 5 * 96].view(13, 4, 96)
+    return [*_rows(op, draw, g), OneCall(op, (heads, draw(96)), {"eps": 1e-6})]
+
+
+def _rope(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    table = _table(64)
+    return [
+        OneCall(op, (draw(tokens, heads, 80), _ids(g, 512, tokens), table), {"interleaved": interleaved})
+        for tokens, heads, interleaved in ((1, 3, False), (17, 14, True), (131, 1, False))
+    ]
+
+
+def _attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    dtype = draw(1).dtype
+    places = [(mix, _HEADS[0], 16) for mix in _MIXES] + [(_MIXES[1], heads, 16) for heads in _HEADS[1:]]
+    # One page holds everything; 13 is a page of a prime size.
+    places += [([(1, 31), (2, 0)], _HEADS[0], 32), (_MIXES[2], _HEADS[2], 13)]
+    calls: Calls = []
+    for number, (mix, heads, page) in enumerate(places):
+        step = paged_step(g, dtype, heads, mix, page=page, gap=number % 2, behind=number % 3)
+        scale = {"scale": heads.dim**-0.5}
+        if number % 4 == 3:
+            scale["window"] = 21
+        gains = (draw(heads.dim), draw(heads.dim)) if number % 2 else (None, None)
+        table, normed = _table(heads.dim if number % 2 else 32), {"eps": 1e-6}
+        qkv, kv = (step.q, step.k, step.v), step.kv
+        match op:
+            case "append_attention":
+                if len(step.q) <= 64:  # there is one for few tokens only
+                    args = (kv, *qkv, step.positions, table, step.slots, *step.lens, *gains)
+                    calls.append(OneCall(op, args, {**normed, **scale}))
+            case "paged_attention":
+                filled = OPS["kv_append"].reference(kv, step.k, step.v, step.slots)
+                calls.append(OneCall(op, (step.q, filled, *step.lens), scale))
+            case "qk_norm_rope_append":
+                calls.append(OneCall(op, (kv, *qkv, step.positions, table, step.slots, *gains), normed))
+            case "kv_append":
+                calls.append(OneCall(op, (kv, step.k, step.v, step.slots)))
+    return calls
+
+
+def _table(rotary: int) -> torch.Tensor:
+    return make_table({"kind": "rope", "rope_type": "default", "positions": 512, "theta": 1e4, "rotary_dim": rotary})
+
+
+def _feed(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    # A captured step of 8 that three sequences use: all else is padding.
+    padded = (
+        ints(-1, 9, -1, -1, -1, -1, -1, -1), ints(0, 1, 2, -1, -1, -1, -1, -1), ints(*range(8)),
+        ints(1, 1, 1, 0, 0, 0, 0, 0), ints(4, 0, 2, -1, -1, -1, -1, -1), ints(-1, 7, -1, -1, -1, -1, -1, -1),
+        torch.arange(40, dtype=torch.int32).view(8, 5), ints(11, 12, 13, 14, 15), ints(0, 1, 2, 3, 16),
+    )  # fmt: skip
+    drawn = [(step, {"page_size": size}) for step, size in map(random_step, range(3, 7))]
+    return [OneCall(op, args, kwargs) for args, kwargs in [(padded, {"page_size": 4}), *drawn]]
+
+
+def _advance(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    sequences, slots = 130, 150
+    rows = torch.randperm(slots, generator=g)[:sequences].int()
+    rows[::5] = -1
+    index = _ids(g, 9, sequences) - 1
+    args = (_ids(g, 99, slots), _ids(g, 30, slots), rows, _ids(g, 50, sequences) + 1, _ids(g, 99, 8), index)
+    return [OneCall(op, args)]
+
+
+def _logits(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    calls: Calls = []
+    for rows, vocab in ((1, 151_936), (64, 4099), (3, 1)):
+        logits = torch.randn(rows, vocab, generator=g) * 3
+        if op == "sample":
+            knobs = (_ids(g, 50, rows), torch.rand(rows, generator=g), torch.rand(rows, generator=g) / 10)
+            temperature = torch.tensor([0.0, 1.0, 0.6] * rows)[:rows]
+            calls.append(OneCall(op, (logits, temperature, *knobs, torch.arange(rows) + 2**40, _ids(g, 9999, rows))))
+        elif op == "top_logprobs":
+            asked = _ids(g, 22, rows) - 1
+            calls.append(OneCall(op, (logits, _ids(g, vocab, rows), _ids(g, vocab, rows), asked)))
+        else:
+            counts = _ids(g, 7, 5, vocab) * (torch.rand(5, vocab, generator=g) < 0.3)
+            columns = [torch.rand(rows, generator=g) + 0.5 for _ in range(3)]
+            banned = _ids(g, vocab + 1, rows, 16) - 1
+            calls.append(OneCall(op, (logits, counts.int(), _ids(g, 6, rows) - 1, *columns, banned)))
+    return calls
+
+
+_EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
+    **dict.fromkeys(("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "soft_cap", "cast"), _rows),
+    **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows"), _rows),
+    "rms_norm": _head_norm,
+    "linear": _linear,
+    "rope": _rope,
+    **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
+    "feed": _feed,
+    "advance": _advance,
+    **dict.fromkeys(("sample", "penalize", "top_logprobs"), _logits),
+}

@@ -1,0 +1,64 @@
+"""Judges what a kernel gave for a call, by the op's reference in float64 and in the dtype of the call.
+
+A kernel may err as much as the reference does in that dtype, as a pass may that is declared ROUNDING, and by the table
+of tolerances. Integers are the same, and so is what is not finite.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from drawn_tokens import wrong_token
+from one_call import OneCall
+
+from ingot.ir.contracts import ROUNDING_FACTOR
+from ingot.ir.tolerances import TOLERANCES, compare
+
+# Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
+# that reach a few times the size of a result.
+_FACTOR = {"append_attention": 4.0, "paged_attention": 4.0}
+
+
+def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
+    """How the results of a call (on the host, written states last) are wrong, in words; None when they are not."""
+    if call.op == "sample":
+        return wrong_token(found[0], *call.args)
+    references, exacts = call.reference(), call.reference(exact=True)
+    if len(found) != len(references):
+        return f"{len(found)} results, expected {len(references)}"
+    for index, (one, reference, exact) in enumerate(zip(found, references, exacts, strict=True)):
+        if one.dtype != reference.dtype or one.shape != reference.shape:
+            return f"result {index} is {one.dtype}{list(one.shape)}, expected {reference.dtype}{list(reference.shape)}"
+        if not one.is_floating_point():
+            problem = compare(one, reference, one.dtype)
+        else:
+            problem = _rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0))
+        if problem is not None:
+            return f"result {index}: {problem}"
+    return None
+
+
+def _rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, factor: float) -> str | None:
+    finite = reference.isfinite()
+    if not same_bits(found.masked_fill(finite, 0), reference.masked_fill(finite, 0)):
+        return f"it is finite, or not, at other places than the {int((~finite).sum())} of the reference"
+    table = TOLERANCES[found.dtype]
+    left, right, truth = (tensor.double()[finite] for tensor in (found, reference, exact))
+    if not left.numel():
+        return None
+    error, was = (left - truth).abs(), float((right - truth).abs().max())
+    allowed = ROUNDING_FACTOR * was + factor * (table.atol + table.rtol * truth.abs())
+    wrong = ~(error <= allowed)
+    if not bool(wrong.any()):
+        return None
+    worst = int((error / allowed).nan_to_num(nan=float("inf")).argmax())
+    return (
+        f"error {float(error[worst]):.3g} of {float(truth[worst]):.6g}, the reference's is {was:.3g} at most, "
+        f"allowed {float(allowed[worst]):.3g}; {int(wrong.sum())} of {wrong.numel()} wrong"
+    )
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal in dtype, shape and every element; any NaN for any NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
