@@ -59,13 +59,9 @@ def stages_that_fit(
     problem: LinearProblem, machine: Machine, block_n: int, block_k: int, splits: int, programs: int
 ) -> int:
     """Blocks on the way at once: as many as a program has, 8 at most, and what its share of shared memory holds."""
-    rows = block_n * (2 if problem.gated else 1) + problem.tokens
+    block = (block_n * (2 if problem.gated else 1) + problem.tokens) * block_k * DTYPES[problem.dtype].itemsize
     steps = -(-problem.depth // (splits * block_k))
-    return min(
-        8,
-        steps + 1,
-        (shared_memory(machine.sm) // programs - 4096) // (rows * block_k * DTYPES[problem.dtype].itemsize),
-    )
+    return min(8, steps + 1, (shared_memory(machine.sm) // programs - 4096) // block)
 
 
 def more_candidates(problem: LinearProblem, tiles: AnyTiles) -> list[AnyTiles]:
