@@ -212,8 +212,8 @@ def _compile(
             plans = merged_plans(lowered)
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
             write_program(writer, model, lowered, plans, choices)
-            used = (one for executable in plans.all_executables() for one in choices[executable.id])
-            writer.write_json(TUNING, log_of(used, request.target).model_dump(mode="json"))
+            if used := [one for executable in plans.all_executables() for one in choices[executable.id]]:
+                writer.write_json(TUNING, log_of(used, request.target).model_dump(mode="json"))
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
             for executable in plans.all_executables():

@@ -28,7 +28,7 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.runtime.artifact import Artifact
-from ingot.tuning_log import artifact_log, read_log
+from ingot.tuning_log import artifact_choices, read_log
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_MAX_BATCH = 64
@@ -145,8 +145,8 @@ class Request:
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
         # What it was compiled with, and not what would be measured now.
-        log = artifact_log(artifact, request.target)
-        return replace(request, backends=tuple(with_choices(one, log.given()) for one in request.backends))
+        choices = artifact_choices(artifact, request.target)
+        return replace(request, backends=tuple(with_choices(one, choices) for one in request.backends))
 
     def trace(self) -> Model:
         """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""

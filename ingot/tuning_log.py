@@ -42,10 +42,13 @@ def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog
 _EXPECTED = f"an artifact that was compiled for a GPU, or the {TUNING} of one"
 
 
-def artifact_log(artifact: Artifact, target: Target) -> TuningLog:
-    """The log of an artifact. Raises ArtifactError where it has none that can be read."""
+def artifact_choices(artifact: Artifact, target: Target) -> tuple[Choice, ...]:
+    """What the kernels of an artifact were given, to be given again; nothing where none has tile sizes. Raises
+    ArtifactError for a log that cannot be read."""
+    if all(entry.path != TUNING for entry in artifact.manifest.files):
+        return ()
     try:
-        return read_log(cast("Mapping[str, Any]", artifact.read_json(TUNING)), target)
+        return read_log(cast("Mapping[str, Any]", artifact.read_json(TUNING)), target).given()
     except OptionError as error:
         raise ArtifactError(error.what, where=f"{artifact.folder}/{TUNING}") from None
 

@@ -9,7 +9,7 @@ Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) 
     request.json      "options" of the compile, with which the same request can be read again; "identity", the document
                       whose canonical text has the `request_key` as its SHA-256
     executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
-    tuning.json       the tile sizes of kernels (`ingot.ir.tuning`); compiles for other checkpoints may be given it
+    tuning.json       where kernels have tile sizes: which (`ingot.ir.tuning`); another compile can be given them
     everything else   listed in `Manifest.files`
 
 The golden run and the timings are not in the manifest, because they stand outside every identity.

@@ -193,6 +193,7 @@ def _with(**changes: Any) -> dict[str, Any]:
         (_with(problem={**PROBLEM, "tokens": 1}), OptionError, "has the tile sizes block_n, block_k, splits"),
         ("missing.json", OptionError, "the tuning log cannot be read: No such file"),
         (__file__, OptionError, "the tuning log is not JSON"),
+        (3, OptionError, "the tuning log is malformed: "),
     ],
 )
 def test_a_log_that_is_no_log(checkpoint: Callable[[str], Path], log: Any, error: type[IngotError], what: str) -> None:

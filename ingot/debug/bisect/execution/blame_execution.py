@@ -33,7 +33,7 @@ from ingot.runtime.artifact import Artifact
 from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights
-from ingot.tuning_log import artifact_log
+from ingot.tuning_log import artifact_choices
 
 Read = Callable[[str], torch.Tensor]
 
@@ -58,12 +58,12 @@ def blame_execution(
     for program in programs:
         by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program
     target = Target.named(str(artifact.manifest.target.get("name")))
-    log = artifact_log(artifact, target)
+    choices = artifact_choices(artifact, target)
     for entry, plan in plans.plans.items():
         if entry not in by_entry:
             raise ArtifactError(f"program.ir has no program of the entry '{entry}'", where=str(artifact.folder))
         if fault := plan_fault(
-            plan, by_entry[entry], region_keys(by_entry[entry], plans.executables.keys(), target, log.given())
+            plan, by_entry[entry], region_keys(by_entry[entry], plans.executables.keys(), target, choices)
         ):
             return _of_plan(fault)
     index = artifact.read_json("weights.json")
