@@ -89,7 +89,7 @@ class Tuner:
             raise TargetError(
                 f"tile sizes for {self.target.name} cannot be timed: {reason}",
                 where=f"{'; '.join(map(str, missing[:_NAMED]))}{more}",
-                expected=f"a machine with the GPU that is compiled for: {self.target.gpu or self.target.name}",
+                expected=f"a machine with a GPU of the capability that is compiled for, {self.target.name}",
                 hint="compile without --tune, or give the tuning log of a machine that has it: --tuning-log NAME.ingot",
             )
 
