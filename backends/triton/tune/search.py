@@ -27,12 +27,12 @@ def measure(choice: Choice, target: Target, seconds: float) -> Choice:
     assert target.sm is not None
     machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
     problem = LinearProblem.of(choice)
-    bench, compilers = _bench(), _compilers()
-    begin = time.monotonic()
     try:
+        bench, compilers = _bench(), _compilers()
+        begin = time.monotonic()
         first = bench.measure(machine, problem, problem.tiles_kind(**choice.tiles))
     except Exception as error:  # whatever Triton and the driver raise
-        raise BackendError(f"no time could be taken of {choice}: {type(error).__name__}: {error}"[:1000]) from error
+        raise BackendError(f"no time could be taken of {choice}: {type(error).__name__}: {error}"[:500]) from error
     found = [first]
     tried = [tiles for tiles in candidates(problem, machine) if tiles != first.tiles]
     found += measure_all(bench, compilers, machine, [(problem, tiles) for tiles in tried], begin + _FIRST * seconds)
@@ -59,8 +59,13 @@ def _bench() -> "Bench":
 def _compilers() -> ProcessPoolExecutor:
     """Processes that are up, so that no problem waits for their imports. They end with this one."""
     pool = compilers()
-    wait([pool.submit(time.sleep, 0.1) for _ in range(_processes())])
+    wait([pool.submit(_ready) for _ in range(_processes())])
     return pool
+
+
+def _ready() -> None:
+    """Called in a process of the pool, which imports this module for it. It lets the others have a call, too."""
+    time.sleep(0.2)
 
 
 def _processes() -> int:
