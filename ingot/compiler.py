@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ingot.contents import manifest_of, write_golden, write_program, write_timin
 from ingot.debug.golden import InstructionSeconds
 from ingot.debug.numerics import NumericsCheck, NumericsReport
 from ingot.emitter import Emitter
-from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST
+from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import OptionError
 from ingot.ir.plan import Plans
@@ -28,6 +29,8 @@ from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
 from ingot.publish import ArtifactWriter, Sealed
 from ingot.request import DEFAULT_MAX_BATCH, DEFAULT_MAX_TOKENS, Request
+from ingot.tuner import Tuner
+from ingot.tuning_log import log_of, with_reasons
 
 Progress = Callable[[str, int, int], None]
 
@@ -85,6 +88,8 @@ def compile_model(
     passes: str = "default",
     mesh: Mapping[str, int] | None = None,
     trace: Level = "full",
+    tune: bool = False,
+    tuning_log: str | Path | Mapping[str, Any] | None = None,
     jobs: int | None = None,
     check_numerics: bool = False,
     progress: Progress = lambda phase, done, total: None,
@@ -100,8 +105,11 @@ def compile_model(
     above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
-    did without programs, "none" nothing. `jobs` bounds the compiler processes (default: the cores). `check_numerics`
-    measures every pass against its numerics contract on sample inputs, and raises NumericsError when one breaks it.
+    did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
+    kernels are taken from it. `tune` times sizes for what it does not have, on this machine's GPU, which must be the
+    target's; the cache keeps what was found. `jobs` bounds the compiler processes (default: the cores).
+    `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError when
+    one breaks it.
     `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
     the latter's `history` ending in the pass's record.
 
@@ -122,6 +130,8 @@ def compile_model(
             passes=passes,
             mesh=mesh,
             trace=trace,
+            tune=tune,
+            tuning_log=tuning_log,
         )
         return _compile(request, writer, _Clock(progress), jobs, on_pass, check_numerics=check_numerics)
 
@@ -161,7 +171,9 @@ def _compile(
         raise OptionError(f"jobs is {jobs}", expected="at least 1")
     workers = jobs or len(os.sched_getaffinity(0))
     load_user_ops()
-    with Emitter({backend.name: backend for backend in request.backends}, request.target, workers) as emitter:
+    backends = {backend.name: backend for backend in request.backends}
+    tuner = Tuner(request.target, on_done=partial(clock.progress, "timing tile sizes")) if request.tune else None
+    with Emitter(backends, request.target, workers, tuner) as emitter:
         if not request.deterministic:
             emitter.warm_up()
         with clock.phase("trace"):
@@ -173,7 +185,7 @@ def _compile(
             with clock.phase("numerics"):
                 check.begin()
         hooks = [hook for hook in (on_pass, check and check.on_pass) if hook]
-        with clock.phase("passes and executables") as step:
+        with clock.phase("passes and executables") as step, tuner or contextlib.nullcontext():
             emitter.on_done = step
             context = PassContext(
                 target=request.target,
@@ -198,7 +210,10 @@ def _compile(
             packed = pack_weights(params, request.checkpoint.read, writer, step, request.mesh)
         with clock.phase("write"):
             plans = merged_plans(lowered)
-            write_program(writer, model, lowered, plans)
+            choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
+            write_program(writer, model, lowered, plans, choices)
+            if used := [one for executable in plans.all_executables() for one in choices[executable.id]]:
+                writer.write_json(TUNING, log_of(used, request.target).model_dump(mode="json"))
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
             for executable in plans.all_executables():

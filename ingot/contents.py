@@ -12,10 +12,11 @@ from ingot.ir.errors import CheckpointError, OptionError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
-from ingot.ir.program import Model, Program
+from ingot.ir.program import Model, Program, RegionCall
 from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.trace import Level, encode_trace, trace_name
+from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES
 from ingot.merged_plans import resident_params
 from ingot.passes.choose_layouts import second_copies
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
     from ingot.request import Request
 
 
-def write_program(writer: ArtifactWriter, model: Model, lowered: Mapping[str, Lowered], plans: Plans) -> None:
+def write_program(
+    writer: ArtifactWriter,
+    model: Model,
+    lowered: Mapping[str, Lowered],
+    plans: Plans,
+    choices: Mapping[str, tuple[Choice, ...]],
+) -> None:
+    """`choices` are the tile sizes of executables, by their ids."""
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
     writer.write_json("plan.json", plans.to_json())
-    writer.write_json("choices.json", _choices(lowered))
+    writer.write_json("choices.json", _choices(lowered, choices))
 
 
 def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
@@ -52,9 +60,9 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
     return [record for one in lowered.values() for record in one.records]
 
 
-def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
-    """Which provider computes each node, per entry and bucket class, who else would have and who refused why; weights
-    kept twice."""
+def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
+    """Which provider computes each node, per entry and bucket class, who else would have and who refused why; with
+    which tile sizes; weights kept twice."""
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
     for one in lowered.values():
@@ -63,6 +71,7 @@ def _choices(lowered: Mapping[str, Lowered]) -> dict[str, Any]:
                 "second_copies": copies,
                 "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
                 "candidates": _candidates(program),
+                "tiles": _tiles(program, tiles),
                 "refusals": [
                     {"node": refusal.node, "reason": refusal.reason}
                     for record in one.records
@@ -78,6 +87,21 @@ def _candidates(program: Program) -> dict[str, dict[str, float]]:
     bodies = (region.body for region in program.regions.values())
     calls = (node for one in (program, *bodies) for node in one.calls())
     return {node.name: node.meta["candidates"] for node in calls if "candidates" in node.meta}
+
+
+def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:
+    """Tile sizes of the kernels of regions, by the region's name, and of single calls, by the node's."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for node in program.calls():
+        if isinstance(node.target, RegionCall):
+            name, region = node.target.name, program.regions[node.target.name]
+        elif "compiled" in node.meta:
+            name, region = node.name, program.compiled[node.meta["compiled"]]
+        else:
+            continue
+        if region.executable is not None and (some := tiles.get(region.executable.id)):
+            found[name] = [choice.model_dump(mode="json") for choice in some]
+    return found
 
 
 def write_timings(

@@ -1,4 +1,4 @@
-"""A worker process that emits executables: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""A worker process that emits executables and times tile sizes: one JSON request a line on stdin, one answer on stdout.
 
 A process of its own, because compilers print, fork, leak and sometimes die; JSON, because nothing here is pickled.
 """
@@ -6,31 +6,36 @@ A process of its own, because compilers print, fork, leak and sometimes die; JSO
 import json
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from ingot.error_text import described
 from ingot.executable_cache import build_executable, explained, measure_workspace
+from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import IngotError
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.target import Target
+from ingot.ir.tuning import Choice, read_choices
 
 
 def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.providers import BACKENDS  # after the noise is redirected: it imports torch
+    from ingot.providers import BACKENDS, with_choices  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:
         request = json.loads(line)
-        backend = BACKENDS[request["backend"]]()
         answer: dict[str, object]
         try:
+            backend = with_choices(BACKENDS[request["backend"]](), read_choices(request.get("choices", [])))
             if request.get("warm"):
                 backend.warm_up()
-
                 answer = {"ready": True}
+            elif request.get("measure"):
+                answer = {"choice": _measured(backend, request).model_dump(mode="json")}
             else:
                 body = parse_program(request["program"])
                 target = Target.model_validate_json(json.dumps(request["target"]))
@@ -43,6 +48,14 @@ def main() -> None:
             answer = {"error": described(explained(error))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _measured(backend: Backend, request: Mapping[str, Any]) -> Choice:
+    """The best tile sizes for what the one choice of the request is about."""
+    assert isinstance(backend, Tunable)
+    (choice,) = read_choices(request["choices"])
+    target = Target.model_validate_json(json.dumps(request["target"]))
+    return backend.measure(choice, target, request["measure"])
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ from typing import Any
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
 from ingot.ir.artifact import SCHEMA_VERSION
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Backend, Tunable
 from ingot.ir.digest import digest_files, digest_json
 from ingot.ir.ops import OPS, Op, op_of
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
 from ingot.ir.text import print_program, print_region_body
+from ingot.ir.tuning import Choice
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import Phase
 
@@ -47,8 +48,14 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
         "sources": {**_digests(backend.sources()), **_op_sources(op for op in called if op is not None)},
         "toolchain": backend.toolchain(),
         "target": target.code_identity(),
+        "tiles": [choice.decides() for choice in choices_of(region, backend, target)],
     }
     return _plain(document)
+
+
+def choices_of(region: Region | None, backend: Backend, target: Target) -> tuple[Choice, ...]:
+    """The tile sizes that `backend` compiles a region with; none for a backend without."""
+    return backend.choices(region.body, target) if region is not None and isinstance(backend, Tunable) else ()
 
 
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:

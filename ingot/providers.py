@@ -1,15 +1,16 @@
 """The backends that compute, and which of them compete for a target."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.extras import require
 from ingot.ir.target import Target
+from ingot.ir.tuning import Choice
 
 
 def _triton() -> Backend:
@@ -61,6 +62,12 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
         what = f"the backend '{choice}' is not for the target {target.name}" if known else f"unknown backend '{choice}'"
         raise OptionError(what, expected=f"{', '.join(choices)}, for the target {target.name}")
     return tuple(BACKENDS[name]() for name in choices[choice])
+
+
+def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
+    """The backend with these tile sizes, where its kernels have any. Raises OptionError for sizes that they cannot
+    have."""
+    return backend.with_choices(choices) if choices and isinstance(backend, Tunable) else backend
 
 
 def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:

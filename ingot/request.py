@@ -1,6 +1,6 @@
 """A compile, read and checked: which checkpoint, for which machine, with which options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import Document, request_document
 from ingot.ir.artifact import REQUEST, TIMINGS
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Backend, Tunable
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.gpus import FEATURES
@@ -23,10 +23,12 @@ from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ModelSpec
 from ingot.ir.target import Target
 from ingot.ir.trace import LEVELS, Level
+from ingot.ir.tuning import TuningLog
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
-from ingot.providers import BACKEND_CHOICES, competing
+from ingot.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.runtime.artifact import Artifact
+from ingot.tuning_log import artifact_choices, read_log
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_MAX_BATCH = 64
@@ -51,6 +53,8 @@ class Request:
     weight_budget: float
     passes: str
     mesh: dict[str, int]
+    tune: bool
+    tuning_log: TuningLog | None
 
     @staticmethod
     def read(
@@ -67,6 +71,8 @@ class Request:
         passes: str = "default",
         mesh: Mapping[str, int] | None = None,
         trace: Level = "full",
+        tune: bool = False,
+        tuning_log: str | Path | Mapping[str, Any] | None = None,
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
         if dtype not in ("auto", *MODEL_DTYPES):
@@ -79,6 +85,10 @@ class Request:
         backends = competing(backend, machine)
         for one in backends:
             one.toolchain()  # a missing compiler is said now, and not after tracing
+        log = None if tuning_log is None else read_log(tuning_log, machine)
+        if log is not None:
+            backends = tuple(with_choices(one, log.given()) for one in backends)
+        _check_tunable(backends, machine, tune=tune)
         opened = Checkpoint.open(checkpoint)
         spec = read_spec(opened.config, str(opened.folder / "config.json"))
         if dtype != "auto":
@@ -101,6 +111,8 @@ class Request:
                 "passes": passes,
                 "mesh": axes,
                 "trace": trace,
+                "tune": tune,
+                "tuning_log": None if log is None else log.model_dump(mode="json"),
             },
             spec=spec,
             limits=limits,
@@ -110,6 +122,8 @@ class Request:
             weight_budget=weight_budget,
             passes=passes,
             mesh=axes,
+            tune=tune,
+            tuning_log=log,
         )
 
     @staticmethod
@@ -121,7 +135,7 @@ class Request:
             raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
         folder = checkpoint or _compiled_from(artifact)
         try:
-            return Request.read(folder, **made["options"])
+            request = Request.read(folder, **made["options"])
         except UnknownPassError as error:
             raise ArtifactError(
                 f"the artifact was compiled with the pass '{error.name}', which is not installed",
@@ -130,6 +144,9 @@ class Request:
             ) from None
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
+        # What it was compiled with, and not what would be measured now.
+        choices = artifact_choices(artifact, request.target)
+        return replace(request, backends=tuple(with_choices(one, choices) for one in request.backends))
 
     def trace(self) -> Model:
         """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""
@@ -191,6 +208,16 @@ def _check_dtype(spec: ModelSpec, target: Target) -> None:
             f"the model's dtype is bfloat16, which {target.name} does not compute",
             expected=f"a GPU with bf16: {FEATURES['bf16'].needs}",
             hint="compile with --dtype float16 or float32",
+        )
+
+
+def _check_tunable(backends: Sequence[Backend], target: Target, *, tune: bool) -> None:
+    if tune and not any(isinstance(one, Tunable) for one in backends):
+        raise TargetError(
+            f"nothing that computes for {target.name} here has tile sizes to time",
+            where=f"the backends {', '.join(one.name for one in backends)}",
+            expected="a GPU as the target, and the backend triton",
+            hint="compile without --tune",
         )
 
 

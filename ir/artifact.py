@@ -9,6 +9,7 @@ Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) 
     request.json      "options" of the compile, with which the same request can be read again; "identity", the document
                       whose canonical text has the `request_key` as its SHA-256
     executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
+    tuning.json       where kernels have tile sizes: which (`ingot.ir.tuning`); another compile can be given them
     everything else   listed in `Manifest.files`
 
 The golden run and the timings are not in the manifest, because they stand outside every identity.
@@ -31,6 +32,7 @@ GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"
 REQUEST = "request.json"
 EXECUTABLES = "executables.json"
+TUNING = "tuning.json"
 NUMERICS = "trace/numerics.json"
 WEIGHTS_FOLDER = "weights/"
 EXE_FOLDER = "exe/"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import fx
 
@@ -11,6 +11,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
+from ingot.ir.tuning import Choice
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,29 @@ class Backend(Protocol):
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         """Build the kernels of an op provider into `directory`, an empty folder."""
+        ...
+
+
+@runtime_checkable
+class Tunable(Backend, Protocol):
+    """A backend whose kernels have tile sizes: which ones a body gets can be asked, told, and timed."""
+
+    def choices(self, body: Program, target: Target) -> tuple[Choice, ...]:
+        """The tile sizes that `emit` would compile `body` with."""
+        ...
+
+    def with_choices(self, choices: Sequence[Choice]) -> Self:
+        """The same backend, which takes these too wherever they are about what it compiles. Raises OptionError for
+        sizes that its kernels cannot have."""
+        ...
+
+    def measures(self, choice: Choice) -> bool:
+        """Whether it has other sizes to try for what `choice` is about."""
+        ...
+
+    def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
+        """The fastest sizes that were found on this machine's GPU in about so many seconds, `choice` among them.
+        Raises BackendError where not even that runs."""
         ...
 
 

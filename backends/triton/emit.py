@@ -12,7 +12,9 @@ from torch import fx
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
 from ingot.backends.triton.launches import Buffer, Launch, Launches, Number, Pointer, evaluate
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
+from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
+from ingot.backends.triton.tiles import check_tiles
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
@@ -20,6 +22,7 @@ from ingot.ir.ops import add_rms_norm, linear, op_of
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name, tensor_type
 from ingot.ir.target import Target
+from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES, StateType, TensorType
 
 LAUNCHES = "launches.json"
@@ -30,12 +33,20 @@ _COST = 0.5
 
 
 class Triton:
-    """Every call of a decoder's step; for few tokens also its products, with what stands around them."""
+    """Every call of a decoder's step; for few tokens also its products, with what stands around them.
+
+    `choices` are tile sizes to take instead of those that lowerings know, where they are about what is compiled. Raises
+    OptionError for sizes that no kernel can have.
+    """
 
     name = "triton"
     compiles_regions = True
     compiles_calls = True
     emits_library = False
+
+    def __init__(self, choices: Sequence[Choice] = ()) -> None:
+        check_tiles(choices)
+        self._given = {choice.key: choice for choice in choices}
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cuda" or target.sm is None:
@@ -48,7 +59,7 @@ class Triton:
             if lowering is None:
                 return No(f"no kernel for {target_name(node.target)}")
             try:
-                lowering(_call_of_node(node), _schedule(target, bucket))
+                lowering(_call_of_node(node), self._schedule(target, bucket))
             except Refused as refusal:
                 return No(str(refusal))
             if op_of(node.target) is linear:
@@ -83,26 +94,17 @@ class Triton:
         return sum(_bytes(buffer, sizes) for buffer in launches.buffers.values())
 
     def sources(self) -> Sequence[Path]:
-        return sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name != "load.py")
+        folder = Path(__file__).parent
+        sources = (path for path in folder.rglob("*.py") if path.name != "load.py")
+        return sorted(path for path in sources if path.parent != folder / "tune")
 
     def toolchain(self) -> dict[str, str]:
         return {"triton": version("triton")}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         """Compile the kernels that compute `body`, and write down how they are launched."""
-        assert body.bucket is not None and target.sm is not None
-        schedule = _schedule(target, body.bucket)
-        values: dict[fx.Node, Value] = {}
-        for place, node in enumerate(body.placeholders()):
-            values[node] = Value(_type_of(node, body), input=place)
-        calls = list(node for node in body.calls() if node.target is not operator.getitem)
-        lowering = _lowering_of(calls[0]) if len(calls) == 1 else None
-        if lowering is not None:
-            outputs = lowering(_call(calls[0], values), schedule)
-        else:
-            from ingot.backends.triton.lower.regions import lower_region
-
-            outputs = lower_region(body, schedule)
+        assert target.sm is not None
+        schedule, outputs = self._lowered(body, target)
         wanted = [node.meta["type"] for node in body.output_nodes().values()]
         types = tuple(value_type for value_type in wanted if isinstance(value_type, TensorType))
         if tuple(output.type for output in outputs) != types:
@@ -119,6 +121,40 @@ class Triton:
             files=files,
         )
 
+    def choices(self, body: Program, target: Target) -> tuple[Choice, ...]:
+        return tuple(self._lowered(body, target)[0].choices)
+
+    def with_choices(self, choices: Sequence[Choice]) -> "Triton":
+        return Triton((*self._given.values(), *choices))
+
+    def measures(self, choice: Choice) -> bool:
+        return choice.kernel == LINEAR
+
+    def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
+        from ingot.backends.triton.tune.search import measure
+
+        return measure(choice, target, seconds)
+
+    def _schedule(self, target: Target, bucket: BucketClass) -> Schedule:
+        assert target.sm is not None
+        dependent = "dependent_launch" in target.features
+        return Schedule(target.sm, target.cores, bucket, dependent=dependent, given=self._given)
+
+    def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
+        """The launches that compute `body`, and its results."""
+        assert body.bucket is not None
+        schedule = self._schedule(target, body.bucket)
+        values: dict[fx.Node, Value] = {}
+        for place, node in enumerate(body.placeholders()):
+            values[node] = Value(_type_of(node, body), input=place)
+        calls = list(node for node in body.calls() if node.target is not operator.getitem)
+        lowering = _lowering_of(calls[0]) if len(calls) == 1 else None
+        if lowering is not None:
+            return schedule, lowering(_call(calls[0], values), schedule)
+        from ingot.backends.triton.lower.regions import lower_region
+
+        return schedule, lower_region(body, schedule)
+
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         raise BackendError(f"backend '{self.name}' compiles calls for their types and has no library")
 
@@ -129,11 +165,6 @@ def _lowering_of(node: fx.Node) -> Lowering | None:
 
     op = op_of(node.target)
     return LOWERINGS.get(op.name if op is not None else target_name(node.target))
-
-
-def _schedule(target: Target, bucket: BucketClass) -> Schedule:
-    assert target.sm is not None
-    return Schedule(target.sm, target.cores, bucket, dependent="dependent_launch" in target.features)
 
 
 def _type_of(node: fx.Node, body: Program) -> TensorType:

@@ -1,14 +1,17 @@
 """What a lowering writes: launches of Triton kernels over values and buffers, before anything is compiled."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
 from ingot.backends.triton.launches import Buffer, Expr
 from ingot.ir.plan import BucketClass
+from ingot.ir.tuning import Choice, Problem, Source, choice_key
 from ingot.ir.types import DTYPE_NAMES, TensorType
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,30 @@ class Schedule:
 
     `sm` is the compute capability that is compiled for (90 for Hopper), `cores` its multiprocessors, `bucket` the steps
     that the call serves: lowerings choose kernels and tile sizes by them. `dependent`: the target knows programmatic
-    dependent launch.
+    dependent launch. `given` are choices of tile sizes by their keys, ahead of those that lowerings know, and `choices`
+    what was chosen.
     """
 
     sm: int
     cores: int
     bucket: BucketClass
     dependent: bool = False
+    given: Mapping[str, Choice] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
     launches: list[KernelLaunch] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def choose(self, kernel: str, problem: Problem, kind: type[T], known: Callable[[], tuple[T, Source]]) -> T:
+        """The tile sizes of `kernel` for a problem, fields of a dataclass `kind`: the given ones, else the `known`."""
+        choice = self.given.get(choice_key(kernel, problem))
+        if choice is None:
+            tiles, source = known()
+            fields = asdict(tiles)  # type: ignore[call-overload]  # a dataclass
+            choice = Choice(kernel=kernel, problem=dict(problem), tiles=fields, source=source)
+        else:
+            tiles = kind(**choice.tiles)
+        self.choices.append(choice)
+        return tiles
 
     def output(self, value_type: TensorType) -> Value:
         """A new result, row-major."""

@@ -32,6 +32,8 @@ def compile_checkpoint(
     weight_budget: float = 1.0,
     mesh: str | None = None,
     trace: Literal["none", "summary", "full"] = "full",
+    tune: Flag = False,
+    tuning_log: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
@@ -67,6 +69,10 @@ def compile_checkpoint(
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
     trace
         What to keep of the passes: full the program before and after each, summary what they did, none nothing.
+    tune
+        Time tile sizes of products on this machine's GPU, some seconds for each that no log or cache knows.
+    tuning_log
+        Take tile sizes from a compile that timed them: an artifact, or its tuning.json.
     jobs
         Compiler processes. Default: the cores.
     check_numerics
@@ -96,6 +102,8 @@ def compile_checkpoint(
             weight_budget=weight_budget,
             mesh=axes,
             trace=trace,
+            tune=tune,
+            tuning_log=tuning_log,
             jobs=jobs,
             check_numerics=check_numerics,
             progress=progress,

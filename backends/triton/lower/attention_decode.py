@@ -1,6 +1,5 @@
 """Attention of steps of few tokens: how contexts are cut, and the launch."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ import torch
 from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import Term, times
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
+from ingot.backends.triton.lower.attention_tiles import DECODE_ATTENTION, DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotation
@@ -21,17 +21,6 @@ _COMBINED = 4096
 _HALVED = 16
 
 
-@dataclass(frozen=True)
-class DecodeTiles:
-    """`keys` of a tile; `stages` of a loop, of which half hold tiles in flight and half page ids; contexts are cut for
-    `programs` on each multiprocessor."""
-
-    keys: int
-    stages: int
-    programs: int
-    warps: int = 4
-
-
 def decode_tiles(attention: Attention, most_tokens: int) -> DecodeTiles:
     """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs fit into the
     227 KiB of a multiprocessor (compute capability 9.0). One token has little to read: small programs begin sooner.
@@ -40,13 +29,30 @@ def decode_tiles(attention: Attention, most_tokens: int) -> DecodeTiles:
     return DecodeTiles(keys, stages=3 if most_tokens == 1 else 7, programs=2 if most_tokens <= _HALVED else 1)
 
 
+def _problem(call: Call, attention: Attention, schedule: Schedule, *, append: bool) -> dict[str, bool | int | str]:
+    """What the tuning log knows attention by: how the cache lies, and the most tokens of a step."""
+    return {
+        "kv_heads": attention.cache.kv_heads,
+        "group": attention.group,
+        "dim": attention.cache.dim,
+        "page": attention.cache.page,
+        "dtype": call.dtype_name("q"),
+        "tokens": schedule.bucket.tokens[1],
+        "append": append,
+    }
+
+
 def schedule_decode(
     call: Call, schedule: Schedule, *, append: bool, tiles: DecodeTiles | None = None
 ) -> tuple[Value, ...]:
-    """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
+    """Attention; with `append` q and k are prepared and k and v written first, in the same launch. `tiles` are sizes
+    to try instead of those that the schedule is given or that are known."""
     attention = attention_of(call)
     most_tokens = schedule.bucket.tokens[1]
-    tiles = tiles or decode_tiles(attention, most_tokens)
+    if tiles is None:
+        problem = _problem(call, attention, schedule, append=append)
+        known = decode_tiles(attention, most_tokens)
+        tiles = schedule.choose(DECODE_ATTENTION, problem, DecodeTiles, lambda: (known, "heuristic"))
     cache, heads = attention.cache, power_of_two(attention.group)
     shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
     # A step of one token needs no more than the certain items; with many tokens, long contexts get what is to spare.

@@ -10,10 +10,11 @@ from ingot.backends.triton.kernels.linear_norm import normalize_rows
 from ingot.backends.triton.kernels.linear_tile import linear_tile
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
-from ingot.backends.triton.lower.linear_choice import matvec_tiles, tiles
-from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Product, Tiles
+from ingot.backends.triton.lower.linear_choice import known_tiles
+from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.types import TensorType
+from ingot.ir.types import DTYPE_NAMES, TensorType
 
 # Above this many tokens a product is bound by arithmetic, and the library's kernels are ahead.
 MOST_TOKENS = 64
@@ -73,8 +74,18 @@ class Linear:
         """How many products a result sums up."""
         return _size(self.x.type.shape[1])
 
-    def product(self) -> Product:
-        return Product(self.columns, self.depth, self.gate is not None, self.weight.type.dtype)
+    def problem(self, tokens: int) -> LinearProblem:
+        """For so many rows of x, padded."""
+        return LinearProblem(
+            columns=self.columns,
+            depth=self.depth,
+            tokens=tokens,
+            dtype=DTYPE_NAMES[self.weight.type.dtype],
+            result=DTYPE_NAMES[self.result.dtype],
+            gated=self.gate is not None,
+            norm=self.norm is not None,
+            residual=self.residual is not None,
+        )
 
 
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -83,14 +94,14 @@ def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     return (schedule_linear(Linear(call.value("x"), call.value("weight"), call.optional("bias"), result), schedule),)
 
 
-def schedule_linear(linear: Linear, schedule: Schedule, chosen: MatvecTiles | Tiles | None = None) -> Value:
-    """Add the launches that compute `linear`; `chosen` are tile sizes to try instead of the best known. Raises
-    Refused."""
+def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
+    """Add the launches that compute `linear`. Raises Refused."""
     _check(linear)
     tokens = padded_tokens(_most_rows(linear, schedule))
-    if chosen is None:
-        product = linear.product()
-        chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, schedule.sm)
+    problem = linear.problem(tokens)
+    chosen = schedule.choose(
+        LINEAR, problem.fields(), problem.tiles_kind, lambda: known_tiles(problem.product(), tokens, schedule.sm)
+    )
     if isinstance(chosen, MatvecTiles):
         return _matvec(linear, schedule, chosen)
     return _tile(linear, schedule, tokens, chosen)

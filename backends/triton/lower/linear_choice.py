@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, MatvecTiles, Product, Tiles
+from ingot.ir.tuning import Source
 
 # Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical specifications).
 _SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -14,6 +15,13 @@ _SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 _LEAST = 16
 # Whoever arrives last holds the sums of this many splits in registers at once.
 _MOST_SPLITS = 8
+
+
+def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | Tiles, Source]:
+    """Those for `tokens` rows of x, padded, and whether they were measured for this very product."""
+    measured = MATVEC if tokens == 1 else TILES[tokens]
+    chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, sm)
+    return chosen, "table" if product in measured else "heuristic"
 
 
 def matvec_tiles(product: Product) -> MatvecTiles:
@@ -37,6 +45,11 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     return replace(found, block_k=block_k, splits=splits, stages=max(1, stages))
 
 
+def shared_memory(sm: int) -> int:
+    """Bytes that a block may have; on a capability that is not known, those of the one before it."""
+    return _SHARED_KB[max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))] << 10
+
+
 def _nearest(product: Product, measured: Iterable[Product]) -> Product:
     """The least apart in powers of two along both sides."""
 
@@ -58,6 +71,5 @@ def _blocks(product: Product, found: Tiles) -> int:
 
 def _most_stages(product: Product, found: Tiles, block_k: int, tokens: int, sm: int) -> int:
     """How many blocks of weights and x fit into shared memory."""
-    known = max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))
     rows = found.block_n * (2 if product.gated else 1) + tokens
-    return (_SHARED_KB[known] << 10) // (rows * block_k * product.dtype.itemsize)
+    return shared_memory(sm) // (rows * block_k * product.dtype.itemsize)

@@ -1,20 +1,26 @@
 """Who computes each call, who else would have, and who refused why."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from ingot.commands.views.filter import Filter
 from ingot.commands.views.lines import read_programs
 from ingot.commands.views.programs import FINAL
 from ingot.console import console, print_table, table
 from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.tuning import Choice as TileChoice
+from ingot.ir.tuning import read_choices
 from ingot.runtime.artifact import Artifact
 
 
 @dataclass(frozen=True)
 class Choice:
     """A call of a final program, in the region `region` if in any. `candidates` are the costs of those that would have
-    computed it, `refusals` those that would not, with their reasons."""
+    computed it, `refusals` those that would not, with their reasons. `tiles` are the sizes that kernels of the call, or
+    of its region, were given."""
 
     program: str
     region: str
@@ -24,6 +30,7 @@ class Choice:
     provider: str
     candidates: dict[str, float]
     refusals: tuple[str, ...]
+    tiles: tuple[TileChoice, ...]
 
 
 def choices_json(artifact: Artifact, wanted: Filter) -> Any:
@@ -40,6 +47,7 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
             "provider": one.provider,
             "candidates": one.candidates,
             "refusals": list(one.refusals),
+            "tiles": [tiles.model_dump(mode="json") for tiles in one.tiles],
         }
         for one in choices_of(artifact, wanted)
     ]
@@ -65,10 +73,21 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
                 provider = backends[line.region] if line.region else chosen["providers"].get(line.name, "")
                 candidates = chosen["candidates"].get(line.name, {})
                 reasons = tuple(refused.get(line.name, ()))
+                tiles = read_choices(chosen["tiles"].get(line.region or line.name, []))
                 found.append(
-                    Choice(program.title, line.region, line.name, line.op, line.layers, provider, candidates, reasons)
+                    Choice(
+                        program.title,
+                        line.region,
+                        line.name,
+                        line.op,
+                        line.layers,
+                        provider,
+                        candidates,
+                        reasons,
+                        tiles,
+                    )
                 )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ArtifactError(f"choices.json is malformed: {error!r}", where=str(artifact.folder)) from error
     if not found:
         raise OptionError("no call matches", where=str(wanted), expected="one that matches all that is given")
@@ -76,7 +95,8 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
 
 
 def print_choices(artifact: Artifact, wanted: Filter) -> None:
-    """The calls with their providers, and weights that are kept twice."""
+    """The calls with their providers, the tile sizes of kernels, and weights that are kept twice."""
+    choices = choices_of(artifact, wanted)
     rows = [
         (
             one.program + (f", region {one.region}" if one.region else ""),
@@ -87,15 +107,40 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
             ", ".join(f"{name} {cost:g}" for name, cost in sorted(one.candidates.items(), key=lambda item: item[1])),
             "; ".join(one.refusals),
         )
-        for one in choices_of(artifact, wanted)
+        for one in choices
     ]
     out = console()
     print_table(out, table(("program", "call", "op", "layer", "provider", "candidates", "refusals"), rows))
     out.print("\ncandidates: who would compute the call, at which cost; the cheapest does", style="dim", markup=False)
+    _print_tiles(choices)
     stored: Any = artifact.read_json("choices.json")
     copies = {first: second for program in stored.values() for first, second in program["second_copies"].items()}
     for first, second in sorted(copies.items()):
         out.print(f"kept twice: {first}, also as {second}", markup=False, soft_wrap=True)
+
+
+def _print_tiles(choices: Sequence[Choice]) -> None:
+    """The tile sizes of kernels, one row for those of a region."""
+    rows = {
+        (_place(one), str(tiles)): (
+            _place(one),
+            str(tiles),
+            tiles.tiles_text(),
+            "" if tiles.microseconds is None else f"{tiles.microseconds:.1f}",
+            tiles.source + (f": {tiles.reason}" if tiles.reason else ""),
+        )
+        for one in choices
+        for tiles in one.tiles
+    }
+    if rows:
+        out = console()
+        out.print()
+        print_table(out, table(("program", "kernel", "tile sizes", "µs", "source"), list(rows.values())))
+
+
+def _place(choice: Choice) -> str:
+    """The program, and the region or call whose kernels have the sizes."""
+    return f"{choice.program}, " + (f"region {choice.region}" if choice.region else f"%{choice.name}")
 
 
 def _layers_text(layers: frozenset[int]) -> str:

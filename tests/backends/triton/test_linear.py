@@ -1,5 +1,6 @@
 """linear by Triton kernels: one token, and a tile of tokens, against the op's reference."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, run_schedule
 
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.lower.linear import LOWERINGS, Linear, schedule_linear
+from ingot.backends.triton.lower.linear import LOWERINGS, Linear, padded_tokens, schedule_linear
 from ingot.backends.triton.lower.linear_tiles import Tiles
-from ingot.backends.triton.schedule import Value
+from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.tolerances import compare
+from ingot.ir.tuning import Choice
 from ingot.ir.types import TensorType
 
 BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64))
@@ -56,7 +58,8 @@ def test_splits_are_added_in_one_order(dtype: torch.dtype) -> None:
         for _ in range(2):
             schedule = new_schedule((2, 16))
             linear = Linear(_input(x, 0), _input(weight, 1), None, TensorType(dtype, ("T", 70)))
-            result = schedule_linear(linear, schedule, Tiles(64, 32, splits, warps=4, stages=2))
+            _give(schedule, linear, Tiles(64, 32, splits, warps=4, stages=2))
+            result = schedule_linear(linear, schedule)
             assert [buffer.kind for buffer in schedule.buffers.values()] == ["output", "scratch", "counter"]
             found += run_schedule(schedule, [result], [x, weight], {"T": 9})
         assert torch.equal(*found)
@@ -75,6 +78,13 @@ def test_strided_rows(dtype: torch.dtype, rows: int) -> None:
     linear = Linear(given, _input(weight, 1), None, TensorType(dtype, ("T", 40)))
     (found,) = run_schedule(schedule, [schedule_linear(linear, schedule)], [x, weight], {"T": rows})
     assert (problem := compare(found, x.double() @ weight.double().T, dtype)) is None, problem
+
+
+def _give(schedule: Schedule, linear: Linear, tiles: Tiles) -> None:
+    """Have the product get these tile sizes, as a tuning log would."""
+    problem = linear.problem(padded_tokens(schedule.bucket.tokens[1])).fields()
+    choice = Choice(kernel="linear", problem=problem, tiles=asdict(tiles), source="given")
+    schedule.given = {choice.key: choice}
 
 
 def _input(tensor: torch.Tensor, place: int) -> Value:

@@ -27,11 +27,13 @@ from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
 from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
-from ingot.providers import BACKENDS
+from ingot.ir.tuning import Choice
+from ingot.providers import BACKENDS, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights
+from ingot.tuning_log import artifact_choices
 
 Read = Callable[[str], torch.Tensor]
 
@@ -56,10 +58,13 @@ def blame_execution(
     for program in programs:
         by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program
     target = Target.named(str(artifact.manifest.target.get("name")))
+    choices = artifact_choices(artifact, target)
     for entry, plan in plans.plans.items():
         if entry not in by_entry:
             raise ArtifactError(f"program.ir has no program of the entry '{entry}'", where=str(artifact.folder))
-        if fault := plan_fault(plan, by_entry[entry], region_keys(by_entry[entry], plans.executables.keys(), target)):
+        if fault := plan_fault(
+            plan, by_entry[entry], region_keys(by_entry[entry], plans.executables.keys(), target, choices)
+        ):
             return _of_plan(fault)
     index = artifact.read_json("weights.json")
     assert isinstance(index, dict)
@@ -117,8 +122,11 @@ def _blame_entry(
     return replace(verdict, runs=runs)
 
 
-def region_keys(programs: Mapping[str, Program], made: Collection[str], target: Target) -> dict[str, dict[str, str]]:
-    """The id of every region's executable, by bucket class and region; `made` are the ids of those in the artifact.
+def region_keys(
+    programs: Mapping[str, Program], made: Collection[str], target: Target, choices: Sequence[Choice] = ()
+) -> dict[str, dict[str, str]]:
+    """The id of every region's executable, by bucket class and region; `made` are the ids of those in the artifact,
+    `choices` the tile sizes of its kernels.
 
     A backend's are left out when none of them is among `made`: the artifact was made by other sources or another
     toolchain, by which ids cannot be computed again.
@@ -128,7 +136,7 @@ def region_keys(programs: Mapping[str, Program], made: Collection[str], target: 
     for bucket, program in programs.items():
         keys[bucket] = {}
         for region in program.regions.values():
-            keys[bucket][region.name] = key = exe_key(region, BACKENDS[region.backend](), target)
+            keys[bucket][region.name] = key = exe_key(region, with_choices(BACKENDS[region.backend](), choices), target)
             same |= {region.backend} if key in made else set()
     return {
         bucket: {name: key for name, key in found.items() if programs[bucket].regions[name].backend in same}

@@ -1,0 +1,16 @@
+"""What the kernel of attention for few tokens can be told."""
+
+from dataclasses import dataclass
+
+DECODE_ATTENTION = "decode_attention"
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """`keys` of a tile; `stages` of a loop, of which half hold tiles in flight and half page ids; contexts are cut for
+    `programs` on each multiprocessor."""
+
+    keys: int
+    stages: int
+    programs: int
+    warps: int = 4

@@ -1,0 +1,70 @@
+"""The tile sizes that are worth a try for a product."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ingot.backends.triton.lower.linear_choice import known_tiles, shared_memory
+from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.ir.types import DTYPES
+
+AnyTiles = MatvecTiles | Tiles
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What kernels are compiled for, as a Schedule has it."""
+
+    sm: int
+    cores: int
+    dependent: bool = True
+
+
+def candidates(problem: LinearProblem, machine: Machine) -> list[AnyTiles]:
+    """The best known, and what is like them in the bytes that a program holds and in the programs that there are."""
+    first, _ = known_tiles(problem.product(), problem.tokens, machine.sm)
+    found = _matvec_candidates(problem) if problem.tokens == 1 else _tile_candidates(problem, machine)
+    return list(dict.fromkeys([first, *found]))
+
+
+def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
+    """Tiles that leave each thread 64 to 256 bytes of weights to hold, of 128 registers that four blocks leave it."""
+    parts = 2 if problem.gated else 1
+    for block_k in (512, 1024, 2048, 4096):
+        for warps in (4, 8):
+            for held in (64, 128, 256):
+                block_n = held * 32 * warps // (block_k * DTYPES[problem.dtype].itemsize * parts)
+                if block_k <= problem.depth and 1 <= block_n <= 32:
+                    yield MatvecTiles(block_n, block_k, warps)
+
+
+def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
+    """Tiles that give each multiprocessor up to two programs, with room for one or two in its shared memory."""
+    for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
+        blocks = -(-problem.columns // block_n)
+        crowded = blocks * splits > 2 * machine.cores
+        if ((splits > 1 or block_n < 64) and crowded) or (block_n == 128 and problem.gated):
+            continue  # nothing gained: smaller tiles and more splits read x, or write sums, more often
+        if blocks * splits < machine.cores // 3:
+            continue
+        stages = stages_that_fit(problem, machine, block_n, block_k, splits, programs)
+        if stages < 2 or problem.depth < splits * block_k:
+            continue
+        for lines in (0, 16):
+            yield Tiles(block_n, block_k, splits, 4, stages, lines)
+
+
+def stages_that_fit(
+    problem: LinearProblem, machine: Machine, block_n: int, block_k: int, splits: int, programs: int
+) -> int:
+    """Blocks on the way at once: as many as a program has, 8 at most, and what its share of shared memory holds."""
+    block = (block_n * (2 if problem.gated else 1) + problem.tokens) * block_k * DTYPES[problem.dtype].itemsize
+    steps = -(-problem.depth // (splits * block_k))
+    return min(8, steps + 1, (shared_memory(machine.sm) // programs - 4096) // block)
+
+
+def more_candidates(problem: LinearProblem, tiles: AnyTiles) -> list[AnyTiles]:
+    """The best tiles so far, with more or less of the weights fetched ahead into the cache, or by more threads."""
+    more: list[AnyTiles] = [replace(tiles, lines=lines) for lines in (0, 4, 8, 32)]
+    return [*more, replace(tiles, warps=12 - tiles.warps)] if problem.tokens > 1 and tiles.warps in (4, 8) else more

@@ -1,0 +1,114 @@
+"""All products of a decoder's step in a row: there a kernel also has to leave room for the next one."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import triton
+import triton.language as tl
+from linear_products import MACHINE, Decoder, best_known
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
+
+from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles
+from ingot.backends.triton.tune.bench import STEPS, Bench, Call, Timed, compile_all
+from ingot.backends.triton.tune.candidates import AnyTiles
+from ingot.backends.triton.tune.search import microseconds
+
+KEPT = 8  # of the best tiles for a product are tried elsewhere: in a stack, or for another number of tokens
+PAUSE = 4000  # nanoseconds
+
+
+@triton.jit
+def _pause(nanoseconds: tl.constexpr):
+    gdc_launch_dependents()
+    gdc_wait()
+    begin = globaltimer()
+    while globaltimer() - begin < nanoseconds:
+        pass
+
+
+def pause() -> None:
+    """Attention over a short context: as long, on as many multiprocessors, and with no weights to read."""
+    _pause[(MACHINE.cores,)](PAUSE, num_warps=4, launch_pdl=True)
+
+
+class Stack:
+    """All products of a decoder's step in a row, with a pause where attention runs."""
+
+    def __init__(self, bench: Bench, decoder: Decoder, tokens: int) -> None:
+        self.bench, self.decoder, self.tokens = bench, decoder, tokens
+        self.parts = decoder.parts(tokens)
+        self.calls: dict[tuple[LinearProblem, AnyTiles], Call] = {}
+
+    def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
+        """Raises what Triton raises for tiles that do not fit."""
+        for part, problem in self.parts.items():
+            if (problem, chosen[part]) not in self.calls:  # made, and loaded, outside of the recording
+                call = self.calls[problem, chosen[part]] = Call(MACHINE, problem, chosen[part])
+                call(self.bench.inputs(problem))
+        return self.bench.graph_seconds(self._launches(chosen))
+
+    def _launches(self, chosen: Mapping[str, AnyTiles]) -> Iterator[Callable[[], None]]:
+        for part in self._order():
+            problem = self.parts[part]
+            yield partial(self.calls[problem, chosen[part]], self.bench.inputs(problem))
+            if part == "qkv":
+                yield pause
+
+    def _order(self) -> Iterator[str]:
+        *layer, head = self.parts
+        return iter((*layer * self.decoder.layers, head))
+
+    def refine(
+        self, pool: ProcessPoolExecutor, found: Sequence[Timed], deadline: float
+    ) -> tuple[dict[str, AnyTiles], float, float]:
+        """The best sizes for the stack, what it takes with the best for each product by itself, and with these."""
+        tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
+        jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]
+        wait([pool.submit(compile_all, MACHINE, problem, tiles) for problem, tiles in jobs])
+        best = {part: tried[part][0] for part in self.parts}
+        first = least = self.seconds(best)
+        for part in (*self.parts, *self.parts):
+            for tiles in tried[part]:
+                if tiles == best[part] or time.monotonic() > deadline:
+                    continue
+                try:
+                    seconds = self.seconds({**best, part: tiles})
+                except triton.runtime.errors.OutOfResources:
+                    continue
+                if seconds < least:
+                    best, least = {**best, part: tiles}, seconds
+        return best, first, least
+
+    def _tried(self, problem: LinearProblem, found: Sequence[Timed]) -> list[AnyTiles]:
+        """The fastest by themselves, first of all the very fastest; some with weights fetched ahead; the known."""
+        fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:KEPT]
+        ahead: list[AnyTiles] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
+        for one in fastest[:4]:
+            if isinstance(one, MatvecTiles):
+                waves = problem.columns // (one.block_n * 2 * MACHINE.cores)  # that follow the first
+                ahead += [replace(one, ahead=later) for later in (1, 2, 4, 8) if later < waves]
+        return list(dict.fromkeys([*fastest, *ahead, best_known(problem)]))
+
+    def row(self, pool: ProcessPoolExecutor, found: Sequence[Timed], deadline: float) -> dict[str, Any]:
+        best, first, least = self.refine(pool, found, deadline)
+        moved = sum(self.parts[part].bytes for part in self._order())
+        return {
+            "decoder": self.decoder.name,
+            "tokens": self.tokens,
+            "microseconds_by_itself": round(first * 1e6, 1),
+            "microseconds": round(least * 1e6, 1),
+            "fraction": round(moved / least / self.bench.copy, 4),
+            "pauses": round(PAUSE * 1e-3 * self.decoder.layers, 1),
+            "best": [{"part": part, **sizes(self.parts[part], tiles)} for part, tiles in best.items()],
+        }
+
+
+def sizes(problem: LinearProblem, tiles: AnyTiles) -> dict[str, Any]:
+    """A product with its tile sizes, as JSON values."""
+    shape = {"columns": problem.columns, "depth": problem.depth, "gated": problem.gated}
+    return {**shape, "tokens": STEPS[problem.tokens], **asdict(tiles)}

@@ -1,0 +1,126 @@
+"""Timing tile sizes at compile time: of what a model needs, once for each kind of GPU and compiler."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ingot.cache import cache_folder
+from ingot.executable_cache import explained
+from ingot.ir.backend import Backend, Tunable
+from ingot.ir.digest import digest_json
+from ingot.ir.errors import TargetError
+from ingot.ir.program import Region
+from ingot.ir.target import Target
+from ingot.ir.tuning import Choice, read_choices
+from ingot.worker import Worker
+
+# For each choice, compiling the candidates included: fifty of them on a dozen cores take about as long.
+SECONDS = 3.0
+_NAMED = 3  # of those that cannot be timed, in an error
+
+# The fastest of the sizes for what a choice is about, tried for some seconds by a backend, which goes by its name.
+Measure = Callable[[str, Choice, float], Choice]
+
+
+@dataclass
+class Tuner:
+    """Finds out the tile sizes of what is compiled for `target`: in the cache, or by trying them on this machine's GPU.
+
+    What a given log says stays as it is. `on_done` hears what was timed and how much there is to time.
+    """
+
+    target: Target
+    seconds: float = SECONDS
+    on_done: Callable[[int, int], None] = lambda done, total: None
+    measure: Measure | None = None
+    _worker: Worker | None = field(default=None, init=False)
+
+    def __enter__(self) -> "Tuner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The process that measures holds some memory of the GPU until now."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def tuned(self, backends: Mapping[str, Backend], regions: Sequence[Region]) -> dict[str, Backend]:
+        """The backends, with the best sizes for the regions that they compile. Raises TargetError where the GPU that
+        has to be asked is not here."""
+        result = dict(backends)
+        for name, backend in backends.items():
+            if not isinstance(backend, Tunable):
+                continue
+            bodies = [region.body for region in regions if region.backend == name]
+            chosen = {choice.key: choice for body in bodies for choice in backend.choices(body, self.target)}
+            known = {key: one for key, one in chosen.items() if one.source in ("given", "measured")}
+            asked = [one for key, one in chosen.items() if key not in known and backend.measures(one)]
+            if asked:
+                found = self._find(backend, asked)
+                result[name] = backend.with_choices(found)
+        return result
+
+    def _find(self, backend: Tunable, asked: Sequence[Choice]) -> list[Choice]:
+        compiler = {
+            "gpu": self.target.gpu,
+            "target": self.target.code_identity(),
+            "toolchain": backend.toolchain(),
+            "sources": [path.read_text(encoding="utf-8") for path in backend.sources()],
+        }
+        files = {choice.key: _file(choice, digest_json(compiler)) for choice in asked}
+        found = {choice.key: _cached(files[choice.key], choice) for choice in asked}
+        missing = [choice for choice in asked if found[choice.key] is None]
+        if missing and self.measure is None:
+            self._want_gpu(missing)
+        for done, choice in enumerate(missing):
+            self.on_done(done, len(missing))
+            timed = (self.measure or self._ask)(backend.name, choice, self.seconds)
+            found[choice.key] = timed
+            _keep(files[choice.key], timed)
+        return [one for one in found.values() if one is not None]
+
+    def _want_gpu(self, missing: Sequence[Choice]) -> None:
+        if reason := self.target.missing_here():
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            raise TargetError(
+                f"tile sizes for {self.target.name} cannot be timed: {reason}",
+                where=f"{'; '.join(map(str, missing[:_NAMED]))}{more}",
+                expected=f"a machine with a GPU of the capability that is compiled for, {self.target.name}",
+                hint="compile without --tune, or give the tuning log of a machine that has it: --tuning-log NAME.ingot",
+            )
+
+    def _ask(self, backend: str, choice: Choice, seconds: float) -> Choice:
+        self._worker = self._worker or Worker(backend)
+        request = {"backend": backend, "choices": [choice.model_dump(mode="json")], "measure": seconds}
+        answer = self._worker.ask({**request, "target": self.target.model_dump(mode="json")})
+        (timed,) = read_choices([answer["choice"]])
+        return timed
+
+
+def _file(choice: Choice, compiler: str) -> Path:
+    """Where the cache has the answer: times are of one product of GPU, one compiler and one text of the kernels."""
+    key = digest_json({"kernel": choice.kernel, "problem": choice.problem, "compiler": compiler})
+    return cache_folder("tuning") / f"{key}.json"
+
+
+def _cached(file: Path, choice: Choice) -> Choice | None:
+    try:
+        found = Choice.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    return found if found.key == choice.key and found.source == "measured" else None
+
+
+def _keep(file: Path, choice: Choice) -> None:
+    partial = file.with_suffix(f".{os.getpid()}")
+    try:
+        partial.write_text(choice.model_dump_json() + "\n", encoding="utf-8")
+        os.replace(partial, file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise explained(error) from error

@@ -1,0 +1,85 @@
+"""The tuning log as a file: read from an artifact or by itself, written into an artifact."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from ingot.ir.artifact import TUNING
+from ingot.ir.errors import ArtifactError, OptionError, TargetError
+from ingot.ir.json_text import parse_json
+from ingot.ir.target import Target
+from ingot.ir.tuning import Choice, TuningLog
+from ingot.runtime.artifact import Artifact
+
+_OPTION = "--tuning-log"
+_LACKS = "the given log has none"
+
+
+def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog:
+    """A log by the path of its file or of an artifact, or as JSON values. Raises OptionError for what is no log, and
+    TargetError for one of another target."""
+    value: object = given
+    where = "tuning_log"
+    if isinstance(given, str | Path):
+        where = str(given)
+        value = _parsed(Path(given) / TUNING if Path(given).is_dir() else Path(given))
+    try:
+        log = TuningLog.model_validate_json(json.dumps(value))
+    except (ValidationError, TypeError) as error:
+        raise OptionError(f"the tuning log is malformed: {_first(error)}", where=where, expected=_EXPECTED) from None
+    if log.target != target.name:
+        raise TargetError(
+            f"the tuning log is for {log.target}, and this compile for {target.name}",
+            where=where,
+            expected=f"a log of a compile for {target.name}",
+        )
+    return log
+
+
+_EXPECTED = f"an artifact that was compiled for a GPU, or the {TUNING} of one"
+
+
+def artifact_choices(artifact: Artifact, target: Target) -> tuple[Choice, ...]:
+    """What the kernels of an artifact were given, to be given again; nothing where none has tile sizes. Raises
+    ArtifactError for a log that cannot be read."""
+    if all(entry.path != TUNING for entry in artifact.manifest.files):
+        return ()
+    try:
+        return read_log(cast("Mapping[str, Any]", artifact.read_json(TUNING)), target).given()
+    except OptionError as error:
+        raise ArtifactError(error.what, where=f"{artifact.folder}/{TUNING}") from None
+
+
+def _parsed(file: Path) -> object:
+    try:
+        return parse_json(file.read_bytes())
+    except OSError as error:
+        reason = f"the tuning log cannot be read: {error.strerror}"
+    except ValueError as error:
+        reason = f"the tuning log is not JSON: {error}"
+    raise OptionError(reason, where=str(file), expected=_EXPECTED)
+
+
+def _first(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
+
+
+def log_of(choices: Iterable[Choice], target: Target) -> TuningLog:
+    """What an artifact keeps: distinct choices, in a fixed order."""
+    distinct = {choice.key: choice for choice in choices}
+    return TuningLog(target=target.name, cores=target.cores, choices=tuple(distinct[key] for key in sorted(distinct)))
+
+
+def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
+    """The choices; where a log was given that has nothing about one, that is said."""
+    known = frozenset(choice.key for choice in log.choices) if log is not None else None
+    return tuple(
+        choice if known is None or choice.key in known else choice.model_copy(update={"reason": _LACKS})
+        for choice in choices
+    )

@@ -1,0 +1,74 @@
+"""The parent's side of a worker process (`ingot.emit_worker`): JSON over pipes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ingot.error_text import raised
+from ingot.ir.errors import BackendError
+
+# A compiler's last words: enough for a traceback's end, not for its whole log.
+_STDERR_TAIL = 2000
+
+
+class Worker:
+    """One worker process, warmed up for a backend. `ask` is a call over its pipes; it raises the IngotError that the
+    worker answers with, and BackendError when it died."""
+
+    def __init__(self, backend: str) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ingot.emit_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            # A Ctrl-C goes to the parent, which closes its workers.
+            start_new_session=True,
+        )
+        self._waiting = 1
+        self._send({"backend": backend, "warm": True})
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `ask` finds the process dead and says why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._send(request)
+        self._waiting += 1
+        answer: dict[str, Any] = {}
+        for line in self._answers():
+            answer = json.loads(line)
+            if "error" in answer:
+                raise raised(answer["error"])
+            if "ready" not in answer:
+                return answer
+        self._stderr.seek(0)
+        tail = self._stderr.read().decode(errors="replace")[-_STDERR_TAIL:]
+        raise BackendError(
+            f"the {request['backend']} compiler's process died with status {self._process.wait()}", where=tail.strip()
+        )
+
+    def _answers(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        while self._waiting and (line := self._process.stdout.readline()):
+            self._waiting -= 1
+            yield line
+
+    def close(self) -> None:
+        """End the process, and what it started: its C++ compiler is in its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()

@@ -1,0 +1,90 @@
+"""The tuning log: the tile sizes that kernels were given, how long they take with them, and who says so."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from ingot.ir.json_text import dump_json
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
+Source = Literal["table", "heuristic", "given", "measured"]
+# What a problem is told by: sizes, switches, and names of dtypes.
+Problem = Mapping[str, bool | int | str]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")]
+
+
+class Choice(BaseModel):
+    """The tile sizes that `kernel` was given for a problem.
+
+    `source` says who chose them: the backend's own table of measurements, or its rule for what the table lacks
+    (heuristic); a log that was given; or measurements of this compile or of the cache. `microseconds` is what one call
+    took where it was timed, in a row of equal calls. `reason` says more where something was left out.
+    """
+
+    model_config = _FROZEN
+    kernel: Name
+    problem: dict[Name, bool | int | str]
+    tiles: dict[Name, Annotated[int, Field(ge=0, lt=1 << 31)]]
+    source: Source
+    microseconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        """Equal for choices about the same thing."""
+        return choice_key(self.kernel, self.problem)
+
+    def decides(self) -> dict[str, object]:
+        """What of it decides code."""
+        return self.model_dump(mode="json", include={"kernel", "problem", "tiles"})
+
+    def __str__(self) -> str:
+        return f"{self.kernel}({_fields(self.problem)})"
+
+    def tiles_text(self) -> str:
+        return _fields(self.tiles)
+
+
+_CHOICES = TypeAdapter(tuple[Choice, ...])
+
+
+class TuningLog(BaseModel):
+    """Choices for one kind of machine: `target` is a compute capability as in "sm_90", `cores` the multiprocessors of
+    the one that they were made for. No two are about the same thing."""
+
+    model_config = _FROZEN
+    version: Literal[1] = 1
+    target: str
+    cores: int
+    choices: tuple[Choice, ...]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        seen: set[str] = set()
+        for choice in self.choices:
+            if choice.key in seen:
+                raise ValueError(f"two choices for {choice}")
+            seen.add(choice.key)
+        return self
+
+    def given(self) -> tuple[Choice, ...]:
+        """The choices, as those of a log that was given to a compile."""
+        return tuple(choice.model_copy(update={"source": "given", "reason": ""}) for choice in self.choices)
+
+
+def read_choices(values: object) -> tuple[Choice, ...]:
+    """Choices as JSON values again."""
+    return _CHOICES.validate_json(json.dumps(values))
+
+
+def choice_key(kernel: str, problem: Problem) -> str:
+    return dump_json({"kernel": kernel, "problem": dict(problem)})
+
+
+def _fields(fields: Mapping[str, object]) -> str:
+    """Numbers and names as `name=value`, switches by name where they are on."""
+    return ", ".join(
+        name if value is True else f"{name}={value}" for name, value in fields.items() if value is not False
+    )

@@ -1,0 +1,77 @@
+"""What is timed computes the product: the launches, their inputs and the check of results, by Triton's interpreter."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
+
+from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.tune import bench as module
+from ingot.backends.triton.tune.bench import Bench, Call
+from ingot.backends.triton.tune.candidates import AnyTiles, Machine
+
+MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch
+MATVEC, TILE, SPLIT = MatvecTiles(4, 64, 4), Tiles(16, 32, 1, 4, 2), Tiles(16, 32, 2, 4, 2)
+CASES = [
+    (LinearProblem(300, 96, 1, "f32", "f32", norm=True), MATVEC),
+    (LinearProblem(40, 96, 1, "f32", "f32", gated=True), MATVEC),
+    (LinearProblem(40, 96, 1, "f32", "f32", residual=True), MATVEC),
+    (LinearProblem(300, 96, 16, "f32", "f32", gated=True, norm=True), TILE),
+    (LinearProblem(40, 96, 32, "f32", "f32", residual=True), SPLIT),
+]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench on the CPU, with a small pool, whose clock says a millisecond for whatever runs."""
+
+    def seconds(self: Bench, work: Callable[[], object], rounds: int = 7) -> float:
+        work()
+        return 1e-3
+
+    def graph_seconds(self: Bench, launches: Iterable[Callable[[], None]]) -> float:
+        return self.seconds(lambda: [launch() for launch in launches])
+
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(module, "POOL", 1 << 18)
+    monkeypatch.setattr(module, "MOST_LAUNCHES", 4)
+    monkeypatch.setattr(Bench, "seconds", seconds)
+    monkeypatch.setattr(Bench, "graph_seconds", graph_seconds)
+    return Bench()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+@pytest.mark.parametrize(("problem", "tiles"), CASES, ids=str)
+def test_what_runs_is_the_product(bench: Bench, problem: LinearProblem, tiles: AnyTiles) -> None:
+    found = bench.measure(MACHINE, problem, tiles)
+    assert (found.problem, found.tiles, found.microseconds) == (problem, tiles, pytest.approx(1000 / 4))
+    assert bench.copy == pytest.approx((1 << 18) / 1e-3)
+    assert found.fraction == pytest.approx(problem.bytes / 250e-6 / bench.copy)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+@pytest.mark.parametrize(("problem", "tiles"), CASES[2:4], ids=str)
+def test_wrong_results_are_found(
+    bench: Bench, problem: LinearProblem, tiles: AnyTiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Call.__call__
+
+    def wrong(self: Call, inputs: list[torch.Tensor]) -> None:
+        right(self, inputs)
+        self.output[0, 3] += 20
+
+    monkeypatch.setattr(Call, "__call__", wrong)
+    with pytest.raises(RuntimeError, match="the result is wrong by"):
+        bench.measure(MACHINE, problem, tiles)
+
+
+def test_weights_go_round_in_the_pool(bench: Bench) -> None:
+    problem = LinearProblem(100, 96, 16, "f32", "f32")
+    places = [bench.weight(problem).data_ptr() for _ in range(20)]
+    assert len(set(places)) == (1 << 18) // problem.bytes == 6 and places[:6] == places[6:12]
+    large = LinearProblem(1000, 96, 16, "bf16", "bf16")
+    assert large.bytes * 2 > 1 << 18
+    assert [bench.weight(large).shape for _ in range(3)] == [(1000, 96)] * 3
+    assert bench.weight(large).dtype is torch.bfloat16
