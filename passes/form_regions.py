@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from ingot.ir.backend import Backend
 from ingot.ir.program import VIEWS, Program, Region, RegionCall
 from ingot.ir.record import Numerics
 from ingot.ir.text import print_region_body
@@ -31,8 +32,7 @@ class FormRegions(Pass):
         program = rewriter.program
         eliminate_dead_code(program)  # a region must not compute what nobody reads
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
-        narrow = {backend.name for backend in context.backends if backend.compiles_calls}
-        for members in _regions(program, context):
+        for backend, members in _regions(program, context):
             if all(node.target in VIEWS for node in members):
                 for node in members:  # nothing to compute: a view costs the executor nothing
                     node.meta["provider"] = "reference"
@@ -40,26 +40,26 @@ class FormRegions(Pass):
             if not rewriter.take(members[-1]):
                 continue
             body, inputs, outputs = _body(program, members, f"r{len(program.regions)}")
-            if members[-1].meta["provider"] in narrow:
+            if backend.compiles_calls:  # for the steps of this bucket class
                 body.dims = serving_dims(program, body)
             region = by_text.get(print_region_body(body))
             if region is None:
-                region = Region(body.name, body, members[-1].meta["provider"])
+                region = Region(body.name, body, backend.name)
                 by_text[print_region_body(body)] = region
                 program.regions[region.name] = region
             _call_region(rewriter, region, members, inputs, outputs)
         _sort(program)
 
 
-def _regions(program: Program, context: PassContext) -> list[list[fx.Node]]:
-    """The calls that each region takes, by what their backends make of them."""
-    found: list[list[fx.Node]] = []
+def _regions(program: Program, context: PassContext) -> list[tuple[Backend, list[fx.Node]]]:
+    """The calls that each region takes, and whose it is, by what their backends make of them."""
+    found: list[tuple[Backend, list[fx.Node]]] = []
     for backend in context.backends:
         if not backend.compiles_regions:
             continue
         members = [node for node in program.calls() if node.meta.get("provider") == backend.name]
         cover = backend.cover(members)
-        found += _groups(program, {backend.name}) if cover is None else cover
+        found += [(backend, one) for one in (_groups(program, {backend.name}) if cover is None else cover)]
     return found
 
 

@@ -155,6 +155,7 @@ def test_claims() -> None:
         "paged_attention",
         "kv_append",
         "qk_norm_rope_append",
+        "append_attention",
         "select_rows",
         "sample",
         "feed",

@@ -146,7 +146,7 @@ def test_every_op_says_where_it_may_stand() -> None:
     assert named["open"] == {"redistribute"}
     assert named["pure"] == {"attention"}
     movers = {"state_copy", "state_move", "state_zero"}
-    over_states = {"advance", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}
+    over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}
     assert named["cached"] == {*over_states, *movers, "feed", "penalize", "sample", "top_logprobs"}
 
 
