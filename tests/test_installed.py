@@ -86,6 +86,8 @@ def environment(site: Path, tmp_path: Path) -> dict[str, str]:
 SERVE = """
 import sys
 
+import torch  # where the packages for CUDA are installed, importing it alone starts ldconfig
+
 # https://docs.python.org/3/library/audit_events.html
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn")
 started = []

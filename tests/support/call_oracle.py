@@ -31,13 +31,14 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
         if not one.is_floating_point():
             problem = compare(one, reference, one.dtype)
         else:
-            problem = _rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0))
+            problem = rounded_worse(one, reference, exact, _FACTOR.get(call.op, 1.0))
         if problem is not None:
             return f"result {index}: {problem}"
     return None
 
 
-def _rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, factor: float) -> str | None:
+def rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, factor: float = 1.0) -> str | None:
+    """How `found` is further from `exact`, in float64, than `reference` and `factor` times the table allow, in words."""
     finite = reference.isfinite()
     if not same_bits(found.masked_fill(finite, 0), reference.masked_fill(finite, 0)):
         return f"it is finite, or not, at other places than the {int((~finite).sum())} of the reference"
