@@ -38,7 +38,7 @@ def difference(call: OneCall, found: Sequence[torch.Tensor]) -> str | None:
 
 
 def rounded_worse(found: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, factor: float = 1.0) -> str | None:
-    """How `found` is further from `exact`, in float64, than `reference` and `factor` times the table allow, in words."""
+    """How `found` is further from `exact` than `reference` and `factor` times the table allow, in words."""
     finite = reference.isfinite()
     if not same_bits(found.masked_fill(finite, 0), reference.masked_fill(finite, 0)):
         return f"it is finite, or not, at other places than the {int((~finite).sum())} of the reference"
