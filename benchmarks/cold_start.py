@@ -20,8 +20,8 @@ _BLOCK_BYTES = 1 << 24
 # The phases of a start by the moment at which each ends; the next one begins there.
 PHASES = {
     "begun": ("start", "starting Python"),
-    "imported": ("import", "importing what needs no torch"),
-    "loaded": ("load", "importing torch and loading the model, side by side on a GPU"),
+    "imported": ("import", "importing the package"),
+    "loaded": ("load", "making the engine: imports that are left, and loading the model"),
     "first": ("prompt", "the prompt of 128 tokens and its token"),
 }
 
