@@ -81,6 +81,7 @@ print(json.dumps(dict(trace=traced - begin, bytes=peak, pipeline=done - traced, 
 """
 
 
+@pytest.mark.slow
 def test_a_70b_configuration_traces_in_a_minute() -> None:
     config = _config(
         "LlamaForCausalLM",
