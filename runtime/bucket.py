@@ -10,7 +10,7 @@ from ingot.backends.cublas.load import OPS as CUBLAS_OPS
 from ingot.backends.reference.load import load_op
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Ref
+from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.types import DTYPES, TensorType
 
 Executables = Mapping[str, Callable[..., Sequence[torch.Tensor]]]
@@ -158,6 +158,23 @@ class Bucket:
         for index in step.results:
             if index >= 0 and (problem := self._types[index].mismatch(self._table[index], sizes)):
                 raise InternalError(f"{step.what} yields {problem}", where=f"bucket class {self.plan.bucket.name}")
+
+
+def bound_buckets(
+    plan: Plan, resident: Mapping[str, torch.Tensor], executables: Executables, libraries: Libraries
+) -> list[Bucket]:
+    """The bucket classes of a plan over its weights and states, `resident`, in order."""
+    return [
+        Bucket(
+            bucket,
+            resident=resident,
+            inputs=plan.inputs,
+            outputs=plan.outputs,
+            executables=executables,
+            libraries=libraries,
+        )
+        for bucket in plan.buckets
+    ]
 
 
 def _constant(argument: Argument) -> Any:

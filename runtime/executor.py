@@ -10,7 +10,7 @@ from ingot.ir.errors import ArtifactError, InternalError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plan
 from ingot.ir.types import TensorType
-from ingot.runtime.bucket import Bucket, Call, Executables, Libraries, Watch
+from ingot.runtime.bucket import Bucket, Call, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.states import States
 
 __all__ = ["Call", "Executor", "OutputLogprobs", "StepHandle", "Watch", "bound_params", "choose_bucket", "step_sizes"]
@@ -71,17 +71,7 @@ class Executor:
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
         self.states = States(plan.states, self.sizes) if states is None else states
         self.params = bound_params(plan, params, self.sizes)
-        self._buckets = [
-            Bucket(
-                bucket,
-                resident={**self.params, **self.states},
-                inputs=self.inputs,
-                outputs=plan.outputs,
-                executables=executables,
-                libraries=self.libraries,
-            )
-            for bucket in plan.buckets
-        ]
+        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, self.libraries)
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> StepHandle:
         """Run one step. `inputs` are the plan's, by name; states move on. `watch` runs the instructions, one by one."""

@@ -1,62 +1,32 @@
 """The reference provider, compile side: claims every op, at a cost that any other provider beats."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from ingot.backends.emits_nothing import EmitsNothing
 from ingot.ir.backend import No, Yes
-from ingot.ir.errors import BackendError
 from ingot.ir.ops import op_of
-from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import VIEWS, Program
+from ingot.ir.plan import BucketClass
+from ingot.ir.program import VIEWS
 from ingot.ir.target import Target
 
 
-class Reference:
+class Reference(EmitsNothing):
     """Runs an op's own reference on the step's whole batch."""
 
     name = "reference"
-    compiles_regions = False
-    compiles_calls = False
-    emits_library = False
     cost = 1e6  # ranks behind every provider that does anything clever
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         # A view computes nothing, so it cannot depend on the batch.
         return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes))
 
-    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        return None
-
-    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        return False
-
-    def warm_up(self) -> None:
-        pass  # it emits nothing
-
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         op = op_of(node.target)
         return node.target if op is None else op.costliest  # type: ignore[return-value]  # an aten call
-
-    def workspace(
-        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
-    ) -> int:
-        raise BackendError(f"backend '{self.name}' compiles no regions", where=body.name)
-
-    def sources(self) -> Sequence[Path]:
-        return ()
-
-    def toolchain(self) -> dict[str, str]:
-        return {}
-
-    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        raise BackendError(f"backend '{self.name}' computes single calls and compiles no regions", where=body.name)
-
-    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        raise BackendError(f"backend '{self.name}' has no library")
 
 
 class Rowwise(Reference):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.backends.triton.launches import ALIGNMENT
 from ingot.backends.triton.schedule import KernelLaunch, Value
 from ingot.ir.errors import BackendError
 from ingot.ir.types import DTYPE_NAMES, TensorType
@@ -23,8 +24,6 @@ _POINTERS = {
     "i64": "*i64",
     "bool": "*i1",
 }
-# Addresses that Triton may take for multiples of this let it load 16 bytes at once.
-ALIGNMENT = 16
 
 
 @dataclass(frozen=True)

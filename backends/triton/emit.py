@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
-from ingot.backends.triton.launches import Buffer, Launch, Launches, Number, Pointer, evaluate
+from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
@@ -25,7 +25,6 @@ from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES, StateType, TensorType
 
-LAUNCHES = "launches.json"
 # Steps of up to this many tokens: products are matrix-vector kernels, which read a weight once and fuse what stands
 # around them. The library's products are faster above.
 MOST_FUSED = 64
@@ -272,5 +271,4 @@ def _described(launch: KernelLaunch, cubin: Cubin, file: str) -> Launch:
         warps=cubin.warps,
         shared=cubin.shared,
         dependent=launch.dependent,
-        only_if=launch.only_if,
     )

@@ -8,6 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# The file that holds them, in the executable's folder.
+LAUNCHES = "launches.json"
+# Inputs that a kernel loads 16 bytes at once from lie at multiples of this.
+ALIGNMENT = 16
+
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -94,7 +99,6 @@ class Launch(BaseModel):
     constants, in order; the two scratch pointers that Triton appends are added by whoever launches. `warps` of 32
     threads make a block, `shared` are bytes of dynamic shared memory. `dependent`: the launch may begin before the one
     in front of it has ended, because the kernel waits for that by itself (programmatic dependent launch).
-    `only_if` holds a dim and a range, both ends inclusive: the launch is left out for other sizes.
     """
 
     model_config = _FROZEN
@@ -105,7 +109,6 @@ class Launch(BaseModel):
     warps: int
     shared: int
     dependent: bool
-    only_if: tuple[str, int, int] | None = None
 
 
 class Launches(BaseModel):

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ingot.backends.triton.launches import Buffer, Launch, Launches, Pointer, evaluate
+from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Buffer, Launch, Launches, Pointer, evaluate
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable
 from ingot.ir.types import DTYPES
 
-LAUNCHES = "launches.json"
-ALIGNMENT = 16
 # Dynamic shared memory that a kernel gets without asking (CUDA C++ programming guide, "Shared Memory").
 _SHARED_FREE = 48 << 10
 
@@ -80,9 +78,7 @@ class _Executable:
             buffers[name] = self._new(buffer, sizes)
         stream = torch.cuda.current_stream().cuda_stream
         for bound in self._bound:
-            only = bound.launch.only_if
-            if only is None or only[1] <= sizes[only[0]] <= only[2]:
-                self._run(bound, tensors, buffers, sizes, stream)
+            self._run(bound, tensors, buffers, sizes, stream)
         return [buffers[name] for name in self._launches.outputs]
 
     def _new(self, buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:

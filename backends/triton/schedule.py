@@ -55,7 +55,6 @@ class KernelLaunch:
     warps: int = 4
     stages: int = 3
     dependent: bool = False
-    only_if: tuple[str, int, int] | None = None
 
 
 @dataclass
@@ -117,8 +116,7 @@ class Schedule:
         warps: int = 4,
         stages: int = 3,
         dependent: bool = False,
-        only_if: tuple[str, int, int] | None = None,
     ) -> None:
         self.launches.append(
-            KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, dependent, only_if)
+            KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, dependent)
         )

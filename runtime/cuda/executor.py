@@ -8,7 +8,7 @@ import torch
 from ingot.ir.errors import StepMemoryError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
-from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch
+from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.decode_graph import DecodeGraph, graph_sizes
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
@@ -51,17 +51,7 @@ class CudaExecutor:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.stream = stream or torch.cuda.Stream(self.device)
         self.captured: dict[int, float] = {}
-        self._buckets = [
-            Bucket(
-                bucket,
-                resident={**self.params, **self.states},
-                inputs=self.inputs,
-                outputs=plan.outputs,
-                executables=executables,
-                libraries=self.libraries,
-            )
-            for bucket in plan.buckets
-        ]
+        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, self.libraries)
         self._pages = plan.dims.get("P", (1, 1))[1]
         self._rows = self._capturable_rows() if graphs else ()
         self._graphs: dict[int, DecodeGraph] = {}
@@ -96,13 +86,6 @@ class CudaExecutor:
         if any(rows <= size for size in self._rows):
             with torch.cuda.stream(self.stream):
                 self._graph(rows)
-
-    def capture_next(self) -> bool:
-        """Capture one more graph, the smallest that is missing; False when there are all."""
-        missing = [size for size in self._rows if size not in self._graphs]
-        if missing:
-            self.capture(missing[0])
-        return bool(missing)
 
     def _is_decode(self, inputs: Mapping[str, torch.Tensor], rows: int) -> bool:
         """One token and one row of logits for each sequence, in their order, and a graph that holds them."""

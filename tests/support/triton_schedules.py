@@ -46,10 +46,6 @@ def run_schedule(
         return None if value is None else evaluate(value, sizes)
 
     for launch in schedule.launches:
-        if launch.only_if is not None:
-            dim, low, high = launch.only_if
-            if not low <= sizes[dim] <= high:
-                continue
         grid = tuple(evaluate(size, sizes) for size in launch.grid)
         arguments = {name: argument(value) for name, value in launch.arguments.items()}
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
