@@ -70,53 +70,54 @@ MATVEC: Mapping[Product, MatvecTiles] = {
 
 TILES: Mapping[int, Mapping[Product, Tiles]] = {
     16: {
-        Product(128256, 4096): Tiles(128, 128, 1, 8, 5),  # 102%
-        Product(128256, 2048): Tiles(128, 64, 1, 8, 5),  # 98%
+        Product(128256, 4096): Tiles(64, 128, 1, 4, 5),  # 102%
+        Product(128256, 2048): Tiles(64, 128, 1, 4, 5),  # 99%
         Product(151936, 1024): Tiles(128, 128, 1, 8, 5),  # 94%
         Product(4096, 14336): Tiles(64, 256, 2, 4, 4),  # 89%
-        Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 72%
+        Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 73%
         Product(4096, 4096): Tiles(64, 256, 2, 4, 4),  # 72%
-        Product(2048, 8192): Tiles(64, 256, 4, 4, 4),  # 71%
-        Product(3072, 2048): Tiles(128, 128, 2, 4, 4),  # 39%
-        Product(4096, 1024): Tiles(64, 256, 2, 4, 3),  # 36%
-        Product(2048, 2048): Tiles(64, 256, 4, 4, 3),  # 41%
-        Product(1024, 3072): Tiles(64, 256, 8, 4, 3),  # 30%
-        Product(1024, 2048): Tiles(64, 128, 8, 4, 3),  # 19%
-        Product(14336, 4096, gated=True): Tiles(64, 64, 1, 4, 5),  # 93%
-        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5),  # 84%
-        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 45%
+        Product(2048, 8192): Tiles(64, 256, 4, 4, 4),  # 72%
+        Product(3072, 2048): Tiles(128, 128, 2, 4, 4, lines=4),  # 41%
+        Product(4096, 1024): Tiles(64, 256, 2, 4, 3, lines=4),  # 38%
+        Product(2048, 2048): Tiles(64, 256, 4, 4, 3, lines=4),  # 43%
+        Product(1024, 3072): Tiles(64, 256, 8, 4, 3, lines=4),  # 30%
+        Product(1024, 2048): Tiles(64, 128, 8, 4, 3, lines=4),  # 19%
+        Product(14336, 4096, gated=True): Tiles(64, 256, 1, 4, 3),  # 94%
+        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5),  # 85%
+        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4, lines=4),  # 48%
     },
     32: {
-        Product(128256, 4096): Tiles(128, 128, 1, 8, 2),  # 98%
-        Product(128256, 2048): Tiles(128, 64, 1, 8, 5),  # 94%
-        Product(151936, 1024): Tiles(64, 128, 1, 4, 4),  # 90%
-        Product(4096, 14336): Tiles(64, 256, 2, 4, 4),  # 87%
+        Product(128256, 4096): Tiles(128, 128, 1, 8, 2),  # 100%
+        Product(128256, 2048): Tiles(128, 64, 1, 8, 5),  # 95%
+        Product(151936, 1024): Tiles(64, 128, 1, 4, 4, lines=4),  # 92%
+        Product(4096, 14336): Tiles(32, 256, 1, 4, 6, lines=4),  # 90%
         Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 75%
-        Product(4096, 4096): Tiles(64, 256, 2, 4, 4),  # 69%
-        Product(2048, 8192): Tiles(64, 256, 4, 4, 4),  # 68%
-        Product(3072, 2048): Tiles(64, 128, 3, 4, 4),  # 36%
-        Product(2048, 2048): Tiles(64, 128, 4, 4, 5),  # 37%
-        Product(4096, 1024): Tiles(64, 128, 2, 4, 5),  # 35%
-        Product(1024, 3072): Tiles(64, 256, 8, 4, 3),  # 25%
-        Product(1024, 2048): Tiles(128, 128, 2, 4, 4),  # 15%
-        Product(14336, 4096, gated=True): Tiles(64, 64, 1, 4, 5),  # 92%
-        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5),  # 81%
-        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 43%
+        Product(4096, 4096): Tiles(64, 256, 2, 4, 4, lines=4),  # 72%
+        Product(2048, 8192): Tiles(64, 256, 4, 4, 4, lines=4),  # 71%
+        Product(3072, 2048): Tiles(64, 128, 3, 4, 4, lines=4),  # 37%
+        Product(2048, 2048): Tiles(64, 128, 4, 4, 5, lines=8),  # 38%
+        Product(4096, 1024): Tiles(64, 128, 2, 4, 5, lines=4),  # 36%
+        Product(1024, 3072): Tiles(16, 256, 2, 4, 7, lines=8),  # 30%
+        Product(1024, 2048): Tiles(16, 256, 1, 4, 8, lines=16),  # 20%
+        Product(14336, 4096, gated=True): Tiles(64, 128, 1, 4, 2),  # 92%
+        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5, lines=4),  # 82%
+        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4, lines=4),  # 46%
     },
     64: {
-        Product(128256, 4096): Tiles(128, 128, 1, 4, 4),  # 94%
-        Product(128256, 2048): Tiles(128, 128, 1, 4, 4),  # 86%
-        Product(151936, 1024): Tiles(128, 128, 1, 4, 4),  # 81%
-        Product(6144, 4096): Tiles(128, 128, 4, 4, 4),  # 50%
-        Product(4096, 4096): Tiles(128, 128, 4, 4, 4),  # 55%
-        Product(2048, 8192): Tiles(128, 128, 8, 4, 4),  # 48%
-        Product(3072, 2048): Tiles(64, 128, 2, 4, 4),  # 36%
-        Product(4096, 1024): Tiles(64, 128, 1, 4, 4),  # 35%
-        Product(2048, 2048): Tiles(64, 128, 4, 4, 5),  # 30%
-        Product(1024, 3072): Tiles(64, 128, 8, 4, 4),  # 22%
-        Product(1024, 2048): Tiles(64, 128, 8, 4, 3),  # 12%
-        Product(14336, 4096, gated=True): Tiles(64, 64, 1, 4, 5),  # 87%
-        Product(8192, 2048, gated=True): Tiles(64, 64, 1, 4, 8),  # 77%
+        Product(128256, 4096): Tiles(128, 128, 1, 4, 4, lines=4),  # 95%
+        Product(128256, 2048): Tiles(128, 128, 1, 8, 4),  # 87%
+        Product(151936, 1024): Tiles(128, 128, 1, 4, 4, lines=4),  # 83%
+        Product(4096, 14336): Tiles(64, 256, 2, 4, 3, lines=4),  # 83%
+        Product(6144, 4096): Tiles(64, 128, 1, 4, 6, lines=4),  # 72%
+        Product(4096, 4096): Tiles(64, 256, 2, 4, 3, lines=4),  # 63%
+        Product(2048, 8192): Tiles(64, 256, 4, 4, 3, lines=4),  # 62%
+        Product(3072, 2048): Tiles(64, 128, 2, 4, 4, lines=4),  # 38%
+        Product(4096, 1024): Tiles(64, 128, 1, 4, 4, lines=4),  # 37%
+        Product(2048, 2048): Tiles(64, 128, 4, 4, 5, lines=4),  # 32%
+        Product(1024, 3072): Tiles(16, 256, 2, 4, 5, lines=4),  # 25%
+        Product(1024, 2048): Tiles(16, 128, 2, 4, 8, lines=8),  # 20%
+        Product(14336, 4096, gated=True): Tiles(64, 128, 1, 4, 4),  # 89%
+        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 4, lines=4),  # 79%
         Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 38%
     },
 }
