@@ -1,0 +1,110 @@
+"""What a command line may be: help, options, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from command_world import Command, Done, World, in_process
+
+import ingot.cli as cli
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+COMMANDS = ("compile", "run", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
+
+HELP = f"""
+import contextlib, io, sys
+import ingot.cli as cli
+for app, arguments in [(cli.COMPILE_MODEL, ["--help"]), (cli.INGOT, ["--help"]), (cli.INGOT, ["--version"])] + [
+    (cli.INGOT, [name, "--help"]) for name in {COMMANDS}
+]:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        assert cli.run(app, arguments) == 0
+    assert text.getvalue().strip()
+slow = "torch numpy pydantic tokenizers safetensors huggingface_hub jinja2 ingot.compiler ingot.llm".split()
+print(*(name for name in slow if name in sys.modules))
+"""
+
+
+def test_help_imports_nothing_slow() -> None:
+    done = in_process(sys.executable, "-c", HELP)
+    assert done == Done(0, "\n", "")
+
+
+def test_inspect_imports_neither_torch_nor_a_compiler(world: World) -> None:
+    code = (
+        "import sys, ingot.cli as cli\n"
+        f"for part in ([], ['--plan'], ['--weights'], ['--stage', 'FUSED'], ['--json']):\n"
+        f"    assert cli.run(cli.INGOT, ['inspect', {str(world.artifact)!r}, *part]) == 0\n"
+        "print('torch' in sys.modules, 'ingot.compiler' in sys.modules, file=sys.stderr)"
+    )
+    done = in_process(sys.executable, "-c", code)
+    assert (done.code, done.err) == (0, "False False\n")
+
+
+def test_help_names_every_option(ingot: Command) -> None:
+    text = ingot("compile", "--help").out
+    for option in [
+        "--output",
+        "-o",
+        "--target",
+        "--backend",
+        "--dtype",
+        "--max-seq-len",
+        "--max-batch",
+        "--max-tokens",
+        "--passes",
+        "--deterministic",
+        "--mesh",
+        "--trace",
+        "-j",
+    ]:
+        assert option in text
+    assert "ingot COMMAND" in ingot().out  # no command at all asks for help
+
+
+def test_the_readme_names_only_what_exists(ingot: Command) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    helps = "".join(ingot(name, "--help").out for name in COMMANDS) + ingot().out
+    commands = set(re.findall(r"`ingot ([a-z-]+)", readme))
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme))
+    assert commands == set(COMMANDS) and options
+    assert [option for option in sorted(options) if not re.search(rf"{option}(?![\w-])", helps)] == []
+
+
+def test_the_defaults_are_those_of_compile_model() -> None:
+    from ingot.commands.compile import compile_checkpoint
+    from ingot.compiler import compile_model
+
+    ours = {name: one.default for name, one in inspect.signature(compile_checkpoint).parameters.items()}
+    theirs = {name: one.default for name, one in inspect.signature(compile_model).parameters.items()}
+    del theirs["progress"], theirs["on_pass"]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint", "usage"),
+    [
+        (["compil", "x"], "compil", "Usage: ingot COMMAND"),
+        (["--compile"], "--compile", "Usage: ingot COMMAND"),
+        (["run"], "ARTIFACT", "Usage: ingot run"),
+        (["run", "x", "y", "z"], "z", "Usage: ingot run"),
+        (["run", "x", "- list"], "behind '--'", "Usage: ingot run"),
+        (["run", "x", "y", "--max-tokens", "many"], "many", "Usage: ingot run"),
+        (["inspect", "x", "--plans"], "--plan", "Usage: ingot inspect"),
+        (["diff", "x"], "AFTER", "Usage: ingot diff"),
+        (["target", "cpu"], "cpu", "Usage: ingot target"),
+        (["compile", "x"], "--output", "Usage: ingot compile"),
+        (["compile", "x", "-o", "y", "--backend", "tpu"], "inductor", "Usage: ingot compile"),
+        (["compile", "x", "-o", "y", "--dtype", "int8"], "bfloat16", "Usage: ingot compile"),
+        (["compile", "x", "-o", "y", "--no-deterministic"], "--no-deterministic", "Usage: ingot compile"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_usage(ingot: Command, arguments: list[str], complaint: str, usage: str) -> None:
+    done = ingot(*arguments)
+    assert (done.code, done.out) == (cli.BAD_INPUT, "")
+    assert done.err.startswith("error: ") and complaint in done.err and usage in done.err

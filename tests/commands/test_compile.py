@@ -1,0 +1,94 @@
+"""`compile-model`: its progress and its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_world import LIMITS, Command, World
+
+import ingot.cli as cli
+from ingot.ir.plan import Plans
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def test_an_artifact_for_a_mesh_is_inspected_and_not_run(world: World, ingot: Command, tmp_path: Path) -> None:
+    path = tmp_path / "two.ingot"
+    compiled = ingot("compile", world.checkpoint, "-o", path, "--backend", "reference", "--mesh", "tp=2", *LIMITS)
+    assert compiled.code == cli.DONE and compiled.out.endswith(f"\nNext:  ingot inspect {path}\n")
+    weights = ingot("inspect", path, "--weights").out
+    assert "weights/rank0/00000.safetensors@" in weights and "weights/rank1/00000.safetensors@" in weights
+    assert "mesh tp=2" in ingot("inspect", path).out
+    done = ingot("run", path, "--prompt-ids", "5")
+    assert done.code == cli.BAD_INPUT and "serving on more than one device is not supported yet" in done.err
+    for mesh, problem in (("tp=3", "do not divide among 3 ranks"), ("tp", "like tp=2"), ("pp=2", "unknown mesh axis")):
+        refused = ingot("compile", world.checkpoint, "-o", tmp_path / "no", "--backend", "reference", "--mesh", mesh)
+        assert refused.code == cli.BAD_INPUT and problem in refused.err
+
+
+def test_compiling_tells_its_progress_and_reports(world: World) -> None:
+    assert world.compiled.err.splitlines() == [
+        f"ingot: {phase}"
+        for phase in ("start", "trace", "identify", "passes and executables", "weights", "write", "golden run")
+    ]
+    report = world.compiled.out
+    assert report.startswith(f"\nCompiled {world.artifact} in ")
+    for line in (
+        "trace",
+        "weights",
+        "write",
+        "regions",
+        "nodes per provider  reference ",
+        "artifact",
+        "build id",
+        "Memory",
+    ):
+        assert f"\n{line}" in report
+    assert "0 calls of 0 distinct executables" in report
+    assert f"Next:  ingot run '{world.artifact}' \"…\"" in report
+
+
+def test_without_a_tokenizer_the_report_suggests_token_ids(
+    world: World, ingot: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ingot.compiler as compiler
+
+    def compiled(checkpoint: str, output: str, **_: object) -> compiler.CompileReport:
+        plans = Plans.model_validate_json((world.artifact / "plan.json").read_text())
+        return compiler.CompileReport(Path(output), "b", "r", {"trace": 1.0}, 6, 2, 1, {"inductor": 6}, 7, 1500, plans)
+
+    monkeypatch.setattr(compiler, "compile_model", compiled)
+    done = ingot("compile", world.checkpoint, "-o", tmp_path / "a.ingot")
+    assert done.code == 0
+    assert "6 calls of 2 distinct executables, 1 from the cache" in done.out and "1.5 kB" in done.out
+    assert f"Next:  ingot run {tmp_path}/a.ingot --prompt-ids 1,2,3" in done.out
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from ingot.progress import live_progress
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with live_progress() as progress:
+        progress("trace", 0, 0)
+        for done in range(4):
+            progress("weights", done, 3)
+    drawn = capsys.readouterr()
+    assert "trace" in drawn.err and "3/3" in drawn.err and drawn.err.count("✓") >= 2
+    assert drawn.out == ""
+
+
+def test_progress_in_a_log_is_sparse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import ingot.progress as module
+
+    now = iter([0.0, 1.0, 7.0, 8.0, 13.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    with module.live_progress() as progress:
+        for done in range(5):
+            progress("weights", done, 900)
+    assert capsys.readouterr().err.splitlines() == [
+        "ingot: weights",
+        "ingot: weights, 2 of 900",
+        "ingot: weights, 4 of 900",
+    ]

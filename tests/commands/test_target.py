@@ -1,0 +1,36 @@
+"""`ingot target`: who would compute each op, and why not others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_world import Command
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def test_target(ingot: Command) -> None:
+    from ingot.ir.ops import OPS
+
+    answer = json.loads(ingot("target", "--target", "cpu", "--json").out)
+    assert list(answer) == [
+        "target",
+        "runs_here",
+        "missing_here",
+        "no_gpu",
+        "features",
+        "tools",
+        "cache",
+        "unavailable",
+        "ops",
+    ]
+    assert answer["runs_here"] and not answer["unavailable"]
+    ops = {one["op"].removeprefix("ingot."): one for one in answer["ops"]}
+    assert ops.keys() == OPS.keys()
+    assert ops["linear"]["providers"] == {"1": "cpu", "512": "inductor"} and ops["linear"]["deterministic"] == "cpu"
+    assert set(ops["sample"]["providers"].values()) == {"cpu"}
+    assert set(ops["select_rows"]["providers"].values()) == {"reference"}
+    assert any("outside regions (T=512)" in reason for reason in ops["sample"]["refusals"])
+    text = ingot("target", "--target", "cpu").out
+    assert "ingot.paged_attention" in text and "outside regions" in text
