@@ -90,7 +90,8 @@ def draw(seed: str, count: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def tensors() -> dict[str, torch.Tensor]:
-    return draw(run_seed(), 25)
+    """What is drawn, and in the second of three files one that has several chunks whatever the others have."""
+    return {**draw(run_seed(), 25), "w25": torch.arange(CHUNK, dtype=torch.int32)}
 
 
 @pytest.fixture
