@@ -110,6 +110,9 @@ class RowTables:
         self.pages[row, held : held + len(pages)] = pages
         self.num_pages[row] = held + len(pages)
 
+    def set_page(self, row: int, place: int, page: int) -> None:
+        self.pages[row, place] = page
+
     def clear(self, row: int) -> None:
         self.pages[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0

@@ -11,49 +11,23 @@ Steps overlap: step n+1 is scheduled while step n runs, before its tokens are kn
 of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
+from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
 from ingot.runtime.request import INVALID_TOKEN, Request, Status
+from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.step import StepBuffer, StepSizes
 
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """max_batch        sequences in a step, which is also the number of device rows
-    max_tokens        tokens in a step, at least max_batch, so that every running sequence can decode
-    max_seq_len       tokens of a sequence, prompt and output together
-    page_size         tokens in a page
-    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (What a preempted
-                      sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
-    pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
-    """
-
-    max_batch: int
-    max_tokens: int
-    max_seq_len: int
-    page_size: int = 16
-    chunked_prefill: bool = True
-    pin_memory: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "max_tokens", "max_seq_len", "page_size"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
-                )
-        if self.max_tokens < self.max_batch:
-            raise OptionError(
-                f"max_tokens = {self.max_tokens} is less than max_batch = {self.max_batch}",
-                where="SchedulerConfig",
-                expected="max_tokens >= max_batch: a step feeds at least one token to every running sequence",
-            )
+_rank = attrgetter("rank")
 
 
 @dataclass(frozen=True)
@@ -72,9 +46,8 @@ class _Room:
     tokens: int
     scored: int = MAX_SCORED
 
-    def fit(self, request: Request) -> int:
-        """How many tokens of a prompt go into the step."""
-        start = request.num_computed
+    def fit(self, request: Request, start: int) -> int:
+        """How many tokens of a prompt go into the step, from position `start` on."""
         length = min(request.num_tokens - start, self.tokens)
         scored = request.scored_in(start, start + length)
         return length if len(scored) <= self.scored else scored.start + self.scored - start
@@ -94,8 +67,8 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.requests: dict[str, Request] = {}  # not finished, by id
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of admission, which is that of arrival
+        self.waiting: list[Request] = []  # by rank, as those that run
+        self.running: list[Request] = []
         max_pages = pool.pages_for(config.max_seq_len)
         # A token fed gives at most one row of logits.
         max_rows = min(config.max_tokens, config.max_batch + MAX_SCORED)
@@ -107,6 +80,8 @@ class Scheduler:
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
         self._most_running: int | None = None  # sequences, since a step of more had no memory
+        self._cache = PrefixCache(pool, enabled=config.prefix_caching)
+        self._num_arrived = 0
         self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
 
     @property
@@ -114,53 +89,40 @@ class Scheduler:
         return len(self._free_rows)
 
     @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        return replace(self._cache.stats)
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. False, and nothing changes, while sequences hold pages: what comes behind a page that
+        was forgotten would be found again."""
+        if self.pool.num_held or self.pool.num_releasing:
+            return False
+        self.pool.forget_all()
+        return True
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served."""
-        config, pool, prompt_len = self.config, self.pool, len(request.prompt_ids)
-        where = f"request {request.request_id}"
         if request.request_id in self.requests:
-            raise RequestError("a request with this id is being served", where=where, expected="an id of its own")
-        if prompt_len == 0:
-            raise RequestError("the prompt is empty", where=where, expected="at least one token")
-        if prompt_len + 1 > config.max_seq_len:
             raise RequestError(
-                f"the prompt has {prompt_len} tokens",
-                where=where,
-                expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
-                hint="shorten the prompt, or compile with a larger max_seq_len",
+                "a request with this id is being served",
+                where=f"request {request.request_id}",
+                expected="an id of its own",
             )
-        if not config.chunked_prefill and prompt_len > config.max_tokens:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens",
-                where=where,
-                expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
-                hint="turn chunked prefill on, or compile with larger max_tokens",
-            )
-        if request.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens, and their log-probabilities are asked for",
-                where=where,
-                expected=f"at most {MAX_SCORED + 1}, because chunked prefill is off",
-                hint="turn chunked prefill on",
-            )
-        # The last token is never fed, so it needs no place in the cache.
-        if (pages := pool.pages_for(self._max_total(request) - 1)) > pool.num_pages:
-            raise RequestError(
-                f"prompt and output need {pages} KV pages",
-                where=where,
-                expected=f"at most {pool.num_pages} pages of {pool.page_size} tokens, which is the whole cache",
-                hint="ask for fewer max_tokens, or serve with a larger KV cache",
-            )
+        check_servable(request, self.config, self.pool)
 
     def add(self, request: Request) -> None:
         """Queue a new request. Raises RequestError for one that could never be served."""
         self.check(request)
-        request.max_total = self._max_total(request)
+        request.max_total = max_total(request, self.config)
+        request.rank = request.priority, self._num_arrived
+        self._num_arrived += 1
+        self._cache.begin(request)
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_rank)
 
     def schedule(self) -> StepBatch | None:
         """The next step, or None when nothing can be fed before the step in flight has retired."""
@@ -168,6 +130,9 @@ class Scheduler:
             raise InternalError(
                 "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
             )
+        if self._in_flight:  # it was launched, and what it writes is there for the steps behind it
+            for chunk in self._in_flight[-1].chunks:
+                self._keep_pages(chunk.request)
         chunks: list[Chunk] = []
         short_of_pages = self._schedule_decodes(chunks)
         room = _Room(self.config.max_tokens - len(chunks))
@@ -209,6 +174,7 @@ class Scheduler:
                 continue
             if token != INVALID_TOKEN:
                 request.output_ids.append(token)
+                self._cache.extend(request)
             accepted.append(Accepted(request, token, row))
             if (end := request.end_after(token)) is not None:
                 self.finish(request, *end)
@@ -247,11 +213,10 @@ class Scheduler:
         if request.finished:
             return
         if request.status is Status.RUNNING:
-            self.running.remove(request)
             self._release(request)
             self._most_running = None
         else:
-            self.waiting.remove(request)
+            del self.waiting[bisect_left(self.waiting, request.rank, key=_rank)]
         request.status = Status.FINISHED
         del self.requests[request.request_id]
 
@@ -269,11 +234,7 @@ class Scheduler:
             self.finish(request, "abort")
         self._in_flight.clear()
         self.pool.retire(self._next_step)
-
-    def _max_total(self, request: Request) -> int:
-        limit = self.config.max_seq_len
-        max_tokens = request.params.max_tokens
-        return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
+        self.pool.forget_all()  # whatever those steps were to write may not be there
 
     def _schedule_decodes(self, chunks: list[Chunk]) -> bool:
         """One token of every sequence that has only one left to feed, oldest first. True when pages were short."""
@@ -299,22 +260,29 @@ class Scheduler:
         """Give waiting requests rows and pages, in order."""
         while self.waiting and self._free_rows and len(self.running) != self._most_running:
             request = self.waiting[0]
-            length, fits = request.num_tokens, room.fit(request)
+            found = self._cache.find(request)
+            start = len(found) * self.pool.page_size
+            length, fits = request.num_tokens - start, room.fit(request, start)
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
             # One more than its pages now, or it would be preempted at its first decode.
-            if self.pool.pages_for(min(length + 1, request.max_total - 1)) > self.pool.num_free:
+            need = self.pool.pages_for(min(request.num_tokens + 1, request.max_total - 1)) - len(found)
+            if need > self.pool.num_free_beside(found):
                 break
-            self.waiting.popleft()
-            self.running.append(request)
+            del self.waiting[0]
+            insort(self.running, request, key=_rank)
             request.status, request.row = Status.RUNNING, self._free_rows.pop()
             self._tables.set_request(request.row, request)
-            self._take_pages(request, self.pool.pages_for(length))
+            self.pool.share(found)
+            self._add_pages(request, found)
+            request.num_computed, request.num_kept = start, len(found)
+            self._cache.admit(request, start)
+            self._take_pages(request, self.pool.pages_for(request.num_tokens) - len(found))
             self._feed(request, chunks, room)
 
     def _feed(self, request: Request, chunks: list[Chunk], room: _Room) -> None:
         """As much of a prompt as there is room for."""
-        if length := room.fit(request):
+        if length := room.fit(request, request.num_computed):
             chunks.append(self._chunk(request, length))
             room.take(chunks[-1])
 
@@ -346,24 +314,52 @@ class Scheduler:
         return True
 
     def _take_pages(self, request: Request, count: int) -> None:
-        pages = self.pool.allocate(count)
+        self._add_pages(request, self.pool.allocate(count))
+
+    def _add_pages(self, request: Request, pages: list[int]) -> None:
         request.pages += pages
         self._tables.add_pages(request.row, pages)
 
+    def _keep_pages(self, request: Request) -> None:
+        """Let others find the full pages of a request that runs."""
+        if request.status is not Status.RUNNING or request.params.penalizes:
+            return  # a sequence that counts its tokens may have to begin again, and then writes its pages twice
+        self._exchange(request, self._cache.keep(request))
+
+    def _exchange(self, request: Request, others: list[tuple[int, int]]) -> None:
+        """Let a request hold other pages of equal content at some places."""
+        if not others:
+            return
+        given = [request.pages[place] for place, _ in others]
+        self.pool.share([page for _, page in others])
+        self.pool.free(given, self._busy_until)
+        for place, page in others:
+            request.pages[place] = page
+            self._tables.set_page(request.row, place, page)
+
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
+        request.num_lost = request.num_computed
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
         request.preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=_rank)
+
+    @property
+    def _busy_until(self) -> int | None:
+        return self._in_flight[-1].step if self._in_flight else None
 
     def _release(self, request: Request) -> None:
+        """Take row and pages from a request that runs."""
+        del self.running[bisect_left(self.running, request.rank, key=_rank)]
+        if request.finish_reason == "error":
+            self.pool.forget(request.pages)  # they may hold what is not finite
+        else:
+            self._exchange(request, self._cache.keep(request))
         # The row needs no such delay as the pages: whoever gets it next starts with explicit tokens and positions, in a
         # step after those in flight.
-        busy_until = self._in_flight[-1].step if self._in_flight else None
-        self.pool.free(request.pages, busy_until)
+        self.pool.free(request.pages, self._busy_until)
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
-        request.pages, request.row = [], -1
+        request.pages, request.row, request.num_kept = [], -1, 0

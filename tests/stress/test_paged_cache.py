@@ -19,7 +19,8 @@ from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.executor import StepHandle
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.pages import PagePool
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.step import StepInputs
 
 # One worker, for the artifacts that tests share.
