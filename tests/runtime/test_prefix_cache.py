@@ -190,6 +190,17 @@ def test_an_aborted_prompt_leaves_what_it_has_launched(serve):
     assert ask(served, PROMPT) == 4  # 6 of 14 tokens were fed
 
 
+def test_a_page_ended_by_a_token_that_is_not_known_is_not_kept(serve):
+    served = serve()
+    served.engine.add_request("a", PROMPT[:3], GREEDY)
+    for _ in range(2):
+        served.scheduler.schedule()
+    (request,) = served.scheduler.running
+    assert (request.num_computed, request.num_known) == (4, 3)
+    served.scheduler.abort(request.request_id)
+    assert served.pool.num_kept == 0
+
+
 def test_reset(serve):
     served = serve()
     served.engine.add_request("a", PROMPT, GREEDY)
