@@ -72,9 +72,10 @@ class PrefixCache:
 
         Gives (place, page) where the request is to hold another page instead, which has held the same for longer.
         """
-        if request.hashes is None:
+        size = self._pool.page_size
+        if request.hashes is None or request.num_computed < (request.num_kept + 1) * size:
             return []
-        full = min(request.num_known, request.num_computed) // self._pool.page_size
+        full = min(request.num_known, request.num_computed) // size
         others: list[tuple[int, int]] = []
         for place in range(request.num_kept, full):
             page = self._pool.keep(request.pages[place], request.hashes.digests[place])

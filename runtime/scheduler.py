@@ -134,9 +134,11 @@ class Scheduler:
             for chunk in self._in_flight[-1].chunks:
                 self._keep_pages(chunk.request)
         chunks: list[Chunk] = []
-        short_of_pages = self._schedule_decodes(chunks)
+        prefilling, short_of_pages = self._schedule_decodes(chunks)
         room = _Room(self.config.max_tokens - len(chunks))
-        self._schedule_prefills(chunks, room)
+        for request in prefilling:
+            if request.status is Status.RUNNING:  # and was not preempted just now
+                self._feed(request, chunks, room)
         # Else new requests would take the pages that running ones wait for; and one that was preempted just now, with a
         # token in flight, has to wait for that token.
         if not short_of_pages:
@@ -236,25 +238,25 @@ class Scheduler:
         self.pool.retire(self._next_step)
         self.pool.forget_all()  # whatever those steps were to write may not be there
 
-    def _schedule_decodes(self, chunks: list[Chunk]) -> bool:
-        """One token of every sequence that has only one left to feed, oldest first. True when pages were short."""
-        short = False
+    def _schedule_decodes(self, chunks: list[Chunk]) -> tuple[list[Request], bool]:
+        """One token of every sequence that has only one left to feed, in order.
+
+        Gives those that have more left, and whether pages were short.
+        """
+        prefilling, short = [], False
         for request in list(self.running):  # a copy: preemption takes requests from the end
-            if request.status is not Status.RUNNING or request.num_computed < request.num_tokens - 1:
+            if request.status is not Status.RUNNING:
                 continue
-            if request.num_tokens >= request.max_total:
-                continue  # its last token is in flight
-            if self._grow(request):
+            num_tokens = request.num_tokens
+            if request.num_computed < num_tokens - 1:
+                prefilling.append(request)
+            elif num_tokens >= request.max_total:
+                pass  # its last token is in flight
+            elif self._grow(request):
                 chunks.append(self._chunk(request, 1))
             else:
                 short = True
-        return short
-
-    def _schedule_prefills(self, chunks: list[Chunk], room: _Room) -> None:
-        """Go on with the prompts that are partly fed."""
-        for request in self.running:
-            if request.num_computed < request.num_tokens - 1:
-                self._feed(request, chunks, room)
+        return prefilling, short
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
         """Give waiting requests rows and pages, in order."""
@@ -287,14 +289,14 @@ class Scheduler:
             room.take(chunks[-1])
 
     def _chunk(self, request: Request, length: int) -> Chunk:
-        start = request.num_computed
+        start, num_known = request.num_computed, request.num_known
         return Chunk(
             request,
             request.row,
             start,
             length,
-            on_device=start >= request.num_known,
-            samples=start + length == request.num_tokens,
+            on_device=start >= num_known,
+            samples=start + length == num_known + request.in_flight,
             scored=request.scored_in(start, start + length),
         )
 
