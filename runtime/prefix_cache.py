@@ -5,10 +5,12 @@ page can be found, by its block's hash, once the step that writes its last token
 order of their launches. What a sequence finds it does not feed; but it always feeds its last token, for the logits, and
 so where everything is there, it computes its last page again, in a page of its own.
 
-Where two sequences computed the same page side by side, the later one goes on with the earlier one's. So whoever holds
-a page holds those in front of it as they are found, and none is given up before what comes behind it.
+A request waits for one step where that step writes at least half of what it would feed itself. Where two sequences have
+computed the same page side by side all the same, the later one goes on with the earlier one's. So whoever holds a page
+holds those in front of it as they are found, and none is given up before what comes behind it.
 """
 
+import itertools
 from dataclasses import dataclass
 
 from ingot.runtime.block_hashes import BlockHashes
@@ -37,6 +39,7 @@ class PrefixCache:
         self.enabled = enabled
         self.stats = PrefixCacheStats()
         self._pool = pool
+        self._coming: set[bytes] = set()  # what others can find when the step that is being made has been launched
 
     def begin(self, request: Request) -> None:
         """Hash the prompt of a new request."""
@@ -56,6 +59,26 @@ class PrefixCache:
             return []
         count = _most_cached(request) // self._pool.page_size
         return self._pool.find(request.hashes.digests[:count])
+
+    def begin_step(self) -> None:
+        """Nothing is written yet by the step that is being made."""
+        self._coming.clear()
+
+    def feed(self, request: Request, length: int) -> None:
+        """The step feeds so many tokens of a prompt."""
+        if request.hashes is not None and not request.params.penalizes:
+            size, start = self._pool.page_size, request.num_computed
+            self._coming.update(request.hashes.digests[start // size : (start + length) // size])
+
+    def is_coming(self, request: Request, found: int) -> bool:
+        """Whether a waiting request that has found so many pages finds in the next step what it had better not feed in
+        this one."""
+        if request.hashes is None or not self._coming:
+            return False
+        size = self._pool.page_size
+        behind = request.hashes.digests[found : _most_cached(request) // size]
+        coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
+        return coming > 0 and 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
         """Count what a request that is admitted with `found` tokens has found."""

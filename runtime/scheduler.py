@@ -1,11 +1,12 @@
 """Continuous batching: which sequences feed which tokens in the next step, and which pages they hold.
 
-First come, first served. A step first feeds one token of every decoding sequence, then pieces of prompts as far as
-the token budget goes, then it admits waiting requests while there are rows and pages. When a decoding sequence needs
-a page and none is left, the sequence that was admitted last gives up its pages, goes back to the front of the queue
-and is computed again later, outputs included. So does the last one of a step that the device has no memory for, and
-until one of the others has ended none is admitted. The running sequences always arrived before the waiting ones, and
-the oldest is never preempted, so nobody starves.
+Requests are ranked by priority and then by arrival. A step first feeds one token of every decoding sequence, then
+pieces of prompts as far as the token budget goes, then it admits waiting requests while there are rows and pages.
+When a decoding sequence needs a page and none is left, the last by rank of those that run gives up its pages, goes
+back among the waiting ones and is computed again later, outputs included, as far as the prefix cache has lost them.
+So does the last one of a step that the device has no memory for, and until one of the others has ended none is
+admitted. The first of those that run is never preempted, so it comes to an end; and where all have one priority,
+nobody starves.
 
 Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
 of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
@@ -133,6 +134,7 @@ class Scheduler:
         if self._in_flight:  # it was launched, and what it writes is there for the steps behind it
             for chunk in self._in_flight[-1].chunks:
                 self._keep_pages(chunk.request)
+        self._cache.begin_step()
         chunks: list[Chunk] = []
         prefilling, short_of_pages = self._schedule_decodes(chunks)
         room = _Room(self.config.max_tokens - len(chunks))
@@ -185,7 +187,7 @@ class Scheduler:
     def withdraw(self, batch: StepBatch) -> Request | None:
         """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
 
-        The one admitted last is preempted, with all behind it, and none is admitted until one that runs has ended. A
+        The last of them by rank is preempted, with all behind it, and none is admitted until one that runs has ended. A
         step of one sequence is given up for nobody: gives that sequence, which cannot go on.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
@@ -239,7 +241,7 @@ class Scheduler:
         self.pool.forget_all()  # whatever those steps were to write may not be there
 
     def _schedule_decodes(self, chunks: list[Chunk]) -> tuple[list[Request], bool]:
-        """One token of every sequence that has only one left to feed, in order.
+        """One token of every sequence that has only one left to feed, by rank.
 
         Gives those that have more left, and whether pages were short.
         """
@@ -259,12 +261,14 @@ class Scheduler:
         return prefilling, short
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
-        """Give waiting requests rows and pages, in order."""
+        """Give waiting requests rows and pages, by rank."""
         while self.waiting and self._free_rows and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
             start = len(found) * self.pool.page_size
             length, fits = request.num_tokens - start, room.fit(request, start)
+            if self._cache.is_coming(request, len(found)):
+                break
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
             # One more than its pages now, or it would be preempted at its first decode.
@@ -287,6 +291,7 @@ class Scheduler:
         if length := room.fit(request, request.num_computed):
             chunks.append(self._chunk(request, length))
             room.take(chunks[-1])
+            self._cache.feed(request, length)
 
     def _chunk(self, request: Request, length: int) -> Chunk:
         start, num_known = request.num_computed, request.num_known

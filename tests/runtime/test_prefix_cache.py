@@ -79,16 +79,43 @@ def test_requests_share_pages_while_they_run(serve):
 
 def test_pages_computed_side_by_side_become_one(serve):
     served = serve(max_tokens=64)
-    for name in "abc":
-        served.engine.add_request(name, PROMPT, replace(GREEDY, max_tokens=20))
+    params = replace(GREEDY, max_tokens=20)
+    prompts = {name: [*PROMPT[:5], *[ord(name)] * 6] for name in "abc"}
+    for name, prompt in prompts.items():
+        served.engine.add_request(name, prompt, params)
     served.step()
-    assert served.pool.num_held == 12
+    assert served.pool.num_held == 9, "one page of three is too little to wait for"
     served.step()
-    assert served.pool.num_held == 3 + 3
+    assert served.pool.num_held == 7
     last = served.drain()
-    expected = served.expected(PROMPT, replace(GREEDY, max_tokens=20))
-    assert all(last[name].outputs[0].token_ids == expected for name in "abc")
-    assert served.device.most_shared == 3 and served.pool.num_kept == (14 + 20 - 1) // 4
+    assert all(last[name].outputs[0].token_ids == served.expected(prompt, params) for name, prompt in prompts.items())
+    assert served.device.most_shared == 3 and served.pool.num_kept == 1 + 3 * ((11 + 20 - 1) // 4 - 1)
+
+
+def test_a_request_waits_for_a_page_that_a_step_writes(serve):
+    served = serve(max_tokens=64)
+    for name in "abc":
+        served.engine.add_request(name, PROMPT, GREEDY)
+    served.step()
+    assert len(served.scheduler.running) == 1
+    served.step()
+    assert len(served.scheduler.running) == 3
+    last = served.drain()
+    assert [last[name].num_cached_tokens for name in "abc"] == [0, 12, 12]
+    assert served.device.num_fed == 14 + 2 + 2 + 3 * 5
+    assert all(last[name].outputs[0].token_ids == served.expected(PROMPT, GREEDY) for name in "abc")
+
+
+def test_a_request_waits_for_no_page_that_it_cannot_find(serve):
+    """Those of a sequence that counts its tokens are found when it lets go of them, salted ones by their salt alone."""
+    served = serve(max_tokens=64)
+    served.engine.add_request("counts", PROMPT, replace(GREEDY, repetition_penalty=1.5))
+    served.engine.add_request("salted", {"prompt_token_ids": PROMPT, "cache_salt": "a"}, GREEDY)
+    served.engine.add_request("plain", PROMPT, GREEDY)
+    served.engine.add_request("rated", PROMPT, replace(GREEDY, prompt_logprobs=0))
+    served.step()
+    assert len(served.scheduler.running) == 4
+    served.drain()
 
 
 def test_sequences_of_one_request(serve):
@@ -98,7 +125,7 @@ def test_sequences_of_one_request(serve):
     output = served.drain()["r"]
     for index, sequence in enumerate(output.outputs):
         assert sequence.token_ids == served.expected(PROMPT, params, 3 + index)
-    assert served.engine.prefix_cache_stats == PrefixCacheStats(queries=5 * 14, hits=4 * 12 - 12)
+    assert served.engine.prefix_cache_stats == PrefixCacheStats(queries=5 * 14, hits=4 * 12)
     assert output.num_cached_tokens == 0
 
 
