@@ -78,7 +78,7 @@ class PrefixCache:
         size = self._pool.page_size
         behind = request.hashes.digests[found : _most_cached(request) // size]
         coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
-        return coming > 0 and 2 * coming * size >= request.num_tokens - found * size
+        return 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
         """Count what a request that is admitted with `found` tokens has found."""
