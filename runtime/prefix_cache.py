@@ -66,7 +66,7 @@ class PrefixCache:
 
     def feed(self, request: Request, length: int) -> None:
         """The step feeds so many tokens of a prompt."""
-        if request.hashes is not None and not request.params.penalizes:
+        if request.hashes is not None:
             size, start = self._pool.page_size, request.num_computed
             self._coming.update(request.hashes.digests[start // size : (start + length) // size])
 
@@ -110,8 +110,6 @@ class PrefixCache:
 
 def _most_cached(request: Request) -> int:
     """How many tokens a request may find instead of feeding them."""
-    if request.params.penalizes:
-        return 0  # its tokens are counted as they are fed
     if request.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
         return request.num_scored  # the others' logits are asked for
     return request.num_tokens - 1

@@ -32,6 +32,7 @@ class Request:
     num_scored     positions of the prompt that have them, from a step that ran or is in flight
     num_computed   tokens whose KV is written or being written by a step in flight
     in_flight      sampled tokens that the host does not know yet
+    miscounted     penalties ask for its tokens, and its row does not count those that are computed
     preemptions    how often its pages were taken away
     hashes         of its full blocks; None where it shares no pages
     num_kept       pages in front that others can find
@@ -56,6 +57,7 @@ class Request:
     num_scored: int = 0
     num_computed: int = 0
     in_flight: int = 0
+    miscounted: bool = False
     preemptions: int = 0
     hashes: BlockHashes | None = None
     num_kept: int = 0

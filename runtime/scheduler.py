@@ -133,7 +133,9 @@ class Scheduler:
             )
         if self._in_flight:  # it was launched, and what it writes is there for the steps behind it
             for chunk in self._in_flight[-1].chunks:
-                self._keep_pages(chunk.request)
+                request = chunk.request
+                if request.status is Status.RUNNING:
+                    self._exchange(request, self._cache.keep(request))
         self._cache.begin_step()
         chunks: list[Chunk] = []
         prefilling, short_of_pages = self._schedule_decodes(chunks)
@@ -154,6 +156,7 @@ class Scheduler:
             chunk.request.num_computed += chunk.length
             chunk.request.in_flight += chunk.samples
             chunk.request.num_scored += len(chunk.scored)
+            chunk.request.miscounted = False
         return batch
 
     def retire(self, batch: StepBatch, tokens: Sequence[int]) -> list[Accepted]:
@@ -199,9 +202,9 @@ class Scheduler:
             request = chunk.request
             request.in_flight -= chunk.samples
             request.num_scored -= len(chunk.scored)
-            # Part of the step may have run. What it wrote is written again, once the tokens in flight are known to the
-            # host; but tokens would be counted twice, and a sequence counts anew only from its beginning.
-            request.num_computed = 0 if request.params.penalizes else chunk.start
+            # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
+            request.num_computed = chunk.start
+            request.miscounted = request.params.penalizes
         if len(batch.chunks) == 1:
             return batch.chunks[0].request
         fed = {chunk.request.request_id for chunk in batch.chunks}
@@ -282,6 +285,7 @@ class Scheduler:
             self.pool.share(found)
             self._add_pages(request, found)
             request.num_computed, request.num_kept = start, len(found)
+            request.miscounted = request.params.penalizes
             self._cache.admit(request, start)
             self._take_pages(request, self.pool.pages_for(request.num_tokens) - len(found))
             self._feed(request, chunks, room)
@@ -303,6 +307,7 @@ class Scheduler:
             on_device=start >= num_known,
             samples=start + length == num_known + request.in_flight,
             scored=request.scored_in(start, start + length),
+            recounts=request.miscounted and start > 0,
         )
 
     def _grow(self, request: Request) -> bool:
@@ -326,12 +331,6 @@ class Scheduler:
     def _add_pages(self, request: Request, pages: list[int]) -> None:
         request.pages += pages
         self._tables.add_pages(request.row, pages)
-
-    def _keep_pages(self, request: Request) -> None:
-        """Let others find the full pages of a request that runs."""
-        if request.status is not Status.RUNNING or request.params.penalizes:
-            return  # a sequence that counts its tokens may have to begin again, and then writes its pages twice
-        self._exchange(request, self._cache.keep(request))
 
     def _exchange(self, request: Request, others: list[tuple[int, int]]) -> None:
         """Let a request hold other pages of equal content at some places."""

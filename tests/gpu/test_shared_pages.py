@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from ingot.ir.tolerances import compare
 pytestmark = pytest.mark.gpu
 # Layers of a float32 model amplify rounding: the table's tolerance is for one op.
 DEPTH_FACTOR = 10.0
-PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
+PLAIN = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
+PARAMS = [PLAIN, replace(PLAIN, repetition_penalty=1.2)] * 13
 
 
 @pytest.fixture(scope="module")

@@ -150,6 +150,9 @@ class FakeDevice:
         self.most_tokens, self.num_fed = max(self.most_tokens, sizes["T"]), self.num_fed + sizes["T"]
         self.most_sequences = max(self.most_sequences, sizes["B"])
 
+        for one in inputs.recounts:
+            assert one.row in value["rows"]
+            self.counts[one.row] = set(one.prompt), list(one.generated)
         contexts = [self._write(seq, value) for seq in range(sizes["B"])]
         self._check_pages(contexts, value["q_lens"])
         sampled: dict[int, int] = {}

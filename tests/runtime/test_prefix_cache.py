@@ -107,14 +107,12 @@ def test_a_request_waits_for_a_page_that_a_step_writes(serve):
 
 
 def test_a_request_waits_for_no_page_that_it_cannot_find(serve):
-    """Those of a sequence that counts its tokens are found when it lets go of them, salted ones by their salt alone."""
     served = serve(max_tokens=64)
-    served.engine.add_request("counts", PROMPT, replace(GREEDY, repetition_penalty=1.5))
     served.engine.add_request("salted", {"prompt_token_ids": PROMPT, "cache_salt": "a"}, GREEDY)
     served.engine.add_request("plain", PROMPT, GREEDY)
     served.engine.add_request("rated", PROMPT, replace(GREEDY, prompt_logprobs=0))
     served.step()
-    assert len(served.scheduler.running) == 4
+    assert len(served.scheduler.running) == 3
     served.drain()
 
 
@@ -149,12 +147,12 @@ def test_prompts_that_are_rated_feed_what_they_rate(serve):
     assert served.engine.prefix_cache_stats.queries == 2 * 14, "who may not look is not counted"
 
 
-def test_penalized_requests_count_what_they_feed_and_leave_their_pages(serve):
+def test_penalized_requests_count_what_they_find(serve):
     served = serve()
-    penalized = replace(GREEDY, repetition_penalty=1.5)
+    penalized = replace(GREEDY, repetition_penalty=1.5, max_tokens=9)
     assert ask(served, PROMPT, penalized) == 0
-    assert ask(served, PROMPT) == 12
-    assert ask(served, PROMPT, penalized) == 0
+    assert ask(served, PROMPT, penalized) == ask(served, PROMPT) == 12
+    assert ask(served, [*PROMPT, *served.expected(PROMPT, penalized)], penalized) == 20
 
 
 # What must not be found.
