@@ -80,6 +80,8 @@ def make_requests(
 
 def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
     """Whether sequences share pages. They can where all that a sequence leaves behind lies in pages."""
+    if not (asked is None or isinstance(asked, bool)):
+        raise OptionError(f"enable_prefix_caching is {asked!r:.80}", expected="True, False or None")
     # Rows hold where a sequence stands, and the host tells a new one that.
     others = [name for name, state in plan.states.items() if state.unit == "sequence" and state.kind != "row"]
     if asked and others:

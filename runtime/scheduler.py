@@ -265,7 +265,7 @@ class Scheduler:
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
         """Give waiting requests rows and pages, by rank."""
-        while self.waiting and self._free_rows and len(self.running) != self._most_running:
+        while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
             start = len(found) * self.pool.page_size

@@ -311,8 +311,12 @@ def test_priorities_and_salts(speaking: Path, llm: LLM) -> None:
             urgent.generate(["a", "b"], GREEDY, priority=priority)
     with pytest.raises(RequestError, match="priority 1 where requests are served in the order"):
         llm.generate("a", GREEDY, priority=[1])
-    with pytest.raises(OptionError, match="policy is 'lifo'"):
-        LLM(speaking, scheduling_policy="lifo")
+    for options, message in (
+        ({"scheduling_policy": "lifo"}, "policy is 'lifo'"),
+        ({"enable_prefix_caching": "no"}, "'no'"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            LLM(speaking, **options)
 
 
 def test_a_checkpoint_is_compiled_once_in_a_child_process(
