@@ -257,7 +257,7 @@ class Scheduler:
                 prefilling.append(request)
             elif num_tokens >= request.max_total:
                 pass  # its last token is in flight
-            elif self._grow(request):
+            elif request.num_computed < len(request.pages) * self.pool.page_size or self._grow(request):
                 chunks.append(self._chunk(request, 1))
             else:
                 short = True
@@ -306,23 +306,20 @@ class Scheduler:
             length,
             on_device=start >= num_known,
             samples=start + length == num_known + request.in_flight,
-            scored=request.scored_in(start, start + length),
+            scored=request.scored_in(start, start + length) if request.scores_prompt else range(0),
             recounts=request.miscounted and start > 0,
         )
 
     def _grow(self, request: Request) -> bool:
-        """Make room for the KV of one more token. False: not now, or the request itself was preempted."""
-        need = self.pool.pages_for(request.num_computed + 1) - len(request.pages)
-        if need <= 0:
-            return True
-        while self.pool.num_free + self.pool.num_releasing < need:
+        """Give a request one more page. False: not now, or the request itself was preempted."""
+        while self.pool.num_free + self.pool.num_releasing == 0:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        if self.pool.num_free < need:
-            return False  # the pages come when the step in flight retires
-        self._take_pages(request, need)
+        if self.pool.num_free == 0:
+            return False  # pages come when the step in flight retires
+        self._take_pages(request, 1)
         return True
 
     def _take_pages(self, request: Request, count: int) -> None:
