@@ -236,6 +236,16 @@ def test_reset(serve):
     assert ask(served, PROMPT) == 0
 
 
+def test_reset_behind_a_stop_whose_surplus_token_is_in_flight(serve):
+    served = serve()
+    said = served.expected(PROMPT, GREEDY)
+    served.engine.add_request("r", PROMPT, replace(GREEDY, stop_token_ids=[said[1]]))
+    while not any(output.finished for output in served.step()):
+        pass
+    assert served.pool.num_releasing and served.engine.reset_prefix_cache() and served.pool.num_kept == 0
+    served.check_empty()
+
+
 # Under pressure.
 
 
