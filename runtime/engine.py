@@ -39,6 +39,8 @@ class Executor(Protocol):
     def launch(self, inputs: StepInputs) -> StepHandle:
         """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
 
+        Rows in `inputs.recounts` are counted anew in front of it.
+
         The inputs stay as they are until `tokens()` of this step has returned. Raises StepMemoryError when the device
         has no memory for the step; rows, pages and token counts of its sequences may then have been written.
         """
