@@ -22,7 +22,9 @@ from ingot.runtime.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
     from ingot.runtime.outputs import RequestOutput
+    from ingot.runtime.prefix_cache import PrefixCacheStats
     from ingot.runtime.prompt import Prompt, PromptLike
+    from ingot.runtime.scheduler_config import Policy
     from ingot.runtime.tokenizer import Tokenizer
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -35,8 +37,10 @@ class LLM:
     own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
     takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
-    `seed` seeds requests that have no seed of their own. `compile_options` go to `compile_model` when `model` is a
-    checkpoint.
+    Prompts that begin alike share KV pages of what they have in common, where the model's state lies in pages alone:
+    `enable_prefix_caching` True refuses another model, False shares nothing. `scheduling_policy` is "fcfs", or
+    "priority", with which `generate` takes priorities. `seed` seeds requests that have no seed of their own.
+    `compile_options` go to `compile_model` when `model` is a checkpoint.
 
     Raises IngotError when the model cannot be compiled or loaded.
     """
@@ -48,6 +52,8 @@ class LLM:
         memory: int | None = None,
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
+        enable_prefix_caching: bool | None = None,
+        scheduling_policy: "Policy" = "fcfs",
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         seed: int = 0,
@@ -77,6 +83,8 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             chunked_prefill=enable_chunked_prefill,
+            prefix_caching=enable_prefix_caching,
+            policy=scheduling_policy,
             seed=seed,
         )
         self._start = {"import": before, "ready": process_age()}
@@ -94,6 +102,15 @@ class LLM:
         graphs = getattr(self._loaded.executor, "captured", {})
         found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+    @property
+    def prefix_cache_stats(self) -> "PrefixCacheStats":
+        """How many tokens of prompts were looked for in the prefix cache so far, and how many were found there."""
+        return self._engine.prefix_cache_stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Let no later prompt find what the prefix cache holds now. False, and nothing changes, while requests run."""
+        return self._engine.reset_prefix_cache()
 
     def get_tokenizer(self) -> "Tokenizer | None":
         """The artifact's tokenizer; None when the checkpoint had none."""
@@ -115,21 +132,29 @@ class LLM:
         self,
         prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> "list[RequestOutput]":
         """Complete every prompt: a text or {"prompt_token_ids": [...]}, or a list of them; outputs in their order.
 
+        A dict may have a "cache_salt" too, and is then given cached pages of prompts with the same one alone. With the
+        scheduling policy "priority", prompts of lower `priority` come first, and give up their pages last.
+
         Raises RequestError before anything runs when one of them cannot be served.
         """
-        finished = {out.request_id: out for out in self._run(prompts, sampling_params, stream=False) if out.finished}
+        outputs = self._run(prompts, sampling_params, priority, stream=False)
+        finished = {out.request_id: out for out in outputs if out.finished}
         return [finished[key] for key in sorted(finished, key=int)]
 
     def stream(
         self,
         prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> "Iterator[RequestOutput]":
         """Like `generate`, yielding a request's output so far whenever it has grown. Leaving early aborts the rest."""
-        return self._run(prompts, sampling_params, stream=True)
+        return self._run(prompts, sampling_params, priority, stream=True)
 
     def chat(
         self,
@@ -190,13 +215,19 @@ class LLM:
         self,
         prompts: "PromptLike | Sequence[PromptLike]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
         *,
         stream: bool,
     ) -> "Iterator[RequestOutput]":
         from ingot.serving import make_requests
 
         requests = make_requests(
-            prompts, sampling_params, ids=self._ids, default=self.get_default_sampling_params, stream=stream
+            prompts,
+            sampling_params,
+            ids=self._ids,
+            default=self.get_default_sampling_params,
+            priority=priority,
+            stream=stream,
         )
         self._engine.add_requests(requests)
         outputs = self._drain({request.request_id for request in requests})

@@ -1,15 +1,18 @@
 """What `LLM` imports when one is made, torch with it: an artifact's engine, and the prompts of a call as requests."""
 
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.ir.errors import OptionError, RequestError
+from ingot.ir.plan import Plan
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import Policy, SchedulerConfig
 
 
 def make_engine(
@@ -18,9 +21,12 @@ def make_engine(
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     chunked_prefill: bool,
+    prefix_caching: bool | None,
+    policy: Policy,
     seed: int,
 ) -> Engine:
-    """The engine of an artifact, within the limits that it was compiled for. Raises OptionError for larger ones."""
+    """The engine of an artifact, within the limits that it was compiled for. Raises OptionError for larger ones, and
+    for `prefix_caching` (None: if it can be) of a model whose sequences cannot share pages."""
     limits = loaded.limits
     config = SchedulerConfig(
         max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
@@ -28,6 +34,8 @@ def make_engine(
         max_seq_len=limits.max_seq_len,
         page_size=limits.page_size,
         chunked_prefill=chunked_prefill,
+        prefix_caching=_prefix_caching(prefix_caching, loaded.plan),
+        policy=policy,
     )
     return Engine(
         loaded.executor,
@@ -45,6 +53,7 @@ def make_requests(
     *,
     ids: Iterator[int],
     default: Callable[[], SamplingParams],
+    priority: Sequence[int] | None,
     stream: bool,
 ) -> list[EngineRequest]:
     """A request for each prompt, numbered by `ids`; `default` gives what nobody asked for. Raises RequestError."""
@@ -57,7 +66,31 @@ def make_requests(
         params = _listed("sampling params", sampling_params)
     if len(params) != len(listed):
         raise RequestError(f"{len(params)} sampling params for {len(listed)} prompts", expected="one, or one each")
-    return [EngineRequest(str(next(ids)), prompt, one, stream) for prompt, one in zip(listed, params, strict=True)]
+    priorities = [0] * len(listed) if priority is None else _listed("priorities", priority)
+    if len(priorities) != len(listed):
+        raise RequestError(f"{len(priorities)} priorities for {len(listed)} prompts", expected="one each")
+    for one in priorities:
+        if not isinstance(one, numbers.Integral) or isinstance(one, bool):
+            raise RequestError(f"priority is {one!r:.80}", where="LLM.generate", expected="an integer")
+    return [
+        EngineRequest(str(next(ids)), prompt, chosen, stream, int(rank))
+        for prompt, chosen, rank in zip(listed, params, priorities, strict=True)
+    ]
+
+
+def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
+    """Whether sequences share pages. They can where all that a sequence leaves behind lies in pages."""
+    if not (asked is None or isinstance(asked, bool)):
+        raise OptionError(f"enable_prefix_caching is {asked!r:.80}", expected="True, False or None")
+    # Rows hold where a sequence stands, and the host tells a new one that.
+    others = [name for name, state in plan.states.items() if state.unit == "sequence" and state.kind != "row"]
+    if asked and others:
+        raise OptionError(
+            f"prefix caching for a model with the state '{others[0]}', which stands once per sequence",
+            expected="a model whose state lies in pages alone",
+            hint="leave enable_prefix_caching out, or give False",
+        )
+    return not others if asked is None else asked
 
 
 def _listed(name: str, values: Any) -> list[Any]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ingot.runtime.request import Request
 from ingot.runtime.step import STEP_FIELDS, StepBuffer, StepInputs, StepSizes
+from ingot.runtime.token_counts import Recount
 
 _NUMPY: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.int32: np.dtype(np.int32),
@@ -32,13 +33,13 @@ NOTHING_ASKED: Mapping[str, float] = {
 }
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):  # quicker to make than a dataclass: a step makes one for each sequence
     """What one sequence does in a step: feed `length` tokens, the first at position `start`.
 
     on_device   its one token is not known on the host yet: the device takes it, and its position, from its row
     samples     the last token fed is the last one there is, so the step gives the next one
     scored      positions among those fed whose logits rate the prompt's next token
+    recounts    its row does not count the tokens before `start`, and has to
     """
 
     request: Request
@@ -48,6 +49,7 @@ class Chunk:
     on_device: bool
     samples: bool
     scored: range = range(0)
+    recounts: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ class RowTables:
         self.pages[row, held : held + len(pages)] = pages
         self.num_pages[row] = held + len(pages)
 
+    def set_page(self, row: int, place: int, page: int) -> None:
+        self.pages[row, place] = page
+
     def clear(self, row: int) -> None:
         self.pages[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0
@@ -147,6 +152,8 @@ def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: St
             -1 if chunk.on_device else chunk.request.known_tokens(chunk.start, chunk.start + chunk.length)
         )
 
+    inputs.recounts = tuple(_recount(chunk) for chunk in chunks if chunk.recounts)
+
     arrays["sample_index"][:] = np.where(samples, np.cumsum(samples) - 1, -1)
     arrays["logit_rows"][: len(sampled)] = ends[samples] - 1
     sampled_rows = rows[samples]
@@ -157,6 +164,12 @@ def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: St
     if len(sampled) < sizes.L:
         _fill_scored(arrays, len(sampled), chunks, ends)
     return StepBatch(step, tuple(chunks), sampled, inputs, scored)
+
+
+def _recount(chunk: Chunk) -> Recount:
+    request = chunk.request
+    prompt_len = len(request.prompt_ids)
+    return Recount(chunk.row, request.prompt_ids[: chunk.start], request.known_tokens(prompt_len, chunk.start))
 
 
 def _fill_scored(arrays: Mapping[str, np.ndarray], first: int, chunks: Sequence[Chunk], ends: np.ndarray) -> None:

@@ -11,6 +11,7 @@ from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
+from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
 from ingot.runtime.request import INVALID_TOKEN, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
@@ -38,6 +39,8 @@ class Executor(Protocol):
     def launch(self, inputs: StepInputs) -> StepHandle:
         """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
 
+        Rows in `inputs.recounts` are counted anew in front of it.
+
         The inputs stay as they are until `tokens()` of this step has returned. Raises StepMemoryError when the device
         has no memory for the step; rows, pages and token counts of its sequences may then have been written.
         """
@@ -48,13 +51,15 @@ class Executor(Protocol):
 class EngineRequest:
     """What `Engine.add_requests` takes: an id, a prompt, and how to sample.
 
-    stream   False: the engine gives an output only when all sequences have ended
+    stream     False: the engine gives an output only when all sequences have ended
+    priority   the lower, the sooner it is served; other than 0 only where the scheduler's policy is "priority"
     """
 
     request_id: str
     prompt: PromptLike
     params: SamplingParams
     stream: bool = True
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class _Group:
             [sequence.output(index) for index, sequence in enumerate(self.sequences)],
             self.finished,
             None if self.prompt_logprobs is None else [None, *self.prompt_logprobs.entries],
+            self.sequences[0].request.num_cached,
         )
 
 
@@ -156,6 +162,16 @@ class Engine:
                 sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
                 self._by_sequence[sequence.request.request_id] = group, sequence
                 self._scheduler.add(sequence.request)
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        return self._scheduler.prefix_cache_stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. False, and nothing changes, while requests run."""
+        if not self._groups and self._launched is not None:
+            self.step()  # the surplus token of one that has stopped is in flight, for nobody
+        return self._scheduler.reset_prefix_cache()
 
     def has_unfinished(self) -> bool:
         """True while a request runs or waits, or a step is in flight."""
@@ -219,6 +235,7 @@ class Engine:
         stops = StopStrings(params.stop) if params.stop else None
         sequences: list[_Sequence] = []
         prompt_ids = list(prompt.token_ids)  # apart from the list that callers get
+        cache_salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
         for index in range(params.n):
             # The serial number keeps ids apart whatever callers choose; the rest is for people who read messages.
             self._serial += 1
@@ -228,6 +245,8 @@ class Engine:
                 params,
                 eos_ids=self._eos_ids,
                 scores_prompt=index == 0 and params.prompt_logprobs is not None,  # the others have the same prompt
+                cache_salt=cache_salt,
+                priority=given.priority,
             )
             if index == 0:
                 self._check(request)

@@ -12,6 +12,7 @@ from ingot.ir.plan import Plan
 from ingot.ir.types import TensorType
 from ingot.runtime.bucket import Bucket, Call, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.states import States
+from ingot.runtime.token_counts import recount
 
 __all__ = ["Call", "Executor", "OutputLogprobs", "StepHandle", "Watch", "bound_params", "choose_bucket", "step_sizes"]
 
@@ -77,6 +78,7 @@ class Executor:
         """Run one step. `inputs` are the plan's, by name; states move on. `watch` runs the instructions, one by one."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
+        recount(self.states, inputs)
         with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
             return StepHandle(bucket.plan.bucket.name, bucket.run(inputs, sizes, watch))
 

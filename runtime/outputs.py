@@ -58,6 +58,7 @@ class RequestOutput:
     finished           True when every sequence has a finish_reason
     prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first,
                        which nothing comes before; None unless SamplingParams.prompt_logprobs is given
+    num_cached_tokens  tokens of the prompt that the first sequence found in the prefix cache; None while it waits
     """
 
     request_id: str
@@ -66,3 +67,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None

@@ -1,8 +1,9 @@
-"""The pool of KV-cache pages: which are free, which are held, which wait for a step to retire."""
+"""The pool of KV-cache pages: who holds them, what they are kept for, which wait for a step to retire."""
 
+import itertools
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 
 from ingot.ir.errors import InternalError
 
@@ -10,11 +11,18 @@ from ingot.ir.errors import InternalError
 class PagePool:
     """Pages 0..num_pages-1 of `page_size` tokens each. Hands out page ids and knows nothing of requests.
 
-    A page freed while a step is in flight may still be read or written by it, so it can be allocated again only once
-    that step has retired: `free(pages, busy_until=step)` puts it aside, `retire(step)` releases it.
+    `allocate` gives a page to its first holder, `share` to further ones; `free` takes it from one. A page that its last
+    holder frees while a step is in flight may still be read or written by that step, so it can be allocated again only
+    once the step has retired: `free(pages, busy_until=step)` puts it aside, `retire(step)` releases it.
+
+    What a page holds can be given a digest by `keep`, under which `find` finds it. Such a page is worth something when
+    nobody holds it any more: it stays as it is until it is allocated for something else. Pages that are worth nothing
+    go first, then those kept that were freed longest ago, and of pages that were freed together the last one, whose
+    content nobody finds without those in front of it.
 
     permute_seed   hand out pages in a random order, so that tests meet page tables that are not monotonic
-    on_release     called with the pages that have just become allocatable (tests poison them there)
+    on_release     called with the pages that can be allocated and hold nothing of worth any more (tests poison them
+                   there); with one that was kept, just before it is allocated
     """
 
     def __init__(
@@ -29,68 +37,142 @@ class PagePool:
             raise InternalError(f"a pool of {num_pages} pages of {page_size} tokens", expected="at least 1 of each")
         self.num_pages = num_pages
         self.page_size = page_size
+        self._holders = [0] * num_pages
+        # Where a page is that nobody holds:
         self._free = list(range(num_pages))
-        self._held = [False] * num_pages
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept, the next to be given up first
+        self._busy: dict[int, int] = {}  # the step that it waits for
         self._releasing: deque[tuple[int, list[int]]] = deque()  # (step, pages), steps ascending
-        self._num_releasing = 0
+        self._digests: dict[int, bytes] = {}  # by page
+        self._kept: dict[bytes, int] = {}  # the page, by digest
         self._random = None if permute_seed is None else random.Random(permute_seed)
         self._on_release = on_release
 
     @property
     def num_free(self) -> int:
-        """Pages that can be allocated now."""
-        return len(self._free)
+        """Pages that can be allocated now, kept ones included."""
+        return len(self._free) + len(self._idle)
 
     @property
     def num_releasing(self) -> int:
         """Pages that become free when the steps in flight retire."""
-        return self._num_releasing
+        return len(self._busy)
 
     @property
     def num_held(self) -> int:
-        """Pages allocated and not freed."""
+        """Pages that somebody holds."""
         return self.num_pages - self.num_free - self.num_releasing
+
+    @property
+    def num_kept(self) -> int:
+        """Pages that can be found by a digest, held or not."""
+        return len(self._kept)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` free pages. Raises InternalError when there are fewer: callers look at `num_free` first."""
-        if count > len(self._free):
-            raise InternalError(f"{count} pages asked for, {len(self._free)} free", where="PagePool.allocate")
+        """`count` pages for a first holder. Raises InternalError when fewer are free: callers look at `num_free`."""
+        if count > self.num_free:
+            raise InternalError(f"{count} pages asked for, {self.num_free} free", where="PagePool.allocate")
         if self._random is not None:
             self._random.shuffle(self._free)
+        if (short := count - len(self._free)) > 0:
+            self.forget(list(itertools.islice(self._idle, short)))
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
-            self._held[page] = True
+            self._holders[page] = 1
         return pages
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
-        """Give pages back; with `busy_until`, they become allocatable when that step retires.
+        """Take pages, in the order of their tokens, from one holder. With `busy_until`, those that nobody holds then
+        become allocatable when that step retires.
 
         Raises InternalError for a page that is not held, and then frees none.
         """
-        if len(set(pages)) != len(pages) or not all(0 <= page < self.num_pages and self._held[page] for page in pages):
+        if len(set(pages)) != len(pages) or not all(
+            0 <= page < self.num_pages and self._holders[page] for page in pages
+        ):
             raise InternalError(
                 f"pages {list(pages)} freed", where="PagePool.free", expected="pages that are held, each once"
             )
         for page in pages:
-            self._held[page] = False
+            self._holders[page] -= 1
+        released = [page for page in pages if not self._holders[page]]
         if busy_until is None:
-            self._release(list(pages))
-        elif pages:
-            self._releasing.append((busy_until, list(pages)))
-            self._num_releasing += len(pages)
+            self._release(released)
+        elif released:
+            self._busy.update(dict.fromkeys(released, busy_until))
+            self._releasing.append((busy_until, released))
 
     def retire(self, step: int) -> None:
         """Release what waited for `step` or for one before it."""
         while self._releasing and self._releasing[0][0] <= step:
-            _, pages = self._releasing.popleft()
-            self._num_releasing -= len(pages)
+            until, pages = self._releasing.popleft()
+            # Not those that were shared meanwhile, even when they were freed again, for a later step.
+            pages = [page for page in pages if self._busy.get(page) == until]
+            for page in pages:
+                del self._busy[page]
             self._release(pages)
 
-    def _release(self, pages: list[int]) -> None:
-        self._free.extend(pages)
-        if self._on_release is not None and pages:
-            self._on_release(pages)
+    def keep(self, page: int, digest: bytes) -> int:
+        """Let `find` find what a held page holds, which nobody writes again.
+
+        Gives the page that is found: another one, when it has held the same for longer.
+        """
+        if not self._holders[page] or self._digests.get(page, digest) != digest:
+            raise InternalError(f"page {page} kept", where="PagePool.keep", expected="a held page, with one digest")
+        kept = self._kept.setdefault(digest, page)
+        if kept == page:
+            self._digests[page] = digest
+        return kept
+
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """The pages that hold the first of these contents, as far as each one is kept."""
+        pages: list[int] = []
+        for digest in digests:
+            if (page := self._kept.get(digest)) is None:
+                break
+            pages.append(page)
+        return pages
+
+    def num_free_beside(self, pages: Iterable[int]) -> int:
+        """Pages that can be allocated once these, which were found, are shared."""
+        return self.num_free - sum(page in self._idle for page in pages)
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Give pages that were found to a further holder, or to a first one again.
+
+        Raises InternalError for a page that is neither held nor kept, and then shares none.
+        """
+        if odd := [page for page in pages if not self._holders[page] and page not in self._digests]:
+            raise InternalError(f"page {odd[0]} shared", where="PagePool.share", expected="a page that is held or kept")
+        for page in pages:
+            if not self._holders[page] and self._busy.pop(page, None) is None:
+                del self._idle[page]
+            self._holders[page] += 1
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Let nobody find these pages any more. Whoever holds them goes on holding them."""
+        worthless: list[int] = []
+        for page in pages:
+            if (digest := self._digests.pop(page, None)) is None:
+                continue
+            del self._kept[digest]
+            if page in self._idle:
+                del self._idle[page]
+                worthless.append(page)
+        self._release(worthless)
+
+    def forget_all(self) -> None:
+        """Let nobody find any page any more."""
+        self.forget(list(self._digests))
+
+    def _release(self, pages: Sequence[int]) -> None:
+        """Make pages allocatable that nobody holds and no step uses."""
+        self._idle.update((page, None) for page in reversed(pages) if page in self._digests)
+        if worthless := [page for page in pages if page not in self._digests]:
+            self._free += worthless
+            if self._on_release is not None:
+                self._on_release(worthless)

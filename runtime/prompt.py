@@ -10,26 +10,35 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: its text, or None when token ids were given, and its token ids, at least one."""
+    """A prompt: its text, or None when token ids were given, and its token ids, at least one.
+
+    What the prefix cache keeps of it is found by prompts of the same `cache_salt` alone.
+    """
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
 
 
 PromptLike = str | Sequence[int] | Mapping[str, object] | Prompt
 
-FORMS = "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+FORMS = (
+    "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, there with a 'cache_salt' or without"
+)
 
 
 def read_prompt(prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
     """Check a prompt; `vocab_size` is that of the model. Raises RequestError."""
     if isinstance(prompt, Prompt):  # a chat's
-        return Prompt(prompt.text, _checked(prompt.token_ids, vocab_size))
+        return Prompt(prompt.text, _checked(prompt.token_ids, vocab_size), _salt(prompt.cache_salt))
     content: object = prompt
+    salt: str | None = None
     if isinstance(prompt, Mapping):
-        if len(prompt) != 1 or not (prompt.keys() <= {"prompt", "prompt_token_ids"}):
+        given = dict(prompt)
+        salt = _salt(given.pop("cache_salt", None))
+        if len(given) != 1 or not (given.keys() <= {"prompt", "prompt_token_ids"}):
             raise RequestError(f"a prompt with the keys {sorted(map(str, prompt))}", where="prompt", expected=FORMS)
-        ((key, content),) = prompt.items()
+        ((key, content),) = given.items()
         if isinstance(content, str) != (key == "prompt"):
             raise RequestError(f"{key} is a {type(content).__name__}", where="prompt", expected=FORMS)
     if isinstance(content, str):
@@ -40,10 +49,16 @@ def read_prompt(prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int
                 expected="{'prompt_token_ids': [...]}",
                 hint="or compile the checkpoint with its tokenizer.json",
             )
-        return Prompt(content, _checked(tokenizer.encode(content), vocab_size))
+        return Prompt(content, _checked(tokenizer.encode(content), vocab_size), salt)
     if not isinstance(content, list | tuple):
         raise RequestError(f"a prompt of type {type(content).__name__}", where="prompt", expected=FORMS)
-    return Prompt(None, _checked(content, vocab_size))
+    return Prompt(None, _checked(content, vocab_size), salt)
+
+
+def _salt(salt: object) -> str | None:
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError(f"cache_salt is {salt!r:.80}", where="prompt", expected="a text that is not empty")
+    return salt
 
 
 def _checked(token_ids: Sequence[object], vocab_size: int) -> list[int]:

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
+from ingot.runtime.block_hashes import BlockHashes
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.sampling_params import SamplingParams
 
@@ -21,6 +22,9 @@ class Request:
 
     seed           keys the random numbers, with the position
     eos_ids        the model's end tokens
+    cache_salt     keeps its cached pages to requests of the same salt
+    priority       the lower, the sooner it is served
+    rank           who comes first, of those that wait and of those that run; set when it is added
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
     pages          its KV pages, in the order of positions
@@ -28,7 +32,12 @@ class Request:
     num_scored     positions of the prompt that have them, from a step that ran or is in flight
     num_computed   tokens whose KV is written or being written by a step in flight
     in_flight      sampled tokens that the host does not know yet
+    miscounted     penalties ask for its tokens, and its row does not count those that are computed
     preemptions    how often its pages were taken away
+    hashes         of its full blocks; None where it shares no pages
+    num_kept       pages in front that others can find
+    num_cached     tokens that it found in the prefix cache when it was first admitted; None before
+    num_lost       tokens whose KV it had when it was last preempted
     """
 
     request_id: str
@@ -37,6 +46,9 @@ class Request:
     seed: int = 0
     eos_ids: frozenset[int] = frozenset()
     scores_prompt: bool = False
+    cache_salt: bytes = b""
+    priority: int = 0
+    rank: tuple[int, int] = (0, 0)
     max_total: int = 0
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
@@ -45,7 +57,12 @@ class Request:
     num_scored: int = 0
     num_computed: int = 0
     in_flight: int = 0
+    miscounted: bool = False
     preemptions: int = 0
+    hashes: BlockHashes | None = None
+    num_kept: int = 0
+    num_cached: int | None = None
+    num_lost: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

@@ -1,59 +1,34 @@
 """Continuous batching: which sequences feed which tokens in the next step, and which pages they hold.
 
-First come, first served. A step first feeds one token of every decoding sequence, then pieces of prompts as far as
-the token budget goes, then it admits waiting requests while there are rows and pages. When a decoding sequence needs
-a page and none is left, the sequence that was admitted last gives up its pages, goes back to the front of the queue
-and is computed again later, outputs included. So does the last one of a step that the device has no memory for, and
-until one of the others has ended none is admitted. The running sequences always arrived before the waiting ones, and
-the oldest is never preempted, so nobody starves.
+Requests are ranked by priority and then by arrival. A step first feeds one token of every decoding sequence, then
+pieces of prompts as far as the token budget goes, then it admits waiting requests while there are rows and pages.
+When a decoding sequence needs a page and none is left, the last by rank of those that run gives up its pages, goes
+back among the waiting ones and is computed again later, outputs included, as far as the prefix cache has lost them.
+So does the last one of a step that the device has no memory for, and until one of the others has ended none is
+admitted. The first of those that run is never preempted, so it comes to an end; and where all have one priority,
+nobody starves.
 
 Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
 of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from ingot.ir.errors import InternalError, OptionError, RequestError
+from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
+from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
 from ingot.runtime.request import INVALID_TOKEN, Request, Status
+from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.step import StepBuffer, StepSizes
 
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """max_batch        sequences in a step, which is also the number of device rows
-    max_tokens        tokens in a step, at least max_batch, so that every running sequence can decode
-    max_seq_len       tokens of a sequence, prompt and output together
-    page_size         tokens in a page
-    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (What a preempted
-                      sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
-    pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
-    """
-
-    max_batch: int
-    max_tokens: int
-    max_seq_len: int
-    page_size: int = 16
-    chunked_prefill: bool = True
-    pin_memory: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "max_tokens", "max_seq_len", "page_size"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
-                )
-        if self.max_tokens < self.max_batch:
-            raise OptionError(
-                f"max_tokens = {self.max_tokens} is less than max_batch = {self.max_batch}",
-                where="SchedulerConfig",
-                expected="max_tokens >= max_batch: a step feeds at least one token to every running sequence",
-            )
+_rank = attrgetter("rank")
 
 
 @dataclass(frozen=True)
@@ -72,9 +47,8 @@ class _Room:
     tokens: int
     scored: int = MAX_SCORED
 
-    def fit(self, request: Request) -> int:
-        """How many tokens of a prompt go into the step."""
-        start = request.num_computed
+    def fit(self, request: Request, start: int) -> int:
+        """How many tokens of a prompt go into the step, from position `start` on."""
         length = min(request.num_tokens - start, self.tokens)
         scored = request.scored_in(start, start + length)
         return length if len(scored) <= self.scored else scored.start + self.scored - start
@@ -94,8 +68,8 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.requests: dict[str, Request] = {}  # not finished, by id
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of admission, which is that of arrival
+        self.waiting: list[Request] = []  # by rank, as those that run
+        self.running: list[Request] = []
         max_pages = pool.pages_for(config.max_seq_len)
         # A token fed gives at most one row of logits.
         max_rows = min(config.max_tokens, config.max_batch + MAX_SCORED)
@@ -107,6 +81,8 @@ class Scheduler:
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
         self._most_running: int | None = None  # sequences, since a step of more had no memory
+        self._cache = PrefixCache(pool, enabled=config.prefix_caching)
+        self._num_arrived = 0
         self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
 
     @property
@@ -114,53 +90,40 @@ class Scheduler:
         return len(self._free_rows)
 
     @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        return replace(self._cache.stats)
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. False, and nothing changes, while sequences hold pages: what comes behind a page that
+        was forgotten would be found again."""
+        if self.pool.num_held or self.pool.num_releasing:
+            return False
+        self.pool.forget_all()
+        return True
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served."""
-        config, pool, prompt_len = self.config, self.pool, len(request.prompt_ids)
-        where = f"request {request.request_id}"
         if request.request_id in self.requests:
-            raise RequestError("a request with this id is being served", where=where, expected="an id of its own")
-        if prompt_len == 0:
-            raise RequestError("the prompt is empty", where=where, expected="at least one token")
-        if prompt_len + 1 > config.max_seq_len:
             raise RequestError(
-                f"the prompt has {prompt_len} tokens",
-                where=where,
-                expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
-                hint="shorten the prompt, or compile with a larger max_seq_len",
+                "a request with this id is being served",
+                where=f"request {request.request_id}",
+                expected="an id of its own",
             )
-        if not config.chunked_prefill and prompt_len > config.max_tokens:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens",
-                where=where,
-                expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
-                hint="turn chunked prefill on, or compile with larger max_tokens",
-            )
-        if request.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens, and their log-probabilities are asked for",
-                where=where,
-                expected=f"at most {MAX_SCORED + 1}, because chunked prefill is off",
-                hint="turn chunked prefill on",
-            )
-        # The last token is never fed, so it needs no place in the cache.
-        if (pages := pool.pages_for(self._max_total(request) - 1)) > pool.num_pages:
-            raise RequestError(
-                f"prompt and output need {pages} KV pages",
-                where=where,
-                expected=f"at most {pool.num_pages} pages of {pool.page_size} tokens, which is the whole cache",
-                hint="ask for fewer max_tokens, or serve with a larger KV cache",
-            )
+        check_servable(request, self.config, self.pool)
 
     def add(self, request: Request) -> None:
         """Queue a new request. Raises RequestError for one that could never be served."""
         self.check(request)
-        request.max_total = self._max_total(request)
+        request.max_total = max_total(request, self.config)
+        request.rank = request.priority, self._num_arrived
+        self._num_arrived += 1
+        self._cache.begin(request)
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_rank)
 
     def schedule(self) -> StepBatch | None:
         """The next step, or None when nothing can be fed before the step in flight has retired."""
@@ -168,10 +131,18 @@ class Scheduler:
             raise InternalError(
                 "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
             )
+        if self._in_flight:  # it was launched, and what it writes is there for the steps behind it
+            for chunk in self._in_flight[-1].chunks:
+                request = chunk.request
+                if request.status is Status.RUNNING:
+                    self._exchange(request, self._cache.keep(request))
+        self._cache.begin_step()
         chunks: list[Chunk] = []
-        short_of_pages = self._schedule_decodes(chunks)
+        prefilling, short_of_pages = self._schedule_decodes(chunks)
         room = _Room(self.config.max_tokens - len(chunks))
-        self._schedule_prefills(chunks, room)
+        for request in prefilling:
+            if request.status is Status.RUNNING:  # and was not preempted just now
+                self._feed(request, chunks, room)
         # Else new requests would take the pages that running ones wait for; and one that was preempted just now, with a
         # token in flight, has to wait for that token.
         if not short_of_pages:
@@ -185,6 +156,7 @@ class Scheduler:
             chunk.request.num_computed += chunk.length
             chunk.request.in_flight += chunk.samples
             chunk.request.num_scored += len(chunk.scored)
+            chunk.request.miscounted = False
         return batch
 
     def retire(self, batch: StepBatch, tokens: Sequence[int]) -> list[Accepted]:
@@ -209,6 +181,7 @@ class Scheduler:
                 continue
             if token != INVALID_TOKEN:
                 request.output_ids.append(token)
+                self._cache.extend(request)
             accepted.append(Accepted(request, token, row))
             if (end := request.end_after(token)) is not None:
                 self.finish(request, *end)
@@ -217,7 +190,7 @@ class Scheduler:
     def withdraw(self, batch: StepBatch) -> Request | None:
         """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
 
-        The one admitted last is preempted, with all behind it, and none is admitted until one that runs has ended. A
+        The last of them by rank is preempted, with all behind it, and none is admitted until one that runs has ended. A
         step of one sequence is given up for nobody: gives that sequence, which cannot go on.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
@@ -229,9 +202,9 @@ class Scheduler:
             request = chunk.request
             request.in_flight -= chunk.samples
             request.num_scored -= len(chunk.scored)
-            # Part of the step may have run. What it wrote is written again, once the tokens in flight are known to the
-            # host; but tokens would be counted twice, and a sequence counts anew only from its beginning.
-            request.num_computed = 0 if request.params.penalizes else chunk.start
+            # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
+            request.num_computed = chunk.start
+            request.miscounted = request.params.penalizes
         if len(batch.chunks) == 1:
             return batch.chunks[0].request
         fed = {chunk.request.request_id for chunk in batch.chunks}
@@ -247,11 +220,10 @@ class Scheduler:
         if request.finished:
             return
         if request.status is Status.RUNNING:
-            self.running.remove(request)
             self._release(request)
             self._most_running = None
         else:
-            self.waiting.remove(request)
+            del self.waiting[bisect_left(self.waiting, request.rank, key=_rank)]
         request.status = Status.FINISHED
         del self.requests[request.request_id]
 
@@ -269,101 +241,128 @@ class Scheduler:
             self.finish(request, "abort")
         self._in_flight.clear()
         self.pool.retire(self._next_step)
+        self.pool.forget_all()  # whatever those steps were to write may not be there
 
-    def _max_total(self, request: Request) -> int:
-        limit = self.config.max_seq_len
-        max_tokens = request.params.max_tokens
-        return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
+    def _schedule_decodes(self, chunks: list[Chunk]) -> tuple[list[Request], bool]:
+        """One token of every sequence that has only one left to feed, by rank.
 
-    def _schedule_decodes(self, chunks: list[Chunk]) -> bool:
-        """One token of every sequence that has only one left to feed, oldest first. True when pages were short."""
-        short = False
+        Gives those that have more left, and whether pages were short.
+        """
+        prefilling, short = [], False
         for request in list(self.running):  # a copy: preemption takes requests from the end
-            if request.status is not Status.RUNNING or request.num_computed < request.num_tokens - 1:
+            if request.status is not Status.RUNNING:
                 continue
-            if request.num_tokens >= request.max_total:
-                continue  # its last token is in flight
-            if self._grow(request):
+            num_tokens = request.num_tokens
+            if request.num_computed < num_tokens - 1:
+                prefilling.append(request)
+            elif num_tokens >= request.max_total:
+                pass  # its last token is in flight
+            elif request.num_computed < len(request.pages) * self.pool.page_size or self._grow(request):
                 chunks.append(self._chunk(request, 1))
             else:
                 short = True
-        return short
-
-    def _schedule_prefills(self, chunks: list[Chunk], room: _Room) -> None:
-        """Go on with the prompts that are partly fed."""
-        for request in self.running:
-            if request.num_computed < request.num_tokens - 1:
-                self._feed(request, chunks, room)
+        return prefilling, short
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
-        """Give waiting requests rows and pages, in order."""
-        while self.waiting and self._free_rows and len(self.running) != self._most_running:
+        """Give waiting requests rows and pages, by rank."""
+        while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
-            length, fits = request.num_tokens, room.fit(request)
+            found = self._cache.find(request)
+            start = len(found) * self.pool.page_size
+            length, fits = request.num_tokens - start, room.fit(request, start)
+            if self._cache.is_coming(request, len(found)):
+                break
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
             # One more than its pages now, or it would be preempted at its first decode.
-            if self.pool.pages_for(min(length + 1, request.max_total - 1)) > self.pool.num_free:
+            need = self.pool.pages_for(min(request.num_tokens + 1, request.max_total - 1)) - len(found)
+            if need > self.pool.num_free_beside(found):
                 break
-            self.waiting.popleft()
-            self.running.append(request)
+            del self.waiting[0]
+            insort(self.running, request, key=_rank)
             request.status, request.row = Status.RUNNING, self._free_rows.pop()
             self._tables.set_request(request.row, request)
-            self._take_pages(request, self.pool.pages_for(length))
+            self.pool.share(found)
+            self._add_pages(request, found)
+            request.num_computed, request.num_kept = start, len(found)
+            request.miscounted = request.params.penalizes
+            self._cache.admit(request, start)
+            self._take_pages(request, self.pool.pages_for(request.num_tokens) - len(found))
             self._feed(request, chunks, room)
 
     def _feed(self, request: Request, chunks: list[Chunk], room: _Room) -> None:
         """As much of a prompt as there is room for."""
-        if length := room.fit(request):
+        if length := room.fit(request, request.num_computed):
             chunks.append(self._chunk(request, length))
             room.take(chunks[-1])
+            self._cache.feed(request, length)
 
     def _chunk(self, request: Request, length: int) -> Chunk:
-        start = request.num_computed
+        start, num_known = request.num_computed, request.num_known
         return Chunk(
             request,
             request.row,
             start,
             length,
-            on_device=start >= request.num_known,
-            samples=start + length == request.num_tokens,
-            scored=request.scored_in(start, start + length),
+            on_device=start >= num_known,
+            samples=start + length == num_known + request.in_flight,
+            scored=request.scored_in(start, start + length) if request.scores_prompt else range(0),
+            recounts=request.miscounted and start > 0,
         )
 
     def _grow(self, request: Request) -> bool:
-        """Make room for the KV of one more token. False: not now, or the request itself was preempted."""
-        need = self.pool.pages_for(request.num_computed + 1) - len(request.pages)
-        if need <= 0:
-            return True
-        while self.pool.num_free + self.pool.num_releasing < need:
+        """Give a request one more page. False: not now, or the request itself was preempted."""
+        while self.pool.num_free + self.pool.num_releasing == 0:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        if self.pool.num_free < need:
-            return False  # the pages come when the step in flight retires
-        self._take_pages(request, need)
+        if self.pool.num_free == 0:
+            return False  # pages come when the step in flight retires
+        self._take_pages(request, 1)
         return True
 
     def _take_pages(self, request: Request, count: int) -> None:
-        pages = self.pool.allocate(count)
+        self._add_pages(request, self.pool.allocate(count))
+
+    def _add_pages(self, request: Request, pages: list[int]) -> None:
         request.pages += pages
         self._tables.add_pages(request.row, pages)
 
+    def _exchange(self, request: Request, others: list[tuple[int, int]]) -> None:
+        """Let a request hold other pages of equal content at some places."""
+        if not others:
+            return
+        given = [request.pages[place] for place, _ in others]
+        self.pool.share([page for _, page in others])
+        self.pool.free(given, self._busy_until)
+        for place, page in others:
+            request.pages[place] = page
+            self._tables.set_page(request.row, place, page)
+
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
+        request.num_lost = request.num_computed
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
         request.preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=_rank)
+
+    @property
+    def _busy_until(self) -> int | None:
+        return self._in_flight[-1].step if self._in_flight else None
 
     def _release(self, request: Request) -> None:
+        """Take row and pages from a request that runs."""
+        del self.running[bisect_left(self.running, request.rank, key=_rank)]
+        if request.finish_reason == "error":
+            self.pool.forget(request.pages)  # they may hold what is not finite
+        else:
+            self._exchange(request, self._cache.keep(request))
         # The row needs no such delay as the pages: whoever gets it next starts with explicit tokens and positions, in a
         # step after those in flight.
-        busy_until = self._in_flight[-1].step if self._in_flight else None
-        self.pool.free(request.pages, busy_until)
+        self.pool.free(request.pages, self._busy_until)
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
-        request.pages, request.row = [], -1
+        request.pages, request.row, request.num_kept = [], -1, 0

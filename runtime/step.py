@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.runtime.token_counts import Recount
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,15 @@ def step_words(sizes: StepSizes) -> int:
 class StepInputs(dict[str, torch.Tensor]):
     """The program's inputs by name, on the host: `STEP_FIELDS`, all views of `flat` (i32), which one copy moves.
 
-    Valid until the step has retired; then the buffer serves another step.
+    `recounts` are rows of token counts that are made anew in front of the step. Valid until the step has retired; then
+    the buffer serves another step.
     """
 
     def __init__(self, flat: torch.Tensor, sizes: StepSizes) -> None:
         super().__init__(step_views(flat, sizes))
         self.flat = flat
         self.sizes = sizes
+        self.recounts: tuple[Recount, ...] = ()
 
 
 class StepBuffer:

@@ -269,6 +269,17 @@ def test_serving(
         call("serve", artifact)
 
 
+def test_what_a_step_costs_the_host(
+    results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    """The script itself asserts who runs, who waits, and what is found."""
+    call("schedule", "--running", 4, "--waiting", 3, "--prompt", 40, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    parts = {f"{part}{how}" for part in ("schedule", "retire") for how in ("", "_uncached", "_nobody_waits")}
+    assert figures.keys() == {*parts, "add", "admit"}
+    assert all(0 < figure.value < 0.1 for figure in figures.values())
+
+
 def test_a_cold_start(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:

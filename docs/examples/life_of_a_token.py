@@ -13,7 +13,8 @@ from ingot import SamplingParams, compile_model
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.pages import PagePool
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.step import StepInputs
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pico"

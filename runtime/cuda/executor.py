@@ -14,6 +14,7 @@ from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
 from ingot.runtime.step import step_views
+from ingot.runtime.token_counts import recount
 
 # Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them for small batches
 # (1, 2, 4, 8, then steps of 8), since a row of padding costs little.
@@ -61,6 +62,8 @@ class CudaExecutor:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
         instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
         try:
+            with torch.cuda.stream(self.stream):
+                recount(self.states, inputs)
             return self._launch(inputs, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds

@@ -76,7 +76,7 @@ def test_a_request_that_is_not_finite_ends_and_the_others_go_on(
 @pytest.mark.parametrize("buffer", [1, 8, 20])
 def test_a_step_without_memory_is_made_smaller(healthy: Path, buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step ends in between, at one of the buffers that its kernels get."""
-    llm = LLM(healthy, num_kv_pages=200)
+    llm = LLM(healthy, num_kv_pages=200, enable_prefix_caching=False)  # the prompts are fed twice
     plain = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     counted = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, repetition_penalty=1.3)
     prompts = [[5 + place] * (20 + place) for place in range(12)]

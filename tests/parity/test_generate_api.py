@@ -298,6 +298,27 @@ def test_options_of_an_artifact_are_checked(speaking: Path) -> None:
                 LLM(speaking, **{option: value})
 
 
+def test_priorities_and_salts(speaking: Path, llm: LLM) -> None:
+    urgent = LLM(speaking, scheduling_policy="priority", max_num_seqs=1)
+    prompts: list[Any] = [TEXT, {"prompt": TEXT, "cache_salt": "of another tenant"}, "x"]
+    ended = [out.request_id for out in urgent.stream(prompts, GREEDY, priority=[3, -1, 0]) if out.finished]
+    assert ended == ["1", "2", "0"]
+    assert urgent.prefix_cache_stats.hits == 0, "one prompt, two salts"
+    (again,) = urgent.generate({"prompt": TEXT, "cache_salt": "of another tenant"}, GREEDY)
+    assert again.num_cached_tokens and again.outputs == llm.generate(TEXT, GREEDY)[0].outputs
+    for priority, message in (([1], "1 priorities for 2"), ([0, 0.5], "0.5"), ([True, 0], "True"), (1, "type int")):
+        with pytest.raises(RequestError, match=message):
+            urgent.generate(["a", "b"], GREEDY, priority=priority)
+    with pytest.raises(RequestError, match="priority 1 where requests are served in the order"):
+        llm.generate("a", GREEDY, priority=[1])
+    for options, message in (
+        ({"scheduling_policy": "lifo"}, "policy is 'lifo'"),
+        ({"enable_prefix_caching": "no"}, "'no'"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            LLM(speaking, **options)
+
+
 def test_a_checkpoint_is_compiled_once_in_a_child_process(
     checkpoint: Callable[[str], Path], bare: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

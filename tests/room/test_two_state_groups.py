@@ -26,7 +26,7 @@ from toy_ops import toy_ops
 from ingot import LLM, SamplingParams, compile_model
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops, recipe
-from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.errors import InternalError, OptionError, VerifyError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
@@ -407,3 +407,12 @@ def test_served_in_pieces_and_preempted(folder: Path, oracle: Callable[..., torc
     for prompt, tokens in zip(PROMPTS, whole, strict=True):
         logits = oracle([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
         assert tokens == logits.argmax(-1).tolist()
+
+
+def test_sequences_share_no_pages(folder: Path) -> None:
+    """A sequence that found pages would begin without the state that belongs to them."""
+    with pytest.raises(OptionError, match=r"prefix caching for a model with the state 'conv\.1'"):
+        LLM(folder, enable_prefix_caching=True)
+    llm, params = LLM(folder, num_kv_pages=PAGES), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    first, again = (llm.generate([PROMPTS[-1]], params)[0] for _ in range(2))
+    assert again.outputs == first.outputs and again.num_cached_tokens == llm.prefix_cache_stats.hits == 0

@@ -10,6 +10,7 @@ only when its tokens are asked for, the latest moment a real device may choose.
 import hashlib
 import itertools
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,8 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Logprob, RequestOutput
 from ingot.runtime.pages import PagePool
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import Policy, SchedulerConfig
 from ingot.runtime.step import STEP_FIELDS, StepInputs, step_views
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -103,7 +105,7 @@ class FakeDevice:
         self.invalid: Callable[[list[int]], bool] = lambda context: False
         self.launched: list[FakeHandle] = []
         self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = 0
-        self.num_rated = self.most_rated = 0
+        self.num_rated = self.most_rated = self.most_shared = self.num_fed = 0
         self.fail_at = -1
         self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
         self.touched: set[int] = set()  # rows of steps that ran in part
@@ -145,11 +147,14 @@ class FakeDevice:
         assert value["q_starts"] == [0, *itertools.accumulate(value["q_lens"])][:-1] and min(value["q_lens"]) >= 1
         expected_seqs = [seq for seq, length in enumerate(value["q_lens"]) for _ in range(length)]
         assert value["token_seqs"] == expected_seqs and len(value["tokens"]) == len(expected_seqs)
-        self.most_tokens = max(self.most_tokens, sizes["T"])
+        self.most_tokens, self.num_fed = max(self.most_tokens, sizes["T"]), self.num_fed + sizes["T"]
         self.most_sequences = max(self.most_sequences, sizes["B"])
 
-        used: set[int] = set()
-        contexts = [self._write(seq, value, used) for seq in range(sizes["B"])]
+        for one in inputs.recounts:
+            assert one.row in value["rows"]
+            self.counts[one.row] = set(one.prompt), list(one.generated)
+        contexts = [self._write(seq, value) for seq in range(sizes["B"])]
+        self._check_pages(contexts, value["q_lens"])
         sampled: dict[int, int] = {}
         for seq, index in enumerate(value["sample_index"]):
             if index < 0:
@@ -183,7 +188,14 @@ class FakeDevice:
             self.counts[row] = {VOCAB}, [VOCAB]
         self.touched.clear()
 
-    def _write(self, seq: int, value: dict[str, list], used: set[int]) -> list[tuple[int, int]]:
+    def _check_pages(self, contexts: list[list[tuple[int, int]]], lengths: list[int]) -> None:
+        """Nobody has a page that another sequence writes in this step."""
+        holders = Counter(page for places in contexts for page in {page for page, _ in places})
+        for places, length in zip(contexts, lengths, strict=True):
+            assert all(holders[page] == 1 for page, _ in places[-length:]), "two sequences have a page that one writes"
+        self.most_shared = max(self.most_shared, *holders.values())
+
+    def _write(self, seq: int, value: dict[str, list]) -> list[tuple[int, int]]:
         """Put a sequence's tokens into the cache; the places of all its tokens so far."""
         row, length, start = value["rows"][seq], value["q_lens"][seq], value["starts"][seq]
         first = value["q_starts"][seq]
@@ -197,11 +209,12 @@ class FakeDevice:
         num_pages = -(-end // self.page_size)
         assert num_pages <= len(value["page_table"][seq]), "the page table is too short"
         pages = value["page_table"][seq][:num_pages]
-        assert len(set(pages)) == num_pages and not used & set(pages), "two places share a page"
-        used |= set(pages)
+        assert len(set(pages)) == num_pages, "two places share a page"
         places = [(pages[position // self.page_size], position % self.page_size) for position in range(end)]
         for position, token in zip(range(start, end), tokens, strict=True):
             page, offset = places[position]
+            # Poison lies wherever nobody has written. A sequence may begin again, and then it writes the same.
+            assert self.cache[page][offset] in (POISON, (token, position)), "what was written is written over"
             self.cache[page][offset] = (token, position)
         self.position[row], self.last_token[row] = end, None
         self._count(row, start, tokens, value["prompt_ends"][seq])
@@ -259,11 +272,22 @@ class Served:
         permute_seed: int | None = None,
         tokenizer: Tokenizer | None = None,
         eos: Sequence[int] = (),
+        prefix_caching: bool = True,
+        policy: Policy = "fcfs",
     ) -> None:
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
         self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab)
+        # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
-        self.config = SchedulerConfig(max_batch, max_tokens, max_seq_len, page_size, chunked_prefill)
+        self.config = SchedulerConfig(
+            max_batch,
+            max_tokens,
+            max_seq_len,
+            page_size,
+            chunked_prefill,
+            prefix_caching=prefix_caching,
+            policy=policy,
+        )
         self.scheduler = Scheduler(self.config, self.pool)
         self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
         self.vocab, self.eos, self.tokenizer = vocab, tuple(eos), tokenizer
@@ -323,20 +347,26 @@ class Served:
     def check(self) -> None:
         """What holds between any two steps."""
         scheduler, pool = self.scheduler, self.pool
-        held = [page for request in scheduler.running for page in request.pages]
-        assert len(held) == len(set(held)) == pool.num_held
+        holders = Counter(page for request in scheduler.running for page in request.pages)
+        assert all(len(set(request.pages)) == len(request.pages) for request in scheduler.running)
+        assert len(holders) == pool.num_held and all(pool._holders[page] == count for page, count in holders.items())
         assert len(scheduler.running) + scheduler.num_free_rows == self.config.max_batch
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         assert set(scheduler.requests.values()) == {*scheduler.running, *scheduler.waiting}
         assert all(not request.pages and request.row == -1 for request in scheduler.waiting)
-        order = [request.request_id for request in (*scheduler.running, *scheduler.waiting)]
-        assert order == [request_id for request_id in scheduler.requests], "running and waiting are in order of arrival"
+        for queue in (scheduler.running, scheduler.waiting):
+            assert queue == sorted(queue, key=lambda request: request.rank)
+        if self.config.policy == "fcfs":
+            order = [request.request_id for request in (*scheduler.running, *scheduler.waiting)]
+            assert order == list(scheduler.requests), "running and waiting are in order of arrival"
+        for page, digest in pool._digests.items():
+            assert pool._kept[digest] == page and pool._free.count(page) == 0
 
     def step(self) -> list:
-        oldest = self.scheduler.running[0] if self.scheduler.running else None
-        before = oldest.preemptions if oldest else 0
+        first = self.scheduler.running[0] if self.scheduler.running else None
+        before = first.preemptions if first else 0
         outputs = self.engine.step()
-        assert oldest is None or oldest.preemptions == before, "the oldest running request was preempted"
+        assert first is None or first.preemptions == before, "the first of those that run was preempted"
         self.check()
         return outputs
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.errors import InternalError, RequestError
+from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.sampling_params import SamplingParams
 
@@ -351,6 +352,18 @@ def test_one_step_is_in_flight(serve):
     assert served.device.num_launches == 2
     served.drain()
     assert served.engine.step() == []
+
+
+def test_text_is_made_behind_the_launch_of_the_next_step(texts, monkeypatch):
+    served, launches, push = texts(), [], Detokenizer.push
+
+    def watched(self, token):
+        launches.append(served.device.num_launches)
+        push(self, token)
+
+    monkeypatch.setattr(Detokenizer, "push", watched)
+    run(served, max_tokens=9, ignore_eos=True)
+    assert launches == [*range(2, 10), 9], "there is none behind the last one"
 
 
 def test_many_texts_with_stops_under_pressure(serve, tokenizer):

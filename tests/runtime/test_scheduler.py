@@ -12,12 +12,13 @@ from ingot.runtime.batch import Chunk, RowTables, build_step
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request, Status
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.step import StepBuffer, StepSizes, step_views, step_words
 
 
 def scheduler_of(num_pages=64, page_size=4, **config):
-    config = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 64, **config}
+    config = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 64, "prefix_caching": False, **config}
     return Scheduler(SchedulerConfig(page_size=page_size, **config), PagePool(num_pages, page_size))
 
 

@@ -5,7 +5,7 @@ on its batch, so there logits are compared by the tolerance table, as far as the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.executor import StepHandle
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.pages import PagePool
-from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.prefix_cache import PrefixCacheStats
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.step import StepInputs
 
 # One worker, for the artifacts that tests share.
@@ -45,6 +47,21 @@ def some_prompts() -> list[list[int]]:
     return [torch.randint(0, 409, (length,), generator=generator).tolist() for length in lengths]
 
 
+def alike_prompts() -> list[list[int]]:
+    """Eight that begin like one another, for none to two and a half pages, and one of them twice."""
+    trunk = some_prompts()[3]
+    return [
+        trunk[:33],
+        [*trunk, 5],
+        trunk[:32],
+        trunk[:16],
+        [7, *trunk],
+        [*trunk[:20], 1, 2, 3],
+        trunk[:17],
+        trunk[:33],
+    ]
+
+
 @dataclass
 class Recorder:
     """An executor that keeps the logits from which each token was chosen, by (request, tokens before it)."""
@@ -64,12 +81,14 @@ class Recorder:
 
 @dataclass
 class Served:
-    """What eight requests gave: tokens, the logits behind them, and how often a request was preempted."""
+    """What eight requests gave: tokens, the logits behind them, preemptions, and what the prefix cache did."""
 
+    prompts: list[list[int]]
     tokens: list[list[int]]
     reasons: list[str | None]
     logits: Mapping[tuple[int, int], torch.Tensor]
     preemptions: int
+    cached: PrefixCacheStats
 
 
 def caches(loaded: Loaded) -> list[torch.Tensor]:
@@ -81,12 +100,16 @@ def serve(
     params: Sequence[SamplingParams],
     *,
     num_pages: int,
+    prompts: Sequence[list[int]] | None = None,
+    prefix_caching: bool = True,
     chunked: bool = False,
     permute_seed: int | None = None,
     poison: bool = False,
     max_batch: int = 8,
 ) -> Served:
-    """Serve `some_prompts()` together; with `poison`, whatever is not written is NaN, pages that are freed included."""
+    """Serve `prompts`, else `some_prompts()`, together; with `poison`, whatever is not written is NaN, pages that are
+    worth nothing any more included."""
+    prompts = prompts or some_prompts()
     loaded = load_artifact(artifact, num_pages=num_pages)
 
     def fill(pages: Sequence[int]) -> None:
@@ -102,6 +125,7 @@ def serve(
         max_seq_len=limits.max_seq_len,
         page_size=limits.page_size,
         chunked_prefill=chunked,
+        prefix_caching=prefix_caching,
     )
     pool = PagePool(num_pages, limits.page_size, permute_seed=permute_seed, on_release=fill if poison else None)
     scheduler = Scheduler(config, pool)
@@ -110,20 +134,23 @@ def serve(
     engine.add_requests(
         [
             EngineRequest(str(number), prompt, one, stream=False)
-            for number, (prompt, one) in enumerate(zip(some_prompts(), params, strict=True))
+            for number, (prompt, one) in enumerate(zip(prompts, params, strict=True))
         ]
     )
     outputs = {}
     while engine.has_unfinished():
         outputs.update({int(output.request_id): output.outputs[0] for output in engine.step()})
     assert pool.num_free == num_pages
+    pool.forget_all()
     if poison:
         assert all(bool(cache.isnan().all()) for cache in caches(loaded)), "a page was written after it was freed"
     return Served(
+        prompts=list(prompts),
         tokens=[outputs[number].token_ids for number in sorted(outputs)],
         reasons=[outputs[number].finish_reason for number in sorted(outputs)],
         logits=recorder.logits,
         preemptions=scheduler.num_preemptions,
+        cached=scheduler.prefix_cache_stats,
     )
 
 
@@ -139,7 +166,7 @@ def assert_near(found: Served, expected: Served) -> None:
     """Logits by tolerance, for as long as a request has been given the same tokens."""
     assert found.reasons == expected.reasons == ["length"] * 8
     compared = 0
-    for number, prompt in enumerate(some_prompts()):
+    for number, prompt in enumerate(expected.prompts):
         for step in range(NEW_TOKENS):
             if found.tokens[number][:step] != expected.tokens[number][:step]:
                 break
@@ -245,6 +272,65 @@ def test_normal_mode_under_stress(
     served = serve(normal, PARAMS[kind], num_pages=SMALL, chunked=chunked, permute_seed=3, poison=True)
     assert served.preemptions >= 3
     assert_near(served, tidy)
+
+
+@pytest.mark.parametrize("num_pages", [AMPLE, SMALL])
+def test_shared_pages_change_no_bit(deterministic: Path, num_pages: int) -> None:
+    """What another sequence has computed, in other chunks, is bitwise what this one would have."""
+    alike = alike_prompts()
+    params = [replace(one, repetition_penalty=1.3, presence_penalty=0.2) if one.seed % 2 else one for one in SEEDED]
+    alone = serve(deterministic, params, num_pages=AMPLE, prompts=alike, prefix_caching=False)
+    # Fewer rows than requests: later ones find what those before them have left.
+    served = serve(
+        deterministic,
+        params,
+        num_pages=num_pages,
+        prompts=alike,
+        chunked=True,
+        permute_seed=2,
+        poison=True,
+        max_batch=3,
+    )
+    print(f"{num_pages} pages: {served.preemptions} preemptions, {served.cached}")
+    assert alone.cached.hits == 0 and served.cached.hits >= 32 and (served.preemptions > 0) == (num_pages == SMALL)
+    assert_same(served, alone)
+
+
+@normal_backends
+def test_shared_pages_in_normal_mode(backend: str, artifact: Callable[..., Path]) -> None:
+    normal, alike = artifact(NAME, backend=backend), alike_prompts()
+    alone = serve(normal, GREEDY, num_pages=AMPLE, prompts=alike, prefix_caching=False)
+    served = serve(normal, GREEDY, num_pages=AMPLE, prompts=alike, permute_seed=4, poison=True, max_batch=3)
+    assert served.cached.hits >= 32
+    assert_near(served, alone)
+
+
+@pytest.mark.slow
+def test_shared_pages_behind_a_window(artifact: Callable[..., Path]) -> None:
+    """Layers that see a window keep pages as long as the others do, so theirs are shared too."""
+    windowed = artifact("mistral-window", backend="reference", deterministic=True)
+    alike = [[token % 379 for token in prompt] for prompt in alike_prompts()]  # as large as its vocabulary is
+    alone = serve(windowed, SEEDED, num_pages=AMPLE, prompts=alike, prefix_caching=False)
+    served = serve(windowed, SEEDED, num_pages=SMALL, prompts=alike, permute_seed=4, poison=True, max_batch=3)
+    assert served.cached.hits >= 32
+    assert_same(served, alone)
+
+
+def test_llm_finds_a_conversation_again(deterministic: Path) -> None:
+    prompt, params = some_prompts()[3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    off, on = (
+        LLM(deterministic, num_kv_pages=AMPLE, enable_prefix_caching=False),
+        LLM(deterministic, num_kv_pages=AMPLE),
+    )
+    found = []
+    for llm in (off, on):
+        (first,) = llm.generate([prompt], params)
+        longer = [*prompt, *first.outputs[0].token_ids, 3]
+        (second,) = llm.generate([longer], params)
+        found.append((first.outputs, second.outputs))
+        assert llm.prefix_cache_stats.hits == second.num_cached_tokens == (0 if llm is off else 64)
+    assert found[0] == found[1]
+    assert on.reset_prefix_cache() and on.generate([prompt], params)[0].num_cached_tokens == 0
 
 
 def test_llm_with_a_small_pool(deterministic: Path, ample: Callable[[str], Served]) -> None:

@@ -1,0 +1,160 @@
+"""What the host does for a step: the scheduler alone, with an executor that answers at once.
+
+    python benchmarks/schedule.py [--running 256] [--waiting 512] [--prompt 512] [--json FILE]
+
+All that run decode, and the others wait for a row. `schedule` makes the next step, in front of its launch; `retire`
+takes a step's tokens, behind the launch of the next one. Both are means over steps in which each sequence fills as many
+pages as any other, the least of some tries. Counted is the processor's time, which other work on the machine leaves
+alone: a scheduler waits for nothing. Beside them stands what it costs to add a request, its prompt's hashes
+included, and to admit one whose prompt is in the prefix cache already.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from results import Figure, add_json_option, report
+
+from ingot.runtime.batch import StepBatch
+from ingot.runtime.pages import PagePool
+from ingot.runtime.request import Request
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
+
+_PAGE = 16
+_STEPS = 4 * _PAGE
+_TRIES = 5
+_VOCAB = 128_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sequences that run and that wait, and the tokens of their prompts."""
+
+    running: int
+    waiting: int
+    prompt: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence that decodes all measured steps, with some to spare."""
+        return self.prompt + (_TRIES + 2) * _STEPS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("running", 256), ("waiting", 512), ("prompt", 512)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    add_json_option(parser)
+    options = parser.parse_args()
+    load = Load(options.running, options.waiting, options.prompt)
+    alone = Load(options.running, 0, options.prompt)
+    figures = {
+        **step_figures("", load, prefix_caching=True),
+        **step_figures("_uncached", load, prefix_caching=False),
+        **step_figures("_nobody_waits", alone, prefix_caching=True),
+        **request_figures(load),
+    }
+    report(options.json, {"running": load.running, "waiting": load.waiting, "prompt": load.prompt}, figures)
+
+
+def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, Figure]:
+    """The two parts of a decode step."""
+    scheduler = _filled(load, prefix_caching=prefix_caching)
+    steps = _steps(scheduler)
+    tries: list[tuple[float, float]] = []
+    for _ in range(_TRIES):
+        parts = [next(steps) for _ in range(_STEPS)]
+        tries.append((sum(one[0] for one in parts) / _STEPS, sum(one[1] for one in parts) / _STEPS))
+    assert len(scheduler.running) == load.running and len(scheduler.waiting) == load.waiting
+    cache = "with" if prefix_caching else "without"
+    what = f"a step of {load.running} that decode, {load.waiting} waiting, {cache} the prefix cache"
+    return {
+        f"{name}{suffix}": Figure(value=min(values), unit="s", what=f"{verb} {what}", values=values)
+        for name, verb, values in zip(
+            ("schedule", "retire"), ("making", "retiring"), zip(*tries, strict=True), strict=True
+        )
+    }
+
+
+def request_figures(load: Load) -> dict[str, Figure]:
+    """What a request costs once."""
+    draw = random.Random(0)
+    trunk = _prompt(draw, load.prompt)
+    scheduler = _scheduler(load, prefix_caching=True)
+    _serve(scheduler, Request("first", [*trunk, 1], SamplingParams(max_tokens=1)))
+    add, admit = [], []
+    for number in range(_TRIES * 8):
+        request = Request(str(number), [*trunk, 2], SamplingParams(max_tokens=1))
+        begin = time.thread_time()
+        scheduler.add(request)
+        added = time.thread_time()
+        batch = scheduler.schedule()
+        admit.append(time.thread_time() - added)
+        add.append(added - begin)
+        assert request.num_cached == load.prompt // _PAGE * _PAGE
+        _retire(scheduler, batch)
+    prompt = f"a prompt of {load.prompt + 1} tokens"
+    return {
+        "add": Figure(value=min(add), unit="s", what=f"adding {prompt}, with its hashes"),
+        "admit": Figure(
+            value=min(admit), unit="s", what=f"making a step of {prompt}, all but the end found in the cache"
+        ),
+    }
+
+
+def _scheduler(load: Load, *, prefix_caching: bool) -> Scheduler:
+    pages = (load.running + 1) * -(-load.longest // _PAGE)
+    config = SchedulerConfig(
+        max_batch=load.running,
+        max_tokens=max(8192, load.running),
+        max_seq_len=load.longest,
+        page_size=_PAGE,
+        prefix_caching=prefix_caching,
+    )
+    return Scheduler(config, PagePool(pages, _PAGE))
+
+
+def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
+    """A scheduler with every row taken by a sequence that decodes, and the others waiting."""
+    draw, scheduler = random.Random(0), _scheduler(load, prefix_caching=prefix_caching)
+    for number in range(load.running + load.waiting):
+        params = SamplingParams(max_tokens=None, ignore_eos=True)
+        scheduler.add(Request(str(number), _prompt(draw, load.prompt), params))
+    while any(not request.output_ids for request in scheduler.running) or len(scheduler.running) < load.running:
+        _retire(scheduler, scheduler.schedule())
+    return scheduler
+
+
+def _steps(scheduler: Scheduler) -> Iterator[tuple[float, float]]:
+    """Seconds of scheduling a step and of retiring the one before it, step by step, one in flight."""
+    before = scheduler.schedule()
+    while True:
+        begin = time.thread_time()
+        batch = scheduler.schedule()
+        made = time.thread_time()
+        _retire(scheduler, before)
+        yield made - begin, time.thread_time() - made
+        before = batch
+
+
+def _serve(scheduler: Scheduler, request: Request) -> None:
+    scheduler.add(request)
+    while scheduler.has_unfinished:
+        _retire(scheduler, scheduler.schedule())
+
+
+def _retire(scheduler: Scheduler, batch: StepBatch | None) -> None:
+    assert batch is not None
+    scheduler.retire(batch, [7] * batch.inputs.sizes.L)
+
+
+def _prompt(draw: random.Random, tokens: int) -> list[int]:
+    return [draw.randrange(_VOCAB) for _ in range(tokens)]
+
+
+if __name__ == "__main__":
+    main()

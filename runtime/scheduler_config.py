@@ -1,0 +1,100 @@
+"""What a scheduler is asked for, and the requests that it could never serve."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.ir.errors import OptionError, RequestError
+from ingot.ir.logprob_limits import MAX_SCORED
+from ingot.runtime.pages import PagePool
+from ingot.runtime.request import Request
+
+Policy = Literal["fcfs", "priority"]
+POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """max_batch        sequences in a step, which is also the number of device rows
+    max_tokens        tokens in a step, at least max_batch, so that every running sequence can decode
+    max_seq_len       tokens of a sequence, prompt and output together
+    page_size         tokens in a page
+    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (What a preempted
+                      sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
+    pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
+    prefix_caching    sequences that begin alike share pages; for models whose state lies in pages alone
+    policy            who comes first: "fcfs", the request that came first; "priority", the one of lower priority, and
+                      of equal ones the one that came first
+    """
+
+    max_batch: int
+    max_tokens: int
+    max_seq_len: int
+    page_size: int = 16
+    chunked_prefill: bool = True
+    pin_memory: bool = False
+    prefix_caching: bool = True
+    policy: Policy = "fcfs"
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_tokens", "max_seq_len", "page_size"):
+            if getattr(self, name) < 1:
+                raise OptionError(
+                    f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
+                )
+        if self.max_tokens < self.max_batch:
+            raise OptionError(
+                f"max_tokens = {self.max_tokens} is less than max_batch = {self.max_batch}",
+                where="SchedulerConfig",
+                expected="max_tokens >= max_batch: a step feeds at least one token to every running sequence",
+            )
+        if self.policy not in POLICIES:
+            raise OptionError(f"policy is {self.policy!r:.80}", where="SchedulerConfig", expected=" or ".join(POLICIES))
+
+
+def max_total(request: Request, config: SchedulerConfig) -> int:
+    """Most tokens that a request may come to, prompt and output together."""
+    limit, max_tokens = config.max_seq_len, request.params.max_tokens
+    return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
+
+
+def check_servable(request: Request, config: SchedulerConfig, pool: PagePool) -> None:
+    """Raise RequestError for a request that could never be served."""
+    prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
+    if prompt_len == 0:
+        raise RequestError("the prompt is empty", where=where, expected="at least one token")
+    if prompt_len + 1 > config.max_seq_len:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens",
+            where=where,
+            expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
+            hint="shorten the prompt, or compile with a larger max_seq_len",
+        )
+    if not config.chunked_prefill and prompt_len > config.max_tokens:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens",
+            where=where,
+            expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
+            hint="turn chunked prefill on, or compile with larger max_tokens",
+        )
+    if request.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens, and their log-probabilities are asked for",
+            where=where,
+            expected=f"at most {MAX_SCORED + 1}, because chunked prefill is off",
+            hint="turn chunked prefill on",
+        )
+    # The last token is never fed, so it needs no place in the cache.
+    if (pages := pool.pages_for(max_total(request, config) - 1)) > pool.num_pages:
+        raise RequestError(
+            f"prompt and output need {pages} KV pages",
+            where=where,
+            expected=f"at most {pool.num_pages} pages of {pool.page_size} tokens, which is the whole cache",
+            hint="ask for fewer max_tokens, or serve with a larger KV cache",
+        )
+    if request.priority and config.policy != "priority":
+        raise RequestError(
+            f"priority {request.priority} where requests are served in the order in which they come",
+            where=where,
+            expected="priority 0",
+            hint='ask for the scheduling policy "priority"',
+        )
