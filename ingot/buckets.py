@@ -22,8 +22,8 @@ _WIDE = "decode-512", 512
 def bucket_classes(
     target: Target, backends: Sequence[Backend], max_tokens: int, max_batch: int, *, deterministic: bool
 ) -> tuple[BucketClass, ...]:
-    """The bucket classes of steps up to `max_tokens` tokens of `max_batch` sequences: for decode where there are kernels
-    for few tokens, and for all that is larger. Only backends that emit anything tell them apart.
+    """The bucket classes of steps up to `max_tokens` tokens of up to `max_batch` sequences: for decode where there are
+    kernels for few tokens, and for all that is larger. Only backends that emit anything tell them apart.
 
     In deterministic mode one lowering serves every step, since another could round otherwise.
     """

@@ -24,9 +24,11 @@ from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
-from ingot.runtime.cuda.executor import GRAPH_ROWS, CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.graph_sizes import CAPTURES, GRAPH_ROWS, Capture
 from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import copy_weights
+from ingot.runtime.debug_switch import debugging
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.memory import host_memory, kv_pages
@@ -82,7 +84,7 @@ def load_artifact(
     num_pages: int | None = None,
     memory: int | None = None,
     threads: int | None = None,
-    graphs: bool = True,
+    capture: Capture = "need",
     phases: Phases | None = None,
     context: EarlyContext | None = None,
 ) -> Loaded:
@@ -90,14 +92,16 @@ def load_artifact(
 
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
-    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. Without `graphs` a GPU is given
-    every instruction of a step by itself. `phases` takes the times, and `context` is the GPU's where somebody began to
-    make it.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `capture` says when a GPU's decode
+    steps become graphs; by "none" it is given every instruction by itself. `phases` takes the times, and `context` is
+    the GPU's where somebody began to make it.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
     phases = phases or Phases()
+    if capture not in CAPTURES:
+        raise OptionError(f"graphs are captured at {capture!r:.80}", expected=", ".join(CAPTURES))
 
     def check(manifest: Manifest) -> None:
         with phases.phase("target"):
@@ -110,7 +114,7 @@ def load_artifact(
         num_pages=num_pages,
         memory=memory,
         threads=threads,
-        graphs=graphs,
+        capture=capture,
         text=True,
         phases=phases,
         context=context,
@@ -123,7 +127,7 @@ def bind(
     num_pages: int | None = None,
     memory: int | None = None,
     threads: int | None = None,
-    graphs: bool = True,
+    capture: Capture = "need",
     verify: bool = True,
     text: bool = False,
     phases: Phases | None = None,
@@ -148,7 +152,7 @@ def bind(
         room = (
             host_memory(target.memory)
             if device.type == "cpu"
-            else device_memory(device, plans, GRAPH_ROWS if graphs else ())
+            else device_memory(device, plans, () if capture == "none" else GRAPH_ROWS)
         )
         sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
         weights = background.submit(_weights, artifact, device, threads, verify, phases)
@@ -159,12 +163,12 @@ def bind(
             states = States(plans.states, sizes, device)
         params = weights.result()
     with phases.phase("bind"):
-        runs = partial(CudaExecutor, graphs=graphs) if device.type == "cuda" else Executor
+        runs = partial(CudaExecutor, capture=capture, strict=debugging()) if device.type == "cuda" else Executor
         executors = {
             entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
         }
     if device.type == "cuda":
-        _capture_first(device, executors, phases)
+        _capture_first(device, executors, capture, phases)
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
     return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
@@ -197,13 +201,16 @@ def _weights(
         return map_weights(artifact)
 
 
-def _capture_first(device: torch.device, executors: Mapping[str, AnyExecutor], phases: Phases) -> None:
-    """Capture the graphs of one sequence, the others when a step needs them."""
+def _capture_first(
+    device: torch.device, executors: Mapping[str, AnyExecutor], capture: Capture, phases: Phases
+) -> None:
+    """Capture the graphs of one sequence, or all that are to be there before the first step."""
     torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
     with phases.phase("graph"):
         for executor in executors.values():
             if isinstance(executor, CudaExecutor):
-                executor.capture(1)
+                executor.capture_all() if capture == "all" else executor.capture(1)
+        torch.cuda.synchronize(device)  # what a first run has to say of an error comes with this
 
 
 def this_machine(manifest: Manifest) -> Target:

@@ -1,12 +1,14 @@
 """Decode steps of one size as captured graphs: the host's inputs go in and the tokens come out by the graph itself."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 
-from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.errors import InternalError
 from ingot.runtime.bucket import Bucket
+from ingot.runtime.cuda.device_view import device_view
+from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
 
@@ -18,24 +20,34 @@ _IN_FLIGHT = 2
 class DecodeGraph:
     """Steps of up to `rows` sequences that feed one token each, served by `bucket`.
 
-    `pages` are the entries of a sequence in the page table, `sizes` the dims of the step, `pool` the memory that graphs
-    share. It is captured on the current stream. Raises BackendError when that fails.
+    `pages` are the entries of a sequence in the page table, `sizes` the dims of the step. It is captured on the current
+    stream, and what runs there is not waited for. Raises BackendError when that fails.
     """
 
     def __init__(
-        self, bucket: Bucket, rows: int, pages: int, sizes: Mapping[str, int], device: torch.device, pool: Any
+        self,
+        bucket: Bucket,
+        rows: int,
+        pages: int,
+        sizes: Mapping[str, int],
+        device: torch.device,
+        memory: GraphMemory,
     ) -> None:
         inputs = DeviceInputs(rows, pages, device)
         # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
         # is said by the call that is.
         move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, sizes)
-        torch.cuda.current_stream().synchronize()
-        self._sides = [_Side(bucket, inputs, sizes, pool) for _ in range(_IN_FLIGHT)]
+        self._sides = [_Side(bucket, inputs, sizes, memory) for _ in range(_IN_FLIGHT)]
         self._turn = 0
+        # What the graphs read and write that is theirs alone.
+        self.buffers = {"inputs on the device": inputs.flat}
+        for place, side in enumerate(self._sides):
+            self.buffers |= {f"inputs {place}": side.inputs.flat.host, f"tokens {place}": side.tokens.host}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], rows: int, *, rated: bool) -> CudaStepHandle:
-        """Start a step on the current stream. The handle is to be read before the next step but one is launched."""
+        """Start a step on the current stream. The handle is to be read before the next step but one is launched, and
+        its outputs before the next one."""
         side = self._sides[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
         return side.launch(inputs, rows, rated=rated)
@@ -44,65 +56,36 @@ class DecodeGraph:
 class _Side:
     """One of the graphs that take turns, with the pinned memory at both its ends."""
 
-    def __init__(self, bucket: Bucket, inputs: DeviceInputs, sizes: Mapping[str, int], pool: Any) -> None:
+    def __init__(self, bucket: Bucket, inputs: DeviceInputs, sizes: Mapping[str, int], memory: GraphMemory) -> None:
         self._bucket = bucket.plan.bucket.name
-        self._inputs = HostInputs(inputs.sizes)
-        self._tokens = PinnedInts([inputs.rows])
+        self._memory = memory
+        self.inputs = HostInputs(inputs.sizes)
+        self.tokens = PinnedInts([inputs.rows])
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            move(self._inputs.flat.device, inputs.flat)
-            self._outputs = bucket.run(inputs.views, sizes)
-            move(self._outputs["tokens"], self._tokens.device)
-        except BaseException:
-            _end(self._graph)
-            raise
-        if problem := _end(self._graph):
-            raise BackendError(
-                f"a decode step of {inputs.rows} sequences cannot be captured: {problem}",
-                where=f"bucket class {self._bucket}",
-            )
+        what, where = f"a decode step of {inputs.rows} sequences", f"bucket class {self._bucket}"
+        with memory.captured(self._graph, what, where):
+            move(self.inputs.flat.device, inputs.flat)
+            outputs = bucket.run(inputs.views, sizes)
+            move(outputs["tokens"], self.tokens.device)
+        # The views keep nothing: the next graph may have the memory.
+        self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], rows: int, *, rated: bool) -> CudaStepHandle:
         self._retired.synchronize()  # the step before last has taken its inputs, and given its tokens
-        self._inputs.fill(inputs)
+        self._memory.begin_launch()
+        self.inputs.fill(inputs)
         self._graph.replay()
         self._launches += 1
         outputs = {name: value[:rows] for name, value in self._outputs.items()}
-        return CudaStepHandle(self._bucket, outputs, self._reader(rows), self._retired, rated=rated)
+        lend = partial(self._memory.lend, launch=self._memory.launches)
+        read = partial(self._read, rows, self._launches)
+        return CudaStepHandle(self._bucket, outputs, read, self._retired, rated=rated, lend=lend)
 
-    def _reader(self, rows: int) -> "TokenReader":
-        return TokenReader(self._tokens.host, rows, self._launches, self)
-
-    @property
-    def launches(self) -> int:
-        return self._launches
-
-
-class TokenReader:
-    """The tokens of one launch, as long as no later one has taken their place."""
-
-    def __init__(self, tokens: torch.Tensor, rows: int, launch: int, side: _Side) -> None:
-        self._tokens, self._rows, self._launch, self._side = tokens, rows, launch, side
-
-    def __call__(self) -> list[int]:
-        if self._side.launches != self._launch:
+    def _read(self, rows: int, launch: int) -> list[int]:
+        """The tokens of one launch, as long as no later one has taken their place."""
+        if launch != self._launches:
             raise InternalError("the tokens of a step are read after a later step has taken their place")
-        tokens: list[int] = self._tokens[: self._rows].tolist()
+        tokens: list[int] = self.tokens.host[:rows].tolist()
         return tokens
-
-
-def _end(graph: torch.cuda.CUDAGraph) -> str:
-    """End a capture; what was wrong with it, "" when nothing was."""
-    try:
-        graph.capture_end()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def graph_sizes(candidates: Sequence[int], largest: int) -> list[int]:
-    """The sizes of graphs for batches up to `largest`, the last of which the largest batch fills."""
-    return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})

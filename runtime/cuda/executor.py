@@ -1,33 +1,30 @@
 """The executor of a GPU: decode steps as captured graphs, all others by launching their instructions."""
 
-import time
+import math
+from collections import ChainMap
 from collections.abc import Mapping
 
 import torch
 
 from ingot.ir.errors import StepMemoryError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import BucketPlan, Plan
+from ingot.ir.plan import Plan
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
-from ingot.runtime.cuda.decode_graph import DecodeGraph, graph_sizes
+from ingot.runtime.cuda.graph_sizes import Capture, GraphChoice, capturable_sizes
+from ingot.runtime.cuda.graphs import DecodeGraphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
 from ingot.runtime.step import step_views
 
-# Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them for small batches
-# (1, 2, 4, 8, then steps of 8), since a row of padding costs little.
-GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-# Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
-_UNCAPTURABLE = frozenset({"reference", "rowwise"})
-
 
 class CudaExecutor:
     """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
 
-    Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. Without `graphs` every step
-    is launched instruction by instruction. Steps run on a stream of their own, in the order of their launches.
-    `captured` tells the seconds that each graph took, by its rows.
+    Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. `capture` says when decode
+    steps are captured as graphs; "none": every step is launched instruction by instruction. Steps run on `stream`, in
+    the order of their launches. With `strict` a graph is launched only where everything lies as it did when it was
+    captured, and nobody holds what it overwrites. `captured` tells the seconds that each graph took, by its rows.
     """
 
     def __init__(
@@ -39,8 +36,8 @@ class CudaExecutor:
         libraries: Libraries | None = None,
         states: States | None = None,
         *,
-        graphs: bool = True,
-        stream: torch.cuda.Stream | None = None,
+        capture: Capture = "need",
+        strict: bool = False,
     ) -> None:
         self.plan = plan
         self.libraries = libraries or {}
@@ -49,13 +46,23 @@ class CudaExecutor:
         self.states = States(plan.states, self.sizes) if states is None else states
         self.params = bound_params(plan, params, self.sizes)
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.stream = stream or torch.cuda.Stream(self.device)
-        self.captured: dict[int, float] = {}
-        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, self.libraries)
-        self._pages = plan.dims.get("P", (1, 1))[1]
-        self._rows = self._capturable_rows() if graphs else ()
-        self._graphs: dict[int, DecodeGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(self.device)
+        resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
+        self._buckets = bound_buckets(plan, resident, executables, self.libraries)
+        by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
+        buckets = {size: by_plan[id(served)] for size, served in capturable_sizes(plan).items()}
+        self._graphs = DecodeGraphs(
+            GraphChoice(buckets, capture),
+            buckets,
+            self.sizes,
+            plan.dims.get("P", (1, 1))[1],
+            self.device,
+            resident if strict else None,
+        )
+
+    @property
+    def captured(self) -> Mapping[int, float]:
+        return self._graphs.seconds
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
@@ -74,7 +81,7 @@ class CudaExecutor:
             rows = inputs["rows"].shape[0] if "rows" in inputs else 0
             rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
             if watch is None and self._is_decode(inputs, rows):
-                return self._graph(rows).launch(inputs, rows, rated=rated)
+                return self._graphs.launch(inputs, rows, rated=rated)
             sizes = step_sizes(self.inputs, inputs, self.sizes)
             bucket = choose_bucket(self._buckets, inputs, sizes)
             outputs = bucket.run(self._sent(inputs), sizes, watch)
@@ -83,25 +90,30 @@ class CudaExecutor:
 
     def capture(self, rows: int) -> None:
         """Make sure that decode steps of `rows` sequences have a graph. Nothing that runs is disturbed."""
-        if any(rows <= size for size in self._rows):
+        if self._graphs.choice.holds(rows):
             with torch.cuda.stream(self.stream):
-                self._graph(rows)
+                self._graphs.capture(next(size for size in self._graphs.choice.sizes if size >= rows))
+
+    def capture_all(self) -> None:
+        """Make sure that every decode step has its graph."""
+        with torch.cuda.stream(self.stream):
+            for size in reversed(self._graphs.choice.sizes):
+                self._graphs.capture(size)
+
+    def prepare(self, seconds: float = math.inf) -> bool:
+        """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
+        nothing is left to do in them. Nothing that runs is disturbed."""
+        with torch.cuda.stream(self.stream):
+            return self._graphs.capture_next(seconds)
 
     def _is_decode(self, inputs: Mapping[str, torch.Tensor], rows: int) -> bool:
         """One token and one row of logits for each sequence, in their order, and a graph that holds them."""
-        if not self._rows or not 0 < rows <= self._rows[-1]:
+        if not self._graphs.choice.holds(rows):
             return False
         # As many tokens as sequences, and a sequence feeds one at least. A row of logits for each: all are sampled.
         return inputs["tokens"].shape[0] == rows == inputs["logit_rows"].shape[0] and not bool(
             (inputs["sample_index"] < 0).any()
         )
-
-    def _capturable_rows(self) -> tuple[int, ...]:
-        """The sizes of decode steps whose bucket class a graph can hold, up to the largest batch."""
-        largest = self.plan.dims.get("B", (1, 0))[1]
-        sizes = graph_sizes(GRAPH_ROWS, largest)
-        plans = {size: next((b.plan for b in self._buckets if b.plan.bucket.holds(size, 1)), None) for size in sizes}
-        return tuple(size for size, plan in plans.items() if plan is not None and is_capturable(plan))
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""
@@ -111,25 +123,3 @@ class CudaExecutor:
         # The caller's buffer serves the next step but one as soon as this one has retired; a pageable copy has read it
         # when it returns.
         return step_views(flat.to(self.device), sizes)
-
-    def _graph(self, rows: int) -> DecodeGraph:
-        size = next(size for size in self._rows if size >= rows)
-        if size not in self._graphs:
-            begin = time.perf_counter()
-            self._graphs[size] = self._capture(size)
-            self.captured[size] = time.perf_counter() - begin
-        return self._graphs[size]
-
-    def _capture(self, size: int) -> DecodeGraph:
-        bucket = next(bucket for bucket in self._buckets if bucket.plan.bucket.holds(size, 1))
-        sizes = {**self.sizes, **dict.fromkeys("TBL", size), "P": self._pages}
-        return DecodeGraph(bucket, size, self._pages, sizes, self.device, self._pool)
-
-
-def is_capturable(bucket: BucketPlan) -> bool:
-    """Whether a graph can hold the instructions of a bucket class: calls of compiled code and libraries, and aten's
-    views and arithmetic."""
-    return all(
-        one.calls is not None or one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
-        for one in bucket.instructions
-    )

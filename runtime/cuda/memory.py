@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot.ir.plan import Plan, Plans
-from ingot.runtime.cuda.decode_graph import graph_sizes
+from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.memory import ServingMemory
 
 # Of all memory, what serving takes when nobody says: as much as gpu_memory_utilization is by default in vLLM.
@@ -32,13 +32,13 @@ def serving_memory(free: int, total: int, plans: Plans, rows: Sequence[int]) -> 
 
 def graph_bytes(plan: Plan, rows: Sequence[int]) -> int:
     """What captured decode steps of `rows` sequences hold beside other steps, as far as there are such: one pool for
-    what lives within a step, which the largest fills, and the outputs and inputs of each."""
-    kept = graph_sizes(rows, plan.dims.get("B", (1, 0))[1]) if rows else []
+    what lives within a step and comes out of it, which the largest fills, and the inputs of each."""
+    kept = graph_sizes(plan.dims.get("B", (1, 0))[1], rows) if rows else []
     buckets = {bucket.bucket.name: bucket for size in kept for bucket in plan.buckets if bucket.bucket.holds(size, 1)}
     if not buckets:
         return 0
     pool = max(bucket.memory.activations for bucket in buckets.values())
-    # Inputs and outputs of a step grow with its rows; the plan's are those of its largest.
+    # The inputs of a step grow with its rows; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))
-    shares = sum(-(-size * (plan.memory.outputs + plan.memory.inputs) // largest) for size in kept)
+    shares = sum(-(-size * plan.memory.inputs // largest) for size in kept)
     return pool + shares + _GRAPH * len(kept)

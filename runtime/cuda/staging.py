@@ -5,15 +5,13 @@ A copy by the driver inside a graph stands still for 7 to 12 us on either side o
 and the multiprocessors wait for each other; a kernel that moves the same few kilobytes takes 2.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from ingot.runtime.batch import NOTHING_ASKED
+from ingot.runtime.cuda.device_view import device_view
 from ingot.runtime.step import STEP_FIELDS, StepSizes, step_views, step_words
 
 # What a row of a step holds that no sequence has; `feed` and `advance` know it (ingot.ir.ops.step).
@@ -39,22 +37,7 @@ class PinnedInts:
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
-        # Pinned memory has one address for both (CUDA C++ programming guide, "Unified Virtual Address Space").
-        self.device = torch.as_tensor(_OnDevice(self.host), device="cuda")
-        assert self.device.data_ptr() == self.host.data_ptr(), "a copy was made of what is to be shared"
-
-
-@dataclass(frozen=True)
-class _OnDevice:
-    """Pinned memory in the words of the CUDA Array Interface, version 3."""
-
-    tensor: torch.Tensor
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        shape = tuple(self.tensor.shape)
-        assert math.prod(shape), "nothing to share"
-        return {"shape": shape, "typestr": "<i4", "data": (self.tensor.data_ptr(), False), "version": 3}
+        self.device = device_view(self.host, keep=True)
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
