@@ -29,7 +29,7 @@ def test_the_largest_batch_fills_its_graph() -> None:
 
 
 def plan(*, capturable: bool = True, prologue: str | None = None) -> Plan:
-    """Single tokens are the reference's, up to 8 an executable's, more than 64 sequences cuBLAS's, the rest rowwise's."""
+    """One token is the reference's, up to 8 an executable's, more than 64 sequences cuBLAS's, the rest rowwise's."""
     code = Executable(
         id="e", backend="triton", inputs=(), outputs=(), files=("f",), capturable=capturable, prologue=prologue
     )
