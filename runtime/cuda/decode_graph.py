@@ -11,6 +11,7 @@ from ingot.runtime.cuda.device_view import device_view
 from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
+from ingot.runtime.step import StepSizes
 
 # Steps whose inputs or tokens may be on their way at once: the one that runs, and the one that is prepared meanwhile.
 # Each has pinned memory of its own, which its graph copies from and to, hence a graph of its own.
@@ -33,7 +34,7 @@ class DecodeGraph:
         device: torch.device,
         memory: GraphMemory,
     ) -> None:
-        inputs = DeviceInputs(rows, pages, device)
+        inputs = DeviceInputs(StepSizes(T=rows, B=rows, L=rows, P=pages), device)
         # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
         # is said by the call that is.
         move(inputs.flat, inputs.flat)
@@ -60,11 +61,11 @@ class _Side:
         self._bucket = bucket.plan.bucket.name
         self._memory = memory
         self.inputs = HostInputs(inputs.sizes)
-        self.tokens = PinnedInts([inputs.rows])
+        self.tokens = PinnedInts([inputs.sizes.L])
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
-        what, where = f"a decode step of {inputs.rows} sequences", f"bucket class {self._bucket}"
+        what, where = f"a decode step of {inputs.sizes.B} sequences", f"bucket class {self._bucket}"
         with memory.captured(self._graph, what, where):
             move(self.inputs.flat.device, inputs.flat)
             outputs = bucket.run(inputs.views, sizes)

@@ -3,19 +3,25 @@
 import math
 from collections import ChainMap
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import torch
 
-from ingot.ir.errors import StepMemoryError
+from ingot.ir.errors import OptionError, StepMemoryError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plan
-from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.graph_sizes import Capture, GraphChoice, capturable_sizes
 from ingot.runtime.cuda.graphs import DecodeGraphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
+from ingot.runtime.cuda.staging import DeviceInputs
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
-from ingot.runtime.step import step_views
+from ingot.runtime.step import StepSizes, step_views
+
+# Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
+# cuBLAS has other code, which is loaded when it first runs. Usual prompts are near to one of these.
+_WARMED = (128, 512, 2048)
 
 
 class CudaExecutor:
@@ -99,6 +105,32 @@ class CudaExecutor:
         with torch.cuda.stream(self.stream):
             for size in reversed(self._graphs.choice.sizes):
                 self._graphs.capture(size)
+
+    def warm_up(self) -> None:
+        """Run the bucket classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
+        up, and the largest step gets its memory. The first prompt then waits for none of that. Weights may hold
+        anything. Raises OptionError when there is no memory for the largest step."""
+        with torch.cuda.stream(self.stream):
+            for bucket in self._buckets:
+                first, last = bucket.plan.bucket.tokens
+                if bucket.plan.bucket.q_max is None:
+                    for tokens in (last, *(size for size in _WARMED if first <= size < last)):
+                        self._run_padding(bucket, tokens)
+
+    def _run_padding(self, bucket: Bucket, tokens: int) -> None:
+        sizes = StepSizes(T=tokens, B=1, L=1, P=1)
+        try:
+            inputs = DeviceInputs(sizes, self.device)
+            outputs = bucket.run(inputs.views, {**self.sizes, **asdict(sizes)})
+            to_host(outputs["tokens"])
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise OptionError(
+                f"a step of {tokens} tokens has no memory: of {total} bytes on the GPU {free} are free",
+                where=f"bucket class {bucket.plan.bucket.name}",
+                expected=f"{bucket.plan.memory.activations} bytes, which were set aside",
+                hint="end the process that takes them, ask for fewer KV pages, or give less memory",
+            ) from error
 
     def prepare(self, seconds: float = math.inf) -> bool:
         """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when

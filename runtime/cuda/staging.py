@@ -46,14 +46,12 @@ def move(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 class DeviceInputs:
-    """The inputs of decode steps of up to `rows` sequences and `pages` entries of the page table each, padding at
-    first. `views` are the inputs by name, all parts of `flat`."""
+    """The inputs of steps of these sizes, padding at first. `views` are the inputs by name, all parts of `flat`."""
 
-    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
-        self.rows = rows
-        self.sizes = StepSizes(T=rows, B=rows, L=rows, P=pages)
-        self.flat = HostInputs(self.sizes).flat.host.to(device)
-        self.views = step_views(self.flat, self.sizes)
+    def __init__(self, sizes: StepSizes, device: torch.device) -> None:
+        self.sizes = sizes
+        self.flat = HostInputs(sizes).flat.host.to(device)
+        self.views = step_views(self.flat, sizes)
 
 
 class HostInputs:
