@@ -107,7 +107,7 @@ class CudaExecutor:
                 self._graphs.capture(size)
 
     def warm_up(self) -> None:
-        """Run the bucket classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
+        """Run the classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
         up, and the largest step gets its memory. The first prompt then waits for none of that. Weights may hold
         anything. Raises OptionError when there is no memory for the largest step."""
         with torch.cuda.stream(self.stream):
