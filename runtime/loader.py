@@ -25,7 +25,7 @@ from ingot.runtime.check_plan import check_plans
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.graph_sizes import CAPTURES, GRAPH_ROWS, Capture
+from ingot.runtime.cuda.graph_sizes import CAPTURES, Capture
 from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import WeightCopy
 from ingot.runtime.debug_switch import debugging
@@ -152,7 +152,7 @@ def bind(
         room = (
             host_memory(target.memory)
             if device.type == "cpu"
-            else device_memory(device, plans, () if capture == "none" else GRAPH_ROWS)
+            else device_memory(device, plans, graphs=capture != "none")
         )
         sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
         if device.type == "cuda":

@@ -9,10 +9,19 @@ import torch
 
 from ingot.ir.errors import OptionError, StepMemoryError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plan
+from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
-from ingot.runtime.cuda.graph_sizes import Capture, GraphChoice, capturable_sizes
-from ingot.runtime.cuda.graphs import DecodeGraphs
+from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.graph_sizes import (
+    Capture,
+    DecodeChoice,
+    GraphChoice,
+    PromptChoice,
+    decode_steps,
+    graph_arena,
+    prompt_steps,
+)
+from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import DeviceInputs
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
@@ -22,6 +31,8 @@ from ingot.runtime.step import StepSizes, step_views
 # Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
 # cuBLAS has other code, which is loaded when it first runs. Usual prompts are near to one of these.
 _WARMED = (128, 512, 2048)
+# Inputs that a step's sizes are told by, and what a graph needs of them.
+_SIZED = frozenset({"tokens", "rows", "logit_rows", "page_table", "q_lens"})
 
 
 class CudaExecutor:
@@ -30,7 +41,7 @@ class CudaExecutor:
     Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. `capture` says when decode
     steps are captured as graphs; "none": every step is launched instruction by instruction. Steps run on `stream`, in
     the order of their launches. With `strict` a graph is launched only where everything lies as it did when it was
-    captured, and nobody holds what it overwrites. `captured` tells the seconds that each graph took, by its rows.
+    captured, and nobody holds what it overwrites. `captured` and `captured_prompts` tell the seconds that each took.
     """
 
     def __init__(
@@ -55,20 +66,26 @@ class CudaExecutor:
         self.stream = torch.cuda.Stream(self.device)
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
         self._buckets = bound_buckets(plan, resident, executables, self.libraries)
+        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan))
+        memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
-        buckets = {size: by_plan[id(served)] for size, served in capturable_sizes(plan).items()}
-        self._graphs = DecodeGraphs(
-            GraphChoice(buckets, capture),
-            buckets,
-            self.sizes,
-            plan.dims.get("P", (1, 1))[1],
-            self.device,
-            resident if strict else None,
-        )
+
+        def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
+            buckets = {size: by_plan[id(served)] for size, served in steps.items()}
+            return Graphs(choice, buckets, self.sizes, memory, self.device, resident if strict else None)
+
+        self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
+        self._prompts = graphs(PromptChoice({size: one.bucket for size, one in prompts.items()}), prompts)
 
     @property
     def captured(self) -> Mapping[int, float]:
-        return self._graphs.seconds
+        """Of decode steps, by sequences."""
+        return {size.B: seconds for size, seconds in self._decode.seconds.items()}
+
+    @property
+    def captured_prompts(self) -> Mapping[int, float]:
+        """Of steps that feed prompts, by tokens."""
+        return {size.T: seconds for size, seconds in self._prompts.seconds.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
@@ -83,28 +100,41 @@ class CudaExecutor:
             ) from error
 
     def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle:
+        rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
         with torch.cuda.stream(self.stream):
-            rows = inputs["rows"].shape[0] if "rows" in inputs else 0
-            rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
-            if watch is None and self._is_decode(inputs, rows):
-                return self._graphs.launch(inputs, rows, rated=rated)
-            sizes = step_sizes(self.inputs, inputs, self.sizes)
-            bucket = choose_bucket(self._buckets, inputs, sizes)
-            outputs = bucket.run(self._sent(inputs), sizes, watch)
-            tokens = to_host(outputs["tokens"])
-            return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
+            handle = None if watch is not None else self._replayed(inputs, rated)
+            return handle or self._launched(inputs, watch, rated)
+
+    def _replayed(self, inputs: Mapping[str, torch.Tensor], rated: bool) -> CudaStepHandle | None:
+        """A step by a graph that was captured, if one serves it."""
+        if not inputs.keys() >= _SIZED:  # of another entry than main
+            return None
+        tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
+        step = StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
+        most = int(inputs["q_lens"].max()) if tokens > rows else 1  # a sequence feeds one at least
+        return self._decode.launch(inputs, step, most, rated=rated) or self._prompts.launch(
+            inputs, step, most, rated=rated
+        )
+
+    def _launched(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None, rated: bool) -> CudaStepHandle:
+        """A step by its instructions, one by one."""
+        sizes = step_sizes(self.inputs, inputs, self.sizes)
+        bucket = choose_bucket(self._buckets, inputs, sizes)
+        outputs = bucket.run(self._sent(inputs), sizes, watch)
+        tokens = to_host(outputs["tokens"])
+        return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
 
     def capture(self, rows: int) -> None:
-        """Make sure that decode steps of `rows` sequences have a graph. Nothing that runs is disturbed."""
-        if self._graphs.choice.holds(rows):
-            with torch.cuda.stream(self.stream):
-                self._graphs.capture(next(size for size in self._graphs.choice.sizes if size >= rows))
+        """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is
+        disturbed."""
+        with torch.cuda.stream(self.stream):
+            self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
-        """Make sure that every decode step has its graph."""
+        """Make sure that every step has its graph that can have one."""
         with torch.cuda.stream(self.stream):
-            for size in reversed(self._graphs.choice.sizes):
-                self._graphs.capture(size)
+            self._decode.capture_all()
+            self._prompts.capture_all()
 
     def warm_up(self) -> None:
         """Run the classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
@@ -136,16 +166,7 @@ class CudaExecutor:
         """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
         nothing is left to do in them. Nothing that runs is disturbed."""
         with torch.cuda.stream(self.stream):
-            return self._graphs.capture_next(seconds)
-
-    def _is_decode(self, inputs: Mapping[str, torch.Tensor], rows: int) -> bool:
-        """One token and one row of logits for each sequence, in their order, and a graph that holds them."""
-        if not self._graphs.choice.holds(rows):
-            return False
-        # As many tokens as sequences, and a sequence feeds one at least. A row of logits for each: all are sampled.
-        return inputs["tokens"].shape[0] == rows == inputs["logit_rows"].shape[0] and not bool(
-            (inputs["sample_index"] < 0).any()
-        )
+            return self._decode.capture_next(seconds)
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""

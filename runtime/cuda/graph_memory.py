@@ -21,14 +21,17 @@ class GraphMemory:
         self.launches = 0
         self._strict = strict
         self._lent: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self._arena = arena
         self._pool = torch.cuda.graph_pool_handle()
-        self._keeper = torch.cuda.CUDAGraph()  # the pool lasts as long as a graph of it
-        with self.captured(self._keeper, "the memory of graphs"):
-            torch.empty(max(arena, 1), dtype=torch.uint8, device="cuda")[:1].zero_()
+        self._keeper: torch.cuda.CUDAGraph | None = None
 
     @contextmanager
     def captured(self, graph: torch.cuda.CUDAGraph, what: str, where: str = "") -> Iterator[None]:
         """What runs within becomes `graph`, on the current stream. Raises BackendError when it cannot."""
+        if self._keeper is None and self._arena:
+            self._keeper, arena = torch.cuda.CUDAGraph(), self._arena  # the pool lasts as long as a graph of it
+            with self.captured(self._keeper, "the memory of graphs"):
+                torch.empty(arena, dtype=torch.uint8, device="cuda")[:1].zero_()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             yield

@@ -1,9 +1,11 @@
-"""Which decode steps are captured as graphs, and when."""
+"""Which steps are captured as graphs, and when."""
 
-from collections.abc import Collection, Sequence
-from typing import Literal
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, Protocol
 
-from ingot.ir.plan import BucketPlan, Plan
+from ingot.ir.plan import BucketClass, BucketPlan, Plan
+from ingot.runtime.step import StepSizes
 
 # When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the
 # latest and otherwise while the host waits, "none" never.
@@ -13,11 +15,19 @@ CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
 # Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them (1, 2, 4, then steps of
 # 8 to 256 and of 16 above), and twice that where steps are long enough that a row of padding costs little.
 GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
+# Tokens of a captured step that feeds prompts, and its sequences. The host takes 2.2 ms to launch 8 layers on an H200's
+# machine; their kernels take as long for some 1000 tokens, and for more of them the host is in front anyway.
+GRAPH_TOKENS, PROMPT_ROWS = (96, 128, 192, 256, 384, 512, 768, 1024), 64
+# Classes of steps of up to so many tokens have kernels that round a row alike whatever the size of the step; libraries,
+# which others have, may not.
+_FEW_TOKENS = 64
 # Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
 _UNCAPTURABLE = frozenset({"reference", "rowwise"})
 # Steps that a larger graph serves before their own is captured. Capturing takes as long as some tens of steps, and
 # padding up to twice the rows costs less than half of a step.
 _PATIENCE = 32
+# Steps that feed prompts of a size before their graph is captured, which takes as long as some ten of them lose.
+_PROMPTS = 4
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
@@ -25,11 +35,29 @@ def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[in
     return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})
 
 
-def capturable_sizes(plan: Plan) -> dict[int, BucketPlan]:
-    """The sizes of decode steps that graphs can hold, up to the largest batch, each with the bucket class it is of."""
+def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
+    """The decode steps that graphs can hold, one token of each sequence, up to the largest batch; each with the bucket
+    class that it is of."""
     sizes = graph_sizes(plan.dims.get("B", (1, 0))[1])
-    served = {size: next((one for one in plan.buckets if one.bucket.holds(size, 1)), None) for size in sizes}
+    return _capturable(plan, [StepSizes(size, size, size, _pages(plan)) for size in sizes], most=1)
+
+
+def prompt_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
+    """The same of steps that feed prompts, of more tokens than a decode step of few has."""
+    rows = min(PROMPT_ROWS, plan.dims.get("B", (1, 1))[1])
+    largest = plan.dims.get("T", (1, 0))[1]
+    sizes = [StepSizes(size, rows, rows, _pages(plan)) for size in GRAPH_TOKENS if size <= largest]
+    found = _capturable(plan, sizes, most=largest)
+    return {size: bucket for size, bucket in found.items() if bucket.bucket.tokens[1] > _FEW_TOKENS}
+
+
+def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepSizes, BucketPlan]:
+    served = {size: next((one for one in plan.buckets if one.bucket.holds(size.T, most)), None) for size in sizes}
     return {size: bucket for size, bucket in served.items() if bucket is not None and is_capturable(plan, bucket)}
+
+
+def _pages(plan: Plan) -> int:
+    return plan.dims.get("P", (1, 1))[1]
 
 
 def is_capturable(plan: Plan, bucket: BucketPlan) -> bool:
@@ -43,30 +71,84 @@ def is_capturable(plan: Plan, bucket: BucketPlan) -> bool:
     )
 
 
-class GraphChoice:
-    """Which of the graphs of `sizes` serves a step, and which is captured next."""
+def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
+    """Bytes that hold everything that lives within any of these steps. The plan knows the largest step of a bucket
+    class; of a smaller one all is smaller, by its tokens or its rows of logits, but some numbers for each sequence."""
+    return max(
+        (math.ceil(_share(size, bucket) * bucket.memory.activations) for size, bucket in steps.items()), default=0
+    )
 
-    def __init__(self, sizes: Collection[int], when: Capture) -> None:
-        self.sizes = () if when == "none" else tuple(sorted(sizes))
+
+def _share(size: StepSizes, bucket: BucketPlan) -> float:
+    dims = {"T": size.T, "L": size.L}
+    return min(1.0, max(count / max(1, bucket.memory.sizes.get(dim, 1)) for dim, count in dims.items()))
+
+
+class GraphChoice(Protocol):
+    """Which graph serves a step. How much time there was for capturing never shows in results: where two graphs, or a
+    graph and single launches, might round a step otherwise, the steps so far decide which of them serves it."""
+
+    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        """The graph that serves a step of these sizes, at most `most` tokens of one sequence; it is captured when it is
+        not yet. None: no graph does."""
+        ...
+
+    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
+        """What to capture ahead of need, if anything."""
+        ...
+
+
+class DecodeChoice:
+    """Of graphs of decode steps. `classes` are the bucket classes by size."""
+
+    def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
+        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: size.T)}
         self._when = when
         self._seen = 1  # sequences of the last decode step
-        self._missed: dict[int, int] = {}  # steps that wanted a graph of this size in vain
+        self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph in vain
 
-    def holds(self, rows: int) -> bool:
-        return bool(self.sizes) and 0 < rows <= self.sizes[-1]
-
-    def serving(self, rows: int, captured: Collection[int]) -> int:
-        """The size that serves a step of `rows` sequences: the least that holds it, or for a while one that is captured
-        already and not twice as large."""
-        self._seen = rows
-        least = next(size for size in self.sizes if size >= rows)
+    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        least = next((size for size in self._classes if size.T >= step.T and size.L >= step.L), None)
+        if least is None or not self._classes[least].holds(least.T, most):
+            return None
+        larger = self._larger(least, captured)
+        if step.T > step.B:
+            # Pieces of prompts beside decoding: to launch such a step once takes less than capturing it.
+            return larger
+        self._seen = step.B
         if self._when != "idle" or least in captured:
             return least
         self._missed[least] = self._missed.get(least, 0) + 1
-        larger = min((size for size in captured if size >= rows), default=0)
-        return larger if 0 < larger <= 2 * rows and self._missed[least] <= _PATIENCE else least
+        return larger if larger is not None and self._missed[least] <= _PATIENCE else least
 
-    def next(self, captured: Collection[int]) -> int | None:
+    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
         """The missing size that is nearest to the batch seen last; of two, the one that holds it."""
-        missing = [size for size in self.sizes if size not in captured]
-        return min(missing, key=lambda size: (abs(size - self._seen), -size), default=None)
+        missing = [size for size in self._classes if size not in captured]
+        return min(missing, key=lambda size: (abs(size.B - self._seen), -size.B), default=None)
+
+    def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
+        """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
+        own = self._classes[size]
+        if own.tokens[1] > _FEW_TOKENS:
+            return None
+        among = (other for other, one in self._classes.items() if one == own and size.T <= other.T <= 2 * size.T)
+        return next((other for other in among if other in captured), None)
+
+
+class PromptChoice:
+    """Of graphs of steps that feed prompts: one is captured once several steps have wanted it."""
+
+    def __init__(self, classes: Mapping[StepSizes, BucketClass]) -> None:
+        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: size.T)}
+        self._wanted: dict[StepSizes, int] = {}
+
+    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        held = (size for size in self._classes if step.T <= size.T and step.B <= size.B and step.L <= size.L)
+        size = next(held, None)
+        if size is None or not self._classes[size].holds(step.T, most):
+            return None
+        self._wanted[size] = self._wanted.get(size, 0) + 1
+        return size if size in captured or self._wanted[size] > _PROMPTS else None
+
+    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
+        return None

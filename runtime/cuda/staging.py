@@ -1,5 +1,5 @@
-"""Both ends of a captured decode step: inputs of as many rows as the graph has, and tokens, at addresses that never
-change, in pinned memory that kernels read and write by themselves.
+"""Both ends of a captured step: inputs of as many rows as the graph has, and tokens, at addresses that never change, in
+pinned memory that kernels read and write by themselves.
 
 A copy by the driver inside a graph stands still for 7 to 12 us on either side of it on an H200, where the copy engines
 and the multiprocessors wait for each other; a kernel that moves the same few kilobytes takes 2.
@@ -30,6 +30,8 @@ _PADDING: Mapping[str, float] = {
     "logit_rows": 0,
     **NOTHING_ASKED,
 }
+# Inputs that tell a step's sizes.
+_COUNTED: Mapping[str, str] = {"T": "tokens", "B": "rows", "L": "logit_rows"}
 
 
 class PinnedInts:
@@ -60,21 +62,21 @@ class HostInputs:
     def __init__(self, sizes: StepSizes) -> None:
         self.flat = PinnedInts([step_words(sizes)])
         self._arrays = {name: view.numpy() for name, view in step_views(self.flat.host, sizes).items()}
-        self._filled = 0
+        self._filled = {"T": 0, "B": 0, "L": 0}
         for name, array in self._arrays.items():
             array[...] = _PADDING[name]
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take the inputs of a step, one token for each sequence; rows behind them are padding again."""
-        count = inputs["rows"].shape[0]
-        for name, _, _ in STEP_FIELDS:
-            array = self._arrays[name]
+        """Take the inputs of a step of these sizes or smaller ones; what is behind them is padding again."""
+        counts = {dim: inputs[name].shape[0] for dim, name in _COUNTED.items()}
+        for name, _, (dim, *_) in STEP_FIELDS:
+            array, count = self._arrays[name], counts[str(dim)]
             if name in inputs:
                 given: np.ndarray = inputs[name].numpy()
                 if name == "page_table":
                     array[:count, : given.shape[1]] = given  # nobody reads what stands behind
                 else:
                     array[:count] = given
-            if count < self._filled:
-                array[count : self._filled] = _PADDING[name]
-        self._filled = count
+            if count < (filled := self._filled[str(dim)]):
+                array[count:filled] = _PADDING[name]
+        self._filled = counts

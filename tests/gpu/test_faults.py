@@ -18,7 +18,7 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.triton import load as triton
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
-from ingot.runtime.cuda.graph_sizes import GRAPH_ROWS, graph_sizes
+from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.cuda.memory import device_memory
 
 pytestmark = pytest.mark.gpu
@@ -120,6 +120,6 @@ def test_serving_takes_what_was_set_aside(healthy: Path) -> None:
     plans = llm._loaded.plans
     need = MemoryNeed.of(plans)
     taken = torch.cuda.memory_reserved(device) - before
-    allowed = need.fixed + 2000 * need.page + device_memory(device, plans, GRAPH_ROWS).beside
+    allowed = need.fixed + 2000 * need.page + device_memory(device, plans, graphs=True).beside
     print(f"torch holds {taken} bytes, {allowed} were set aside, {need}")
     assert 2000 * need.page < taken <= allowed

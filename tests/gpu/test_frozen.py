@@ -11,7 +11,7 @@ from frozen_serve import Job, serve, serve_frozen
 from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
-from ingot.runtime.cuda.graph_sizes import capturable_sizes
+from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
 
 # Prompts whose steps lie in each bucket class, and batches whose decode steps do.
 PROMPTS, BATCHES = (1, 3, 16, 20, 33, 64, 65, 200), (1, 2, 5, 16, 17, 32, 33, 64, 65, 96)
@@ -38,6 +38,7 @@ def test_a_frozen_process_serves_every_bucket_class(tmp_path: Path) -> None:
     assert set(frozen.buckets) == {bucket.bucket.name for bucket in report.plans.plans["main"].buckets}
     assert frozen.refused == []
     plan = report.plans.plans["main"]
-    sizes = capturable_sizes(plan)
+    sizes = decode_steps(plan)
     assert {served.bucket.name for served in sizes.values()} == {one.bucket.name for one in plan.buckets} - {"extend"}
-    assert {min(size for size in sizes if size >= count) for count in BATCHES} <= set(frozen.graphs)
+    assert {min(size.B for size in sizes if count <= size.B) for count in BATCHES} <= set(frozen.graphs)
+    assert {served.bucket.name for served in prompt_steps(plan).values()} == {"extend"}

@@ -12,12 +12,20 @@ from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Executable, Ins
 from ingot.runtime.cuda.addresses import Addresses
 from ingot.runtime.cuda.graph_sizes import (
     _PATIENCE,
+    _PROMPTS,
+    CAPTURES,
     GRAPH_ROWS,
-    GraphChoice,
-    capturable_sizes,
+    GRAPH_TOKENS,
+    Capture,
+    DecodeChoice,
+    PromptChoice,
+    decode_steps,
+    graph_arena,
     graph_sizes,
+    prompt_steps,
 )
 from ingot.runtime.debug_switch import debugging
+from ingot.runtime.step import StepSizes
 
 
 def test_the_largest_batch_fills_its_graph() -> None:
@@ -63,36 +71,94 @@ def plan(*, capturable: bool = True, prologue: str | None = None) -> Plan:
 
 
 def test_what_a_graph_cannot_hold_has_none() -> None:
-    served = {size: bucket.bucket.name for size, bucket in capturable_sizes(plan()).items()}
+    served = {size.B: bucket.bucket.name for size, bucket in decode_steps(plan()).items()}
     many = {size: "many" for size in (*range(80, 257, 16), 288, 300)}
     assert served == {2: "few", 4: "few", 8: "few", **many}
     for refused in (plan(capturable=False), plan(prologue="plan")):
-        assert set(capturable_sizes(refused)) == many.keys()
+        assert {size.B for size in decode_steps(refused)} == many.keys()
+    assert prompt_steps(plan()) == {}  # the rows' provider computes them
 
 
-def test_a_larger_graph_serves_for_a_while() -> None:
-    choice = GraphChoice(GRAPH_ROWS, "idle")
-    assert choice.serving(5, {}) == 8, "nothing else is there"
-    assert choice.serving(5, {4, 8, 16}) == 8
-    assert choice.serving(12, {4, 24}) == 24
-    assert choice.serving(12, {4, 25}) == 16, "more than half of it were padding"
-    choice = GraphChoice(GRAPH_ROWS, "idle")
-    assert [choice.serving(20, {32}) for _ in range(_PATIENCE + 1)] == [32] * _PATIENCE + [24]
-    for when in ("need", "all"):
-        assert GraphChoice(GRAPH_ROWS, when).serving(20, {32}) == 24
-    never = GraphChoice(GRAPH_ROWS, "none")
-    assert not never.holds(1) and never.next({}) is None
-    assert choice.holds(1) and choice.holds(512) and not choice.holds(513) and not choice.holds(0)
+def step(tokens: int, rows: int | None = None, logits: int | None = None) -> StepSizes:
+    rows = tokens if rows is None else rows
+    return StepSizes(tokens, rows, rows if logits is None else logits, 1)
+
+
+FEW, MORE = BucketClass(name="few", tokens=(1, 16)), BucketClass(name="more", tokens=(17, 64))
+MANY = BucketClass(name="many", tokens=(65, 512), q_max=1)
+
+
+def decoding(when: Capture) -> DecodeChoice:
+    return DecodeChoice({step(n): FEW if n <= 16 else MORE if n <= 64 else MANY for n in GRAPH_ROWS}, when)
+
+
+def sized(*sizes: int) -> set[StepSizes]:
+    return {step(size) for size in sizes}
+
+
+def test_a_larger_graph_of_the_class_serves_for_a_while() -> None:
+    choice = decoding("idle")
+    assert choice.serving(step(5), 1, {}) == step(8), "nothing else is there"
+    assert choice.serving(step(5), 1, sized(4, 8, 16)) == step(8)
+    assert choice.serving(step(20), 1, sized(4, 40)) == step(40)
+    assert choice.serving(step(20), 1, sized(4, 56)) == step(24), "more than half of it were padding"
+    assert choice.serving(step(12), 1, sized(24)) == step(16), "of another class"
+    assert choice.serving(step(70), 1, sized(96)) == step(80), "libraries may round otherwise"
+    choice = decoding("idle")
+    served = [choice.serving(step(20), 1, sized(32)) for _ in range(_PATIENCE + 1)]
+    assert served == [step(32)] * _PATIENCE + [step(24)]
+    for when in CAPTURES[::2]:  # all and need
+        assert decoding(when).serving(step(20), 1, sized(32)) == step(24)
+    assert choice.serving(step(513), 1, sized(512)) is None
+    assert DecodeChoice({}, "none").serving(step(1), 1, {}) is None
+
+
+def test_pieces_of_prompts_take_what_is_there() -> None:
+    choice = decoding("need")
+    assert choice.serving(step(20, 5), 16, {}) is None, "no graph is made for them"
+    assert choice.serving(step(20, 5), 16, sized(24, 32)) == step(24)
+    assert choice.serving(step(20, 5), 16, sized(48)) == step(48)
+    assert choice.serving(step(20, 5), 16, sized(56)) is None
+    assert choice.serving(step(12, 5), 8, sized(24)) is None, "of another class"
+    assert choice.serving(step(70, 65), 2, sized(80)) is None, "a class of one token of each sequence"
+    assert choice.serving(step(5, 5, 3), 1, sized(8)) == step(8), "not all are sampled"
+
+
+def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
+    extend = BucketClass(name="extend", tokens=(65, 2048))
+    sizes = [step(tokens, 4) for tokens in GRAPH_TOKENS]
+    choice = PromptChoice(dict.fromkeys(sizes, extend))
+    served = [choice.serving(step(tokens, 2), tokens - 1, {}) for tokens in (200, 256, 193, 256, 201, 190)]
+    assert served == [None] * _PROMPTS + [step(256, 4), None]
+    assert choice.serving(step(300, 1), 300, {step(384, 4)}) == step(384, 4)
+    assert choice.serving(step(300, 1), 300, {step(512, 4)}) is None
+    refused = (step(300, 5), step(300, 2, 5), step(1025, 1), step(64, 1))
+    assert all(choice.serving(one, 64, set(sizes)) is None for one in refused)
+    assert choice.next({}) is None
 
 
 def test_the_size_nearest_to_the_last_batch_comes_next() -> None:
-    choice = GraphChoice((1, 2, 4, 8, 16, 24), "idle")
-    assert choice.next({1}) == 2
-    choice.serving(12, {16})
-    found: list[int] = [1]
+    choice = DecodeChoice({step(n): FEW for n in (1, 2, 4, 8, 16, 24)}, "idle")
+    assert choice.next(sized(1)) == step(2)
+    choice.serving(step(12), 1, sized(16))
+    choice.serving(step(3, 2), 2, sized(16))  # no decode step
+    found = sized(1)
+    order = []
     while (size := choice.next(found)) is not None:
-        found.append(size)
-    assert found == [1, 16, 8, 4, 2, 24]
+        found.add(size)
+        order.append(size.B)
+    assert order == [16, 8, 4, 2, 24]
+
+
+def test_memory_of_the_largest_step() -> None:
+    def bucket(activations: int, **sizes: int) -> BucketPlan:
+        memory = BucketMemory(sizes=sizes, activations=activations, peak=0)
+        return BucketPlan(bucket=MANY, instructions=(), values={}, memory=memory)
+
+    whole, part = bucket(700, T=8, L=8), bucket(8000, T=4096, L=320)
+    assert graph_arena({}) == 0 and graph_arena({step(8): whole, step(4): whole}) == 700
+    assert graph_arena({step(8): whole, step(1024, 64): part}) == 2000
+    assert graph_arena({step(1024, 160): part}) == 4000  # half of the rows of logits
 
 
 def tensors() -> dict[str, torch.Tensor]:
