@@ -287,9 +287,12 @@ class Engine:
                 sequence.logprobs.add(logprobs, accepted.row)
             if sequence.detokenizer is not None:
                 self._detokenize(request, token, sequence.detokenizer)
-        outputs = [group.output() for group in changed.values() if group.stream or group.finished]
+        outputs: list[RequestOutput] = []
         for group in changed.values():
-            if group.finished:
+            finished = group.finished
+            if finished or group.stream:
+                outputs.append(group.output())
+            if finished:
                 self._forget(group)
         return outputs
 
