@@ -77,11 +77,15 @@ class Graphs:
     def capture_next(self, seconds: float = math.inf) -> bool:
         """Capture what is likeliest to be needed, if that can be done in so many seconds."""
         size = self._choice.next(self._graphs)
-        # The first capture of a bucket class loads its code, and takes longer; others take as long as any did.
-        if size is None or max(self.seconds.values(), default=0.0) > _CERTAIN * seconds:
+        if size is None or self._expected(size) > _CERTAIN * seconds:
             return False
         self.capture(size)
         return True
+
+    def _expected(self, size: StepSizes) -> float:
+        """Seconds that capturing it will take: the most that one of its bucket class took, or any."""
+        alike = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
+        return max(alike or self.seconds.values(), default=0.0)
 
     def _watched(self, graph: StepGraph) -> dict[str, torch.Tensor]:
         return {**(self._resident or {}), **graph.buffers}
