@@ -95,12 +95,12 @@ class LLM:
         until it was made. In between, some of them side by side: "engine" (importing torch and the engine); "context"
         and "cublas" (making a GPU's context and cuBLAS's first handle, beside the imports and what follows); the phases
         of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
-        eight sequences that decode, "graph of 512 tokens" for those that feed prompts."""
+        eight sequences that decode, "graph 512/64" for those of 512 tokens that feed prompts."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         executor = self._loaded.executor
         found |= {f"graph {rows}": seconds for rows, seconds in getattr(executor, "captured", {}).items()}
         prompts = getattr(executor, "captured_prompts", {})
-        found |= {f"graph of {tokens} tokens": seconds for tokens, seconds in prompts.items()}
+        found |= {f"graph {tokens}/{rows}": seconds for (tokens, rows), seconds in prompts.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def idle(self) -> bool:

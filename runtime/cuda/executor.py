@@ -83,9 +83,9 @@ class CudaExecutor:
         return {size.B: seconds for size, seconds in self._decode.seconds.items()}
 
     @property
-    def captured_prompts(self) -> Mapping[int, float]:
-        """Of steps that feed prompts, by tokens."""
-        return {size.T: seconds for size, seconds in self._prompts.seconds.items()}
+    def captured_prompts(self) -> Mapping[tuple[int, int], float]:
+        """Of steps that feed prompts, by tokens and sequences."""
+        return {(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the

@@ -15,9 +15,12 @@ CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
 # Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them (1, 2, 4, then steps of
 # 8 to 256 and of 16 above), and twice that where steps are long enough that a row of padding costs little.
 GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
-# Tokens of a captured step that feeds prompts, and its sequences. The host takes 2.2 ms to launch 8 layers on an H200's
-# machine; their kernels take as long for some 1000 tokens, and for more of them the host is in front anyway.
-GRAPH_TOKENS, PROMPT_ROWS = (96, 128, 192, 256, 384, 512, 768, 1024), 64
+# Tokens of a captured step that feeds prompts. The host takes 2.2 ms to launch 8 layers on an H200's machine; their
+# kernels take as long for some 1000 tokens, and for more of them the host is in front anyway.
+GRAPH_TOKENS = (96, 128, 192, 256, 384, 512, 768, 1024)
+# Its sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
+# Beside larger batches that decode there are as many as these have.
+PROMPT_ROWS = 64
 # Classes of steps of up to so many tokens have kernels that round a row alike whatever the size of the step; libraries,
 # which others have, may not.
 _FEW_TOKENS = 64
@@ -44,9 +47,10 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 
 def prompt_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
     """The same of steps that feed prompts, of more tokens than a decode step of few has."""
-    rows = min(PROMPT_ROWS, plan.dims.get("B", (1, 1))[1])
-    largest = plan.dims.get("T", (1, 0))[1]
-    sizes = [StepSizes(size, rows, rows, _pages(plan)) for size in GRAPH_TOKENS if size <= largest]
+    batch, largest = (plan.dims.get(dim, (1, 1))[1] for dim in ("B", "T"))
+    rows = sorted({min(batch, PROMPT_ROWS), min(batch, GRAPH_ROWS[-1])})
+    tokens = [size for size in GRAPH_TOKENS if size <= largest]
+    sizes = [StepSizes(size, count, count, _pages(plan)) for size in tokens for count in rows if count <= size]
     found = _capturable(plan, sizes, most=largest)
     return {size: bucket for size, bucket in found.items() if bucket.bucket.tokens[1] > _FEW_TOKENS}
 
@@ -139,7 +143,7 @@ class PromptChoice:
     """Of graphs of steps that feed prompts: one is captured once several steps have wanted it."""
 
     def __init__(self, classes: Mapping[StepSizes, BucketClass]) -> None:
-        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: size.T)}
+        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.B))}
         self._wanted: dict[StepSizes, int] = {}
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:

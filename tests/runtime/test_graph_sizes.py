@@ -79,6 +79,22 @@ def test_what_a_graph_cannot_hold_has_none() -> None:
     assert prompt_steps(plan()) == {}  # the rows' provider computes them
 
 
+def test_prompts_come_alone_or_beside_a_large_batch() -> None:
+    some = plan()
+    extend = some.buckets[3].model_copy(update={"instructions": some.buckets[2].instructions})
+
+    def sizes(batch: int, tokens: int) -> list[tuple[int, int]]:
+        dims = {"T": (1, tokens), "B": (1, batch)}
+        found = prompt_steps(some.model_copy(update={"buckets": (extend,), "dims": dims}))
+        assert all(size.B == size.L and bucket.bucket.name == "any" for size, bucket in found.items())
+        return [(size.T, size.B) for size in found]
+
+    assert sizes(16, 128) == [(96, 16), (128, 16)]
+    assert sizes(200, 256) == [(96, 64), (128, 64), (192, 64), (256, 64), (256, 200)]
+    assert sizes(1024, 512)[-2:] == [(512, 64), (512, 512)]
+    assert sizes(64, 95) == []
+
+
 def step(tokens: int, rows: int | None = None, logits: int | None = None) -> StepSizes:
     rows = tokens if rows is None else rows
     return StepSizes(tokens, rows, rows if logits is None else logits, 1)
@@ -132,6 +148,10 @@ def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
     assert served == [None] * _PROMPTS + [step(256, 4), None]
     assert choice.serving(step(300, 1), 300, {step(384, 4)}) == step(384, 4)
     assert choice.serving(step(300, 1), 300, {step(512, 4)}) is None
+    beside = PromptChoice(dict.fromkeys([step(512, 64), step(384, 200), step(384, 64)], extend))
+    there = {step(512, 64), step(384, 200), step(384, 64)}
+    assert beside.serving(step(300, 64), 9, there) == step(384, 64)
+    assert beside.serving(step(300, 65), 9, there) == step(384, 200)
     refused = (step(300, 5), step(300, 2, 5), step(1025, 1), step(64, 1))
     assert all(choice.serving(one, 64, set(sizes)) is None for one in refused)
     assert choice.next({}) is None
