@@ -3,6 +3,7 @@
 import math
 from collections import ChainMap
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import torch
@@ -24,6 +25,7 @@ from ingot.runtime.cuda.graph_sizes import (
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import DeviceInputs
+from ingot.runtime.cuda.step_times import StepTimes
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
 from ingot.runtime.step import StepSizes, step_views
@@ -42,6 +44,7 @@ class CudaExecutor:
     steps are captured as graphs; "none": every step is launched instruction by instruction. Steps run on `stream`, in
     the order of their launches. With `strict` a graph is launched only where everything lies as it did when it was
     captured, and nobody holds what it overwrites. `captured` and `captured_prompts` tell the seconds that each took.
+    Where somebody sets `times`, it gets the time of each step.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class CudaExecutor:
         self.params = bound_params(plan, params, self.sizes)
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.stream = torch.cuda.Stream(self.device)
+        self.times: StepTimes | None = None
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
         self._buckets = bound_buckets(plan, resident, executables, self.libraries)
         decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan))
@@ -101,17 +105,16 @@ class CudaExecutor:
 
     def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle:
         rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
-        with torch.cuda.stream(self.stream):
-            handle = None if watch is not None else self._replayed(inputs, rated)
+        # Another entry than main may take less than a graph needs.
+        step = _sizes(inputs) if inputs.keys() >= _SIZED else None
+        timed = nullcontext() if self.times is None or step is None else self.times.step(step)
+        with torch.cuda.stream(self.stream), timed:
+            handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
             return handle or self._launched(inputs, watch, rated)
 
-    def _replayed(self, inputs: Mapping[str, torch.Tensor], rated: bool) -> CudaStepHandle | None:
+    def _replayed(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, rated: bool) -> CudaStepHandle | None:
         """A step by a graph that was captured, if one serves it."""
-        if not inputs.keys() >= _SIZED:  # of another entry than main
-            return None
-        tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
-        step = StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
-        most = int(inputs["q_lens"].max()) if tokens > rows else 1  # a sequence feeds one at least
+        most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # a sequence feeds one at least
         return self._decode.launch(inputs, step, most, rated=rated) or self._prompts.launch(
             inputs, step, most, rated=rated
         )
@@ -176,3 +179,8 @@ class CudaExecutor:
         # The caller's buffer serves the next step but one as soon as this one has retired; a pageable copy has read it
         # when it returns.
         return step_views(flat.to(self.device), sizes)
+
+
+def _sizes(inputs: Mapping[str, torch.Tensor]) -> StepSizes:
+    tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
+    return StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
