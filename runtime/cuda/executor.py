@@ -2,8 +2,8 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 import torch
@@ -129,13 +129,13 @@ class CudaExecutor:
 
     def capture(self, rows: int) -> None:
         """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is
-        disturbed."""
-        with torch.cuda.stream(self.stream):
+        disturbed. Raises OptionError when there is no memory for it."""
+        with torch.cuda.stream(self.stream), self._said(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
-        """Make sure that every step has its graph that can have one."""
-        with torch.cuda.stream(self.stream):
+        """Make sure that every step has its graph that can have one. Raises OptionError when there is no memory."""
+        with torch.cuda.stream(self.stream), self._said("what is captured"):
             self._decode.capture_all()
             self._prompts.capture_all()
 
@@ -148,21 +148,25 @@ class CudaExecutor:
                 first, last = bucket.plan.bucket.tokens
                 if bucket.plan.bucket.q_max is None:
                     for tokens in (last, *(size for size in _WARMED if first <= size < last)):
-                        self._run_padding(bucket, tokens)
+                        with self._said(f"a step of {tokens} tokens"):
+                            self._run_padding(bucket, StepSizes(T=tokens, B=1, L=1, P=1))
 
-    def _run_padding(self, bucket: Bucket, tokens: int) -> None:
-        sizes = StepSizes(T=tokens, B=1, L=1, P=1)
+    def _run_padding(self, bucket: Bucket, sizes: StepSizes) -> None:
+        inputs = DeviceInputs(sizes, self.device)
+        outputs = bucket.run(inputs.views, {**self.sizes, **asdict(sizes)})
+        to_host(outputs["tokens"])
+
+    @contextmanager
+    def _said(self, what: str) -> Iterator[None]:
+        """Raises OptionError where there is no memory for what was set aside."""
         try:
-            inputs = DeviceInputs(sizes, self.device)
-            outputs = bucket.run(inputs.views, {**self.sizes, **asdict(sizes)})
-            to_host(outputs["tokens"])
+            yield
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self.device)
             raise OptionError(
-                f"a step of {tokens} tokens has no memory: of {total} bytes on the GPU {free} are free",
-                where=f"bucket class {bucket.plan.bucket.name}",
-                expected=f"{bucket.plan.memory.activations} bytes, which were set aside",
-                hint="end the process that takes them, ask for fewer KV pages, or give less memory",
+                f"{what} has no memory: of {total} bytes on the GPU {free} are free",
+                expected="what was set aside when the KV pages were counted",
+                hint="end the process that takes it, ask for fewer KV pages, or give less memory",
             ) from error
 
     def prepare(self, seconds: float = math.inf) -> bool:
