@@ -19,12 +19,14 @@ from ingot.runtime.cuda.graph_sizes import (
     GraphChoice,
     PromptChoice,
     decode_steps,
+    filled_up,
     graph_arena,
+    has_few_tokens,
     prompt_steps,
 )
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
-from ingot.runtime.cuda.staging import DeviceInputs
+from ingot.runtime.cuda.staging import PaddedInputs
 from ingot.runtime.cuda.step_times import StepTimes
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
@@ -79,7 +81,7 @@ class CudaExecutor:
             return Graphs(choice, buckets, self.sizes, memory, self.device, resident if strict else None)
 
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
-        self._prompts = graphs(PromptChoice({size: one.bucket for size, one in prompts.items()}), prompts)
+        self._prompts = graphs(PromptChoice(plan, prompts), prompts)
 
     @property
     def captured(self) -> Mapping[int, float]:
@@ -110,7 +112,7 @@ class CudaExecutor:
         timed = nullcontext() if self.times is None or step is None else self.times.step(step)
         with torch.cuda.stream(self.stream), timed:
             handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
-            return handle or self._launched(inputs, watch, rated)
+            return handle or self._launched(inputs, step, watch, rated)
 
     def _replayed(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, rated: bool) -> CudaStepHandle | None:
         """A step by a graph that was captured, if one serves it."""
@@ -119,11 +121,20 @@ class CudaExecutor:
             inputs, step, most, rated=rated
         )
 
-    def _launched(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None, rated: bool) -> CudaStepHandle:
+    def _launched(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes | None, watch: Watch | None, rated: bool
+    ) -> CudaStepHandle:
         """A step by its instructions, one by one."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
-        outputs = bucket.run(self._sent(inputs), sizes, watch)
+        whole = bucket.plan.bucket
+        if step is None or watch is not None or whole.q_max is not None or has_few_tokens(whole):
+            outputs = bucket.run(self._sent(inputs), sizes, watch)
+        else:
+            given = PaddedInputs(filled_up(step, self.plan))
+            given.fill(inputs)
+            outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)})
+            outputs = {name: value[: step.L] for name, value in outputs.items()}
         tokens = to_host(outputs["tokens"])
         return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
 
@@ -151,9 +162,9 @@ class CudaExecutor:
                         with self._said(f"a step of {tokens} tokens"):
                             self._run_padding(bucket, StepSizes(T=tokens, B=1, L=1, P=1))
 
-    def _run_padding(self, bucket: Bucket, sizes: StepSizes) -> None:
-        inputs = DeviceInputs(sizes, self.device)
-        outputs = bucket.run(inputs.views, {**self.sizes, **asdict(sizes)})
+    def _run_padding(self, bucket: Bucket, step: StepSizes) -> None:
+        inputs = PaddedInputs(step if has_few_tokens(bucket.plan.bucket) else filled_up(step, self.plan))
+        outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         to_host(outputs["tokens"])
 
     @contextmanager
@@ -173,7 +184,7 @@ class CudaExecutor:
         """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
         nothing is left to do in them. Nothing that runs is disturbed."""
         with torch.cuda.stream(self.stream):
-            return self._decode.capture_next(seconds)
+            return self._decode.capture_next(seconds) or self._prompts.capture_next(seconds)
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""

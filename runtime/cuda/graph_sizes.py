@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from ingot.ir.plan import BucketClass, BucketPlan, Plan
@@ -15,12 +16,19 @@ CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
 # Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them (1, 2, 4, then steps of
 # 8 to 256 and of 16 above), and twice that where steps are long enough that a row of padding costs little.
 GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
-# Tokens of a captured step that feeds prompts. The host takes 2.2 ms to launch 8 layers on an H200's machine; their
-# kernels take as long for some 1000 tokens, and for more of them the host is in front anyway.
-GRAPH_TOKENS = (96, 128, 192, 256, 384, 512, 768, 1024)
-# Its sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
+# Tokens of steps that feed prompts, which are filled up: for each other size cuBLAS would choose its code anew (H200,
+# CUDA 13.0: 5 to 9 ms of the first launch of a step of 16 layers). No more than half of a step is padding, and of one
+# that computes for longer than it is launched an eighth.
+_PROMPT_TOKENS = (
+    *(96, 128, 192, 256, 384, 512, 768, 1024),
+    *(size * part // 8 for size in (1 << power for power in range(10, 16)) for part in range(9, 17)),
+)
+# Up to so many they are captured. The host takes 2.2 ms to launch 8 layers on an H200's machine; their kernels take as
+# long for some 1000 tokens, and for more of them the host is in front anyway.
+_MOST_CAPTURED = 1024
+# Their sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
 # Beside larger batches that decode there are as many as these have.
-PROMPT_ROWS = 64
+_PROMPT_ROWS = 64
 # Classes of steps of up to so many tokens have kernels that round a row alike whatever the size of the step; libraries,
 # which others have, may not.
 _FEW_TOKENS = 64
@@ -47,12 +55,35 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 
 def prompt_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
     """The same of steps that feed prompts, of more tokens than a decode step of few has."""
-    batch, largest = (plan.dims.get(dim, (1, 1))[1] for dim in ("B", "T"))
-    rows = sorted({min(batch, PROMPT_ROWS), min(batch, GRAPH_ROWS[-1])})
-    tokens = [size for size in GRAPH_TOKENS if size <= largest]
+    tokens = [size for size in _prompt_tokens(plan) if size <= _MOST_CAPTURED]
+    rows = _prompt_rows(plan)
     sizes = [StepSizes(size, count, count, _pages(plan)) for size in tokens for count in rows if count <= size]
-    found = _capturable(plan, sizes, most=largest)
-    return {size: bucket for size, bucket in found.items() if bucket.bucket.tokens[1] > _FEW_TOKENS}
+    found = _capturable(plan, sizes, most=max(tokens, default=0))
+    return {size: bucket for size, bucket in found.items() if not has_few_tokens(bucket.bucket)}
+
+
+def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
+    """The sizes that a step is computed in which feeds prompts: of a graph where one could serve it, and then of few
+    others, whether or not anything is captured."""
+    tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
+    needed = max(step.B, step.L)
+    rows = next((count for count in _prompt_rows(plan) if needed <= count <= tokens), None)
+    return StepSizes(tokens, rows or step.B, rows or step.L, step.P)
+
+
+def has_few_tokens(bucket: BucketClass) -> bool:
+    """Whether kernels of a class round a row alike whatever the size of the step."""
+    return bucket.tokens[1] <= _FEW_TOKENS
+
+
+def _prompt_tokens(plan: Plan) -> list[int]:
+    largest = plan.dims.get("T", (1, 1))[1]
+    return [*(size for size in _PROMPT_TOKENS if size < largest), largest]
+
+
+def _prompt_rows(plan: Plan) -> list[int]:
+    batch = plan.dims.get("B", (1, 1))[1]
+    return sorted({min(batch, _PROMPT_ROWS), min(batch, GRAPH_ROWS[-1])})
 
 
 def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepSizes, BucketPlan]:
@@ -133,26 +164,31 @@ class DecodeChoice:
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
         """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
         own = self._classes[size]
-        if own.tokens[1] > _FEW_TOKENS:
+        if not has_few_tokens(own):
             return None
         among = (other for other, one in self._classes.items() if one == own and size.T <= other.T <= 2 * size.T)
         return next((other for other in among if other in captured), None)
 
 
 class PromptChoice:
-    """Of graphs of steps that feed prompts: one is captured once several steps have wanted it."""
+    """Of graphs of steps that feed prompts: one is captured once several steps have wanted it, or while the host waits.
+    Until then such steps are launched in the same sizes (`filled_up`)."""
 
-    def __init__(self, classes: Mapping[StepSizes, BucketClass]) -> None:
-        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.B))}
+    def __init__(self, plan: Plan, sizes: Collection[StepSizes]) -> None:
+        self._plan = plan
+        self._sizes = frozenset(sizes)
         self._wanted: dict[StepSizes, int] = {}
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        held = (size for size in self._classes if step.T <= size.T and step.B <= size.B and step.L <= size.L)
-        size = next(held, None)
-        if size is None or not self._classes[size].holds(step.T, most):
+        if step.T <= _FEW_TOKENS or step.T > _MOST_CAPTURED:
+            return None
+        size = replace(filled_up(step, self._plan), P=_pages(self._plan))
+        if size not in self._sizes:
             return None
         self._wanted[size] = self._wanted.get(size, 0) + 1
         return size if size in captured or self._wanted[size] > _PROMPTS else None
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        return None
+        """The missing size that was wanted most."""
+        missing = [size for size in self._wanted if size not in captured]
+        return max(missing, key=self._wanted.__getitem__, default=None)

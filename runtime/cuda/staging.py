@@ -47,27 +47,19 @@ def move(source: torch.Tensor, target: torch.Tensor) -> None:
     torch.bitwise_or(source, 0, out=target)
 
 
-class DeviceInputs:
-    """The inputs of steps of these sizes, padding at first. `views` are the inputs by name, all parts of `flat`."""
+class PaddedInputs:
+    """The inputs of steps of these sizes or smaller ones on the host, in `memory`: padding at first, to be filled."""
 
-    def __init__(self, sizes: StepSizes, device: torch.device) -> None:
+    def __init__(self, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
         self.sizes = sizes
-        self.flat = HostInputs(sizes).flat.host.to(device)
-        self.views = step_views(self.flat, sizes)
-
-
-class HostInputs:
-    """The same in pinned memory, `flat`, for the host to fill."""
-
-    def __init__(self, sizes: StepSizes) -> None:
-        self.flat = PinnedInts([step_words(sizes)])
-        self._arrays = {name: view.numpy() for name, view in step_views(self.flat.host, sizes).items()}
+        self.memory = torch.empty(step_words(sizes), dtype=torch.int32) if memory is None else memory
+        self._arrays = {name: view.numpy() for name, view in step_views(self.memory, sizes).items()}
         self._filled = {"T": 0, "B": 0, "L": 0}
         for name, array in self._arrays.items():
             array[...] = _PADDING[name]
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take the inputs of a step of these sizes or smaller ones; what is behind them is padding again."""
+        """Take the inputs of a step; what is behind them is padding again."""
         counts = {dim: inputs[name].shape[0] for dim, name in _COUNTED.items()}
         for name, _, (dim, *_) in STEP_FIELDS:
             array, count = self._arrays[name], counts[str(dim)]
@@ -80,3 +72,24 @@ class HostInputs:
             if count < (filled := self._filled[str(dim)]):
                 array[count:filled] = _PADDING[name]
         self._filled = counts
+
+    def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """A copy on a device, by name."""
+        return step_views(self.memory.to(device), self.sizes)
+
+
+class DeviceInputs:
+    """The inputs of steps of these sizes, padding at first. `views` are the inputs by name, all parts of `flat`."""
+
+    def __init__(self, sizes: StepSizes, device: torch.device) -> None:
+        self.sizes = sizes
+        self.flat = PaddedInputs(sizes).memory.to(device)
+        self.views = step_views(self.flat, sizes)
+
+
+class HostInputs(PaddedInputs):
+    """Those in pinned memory, `flat`."""
+
+    def __init__(self, sizes: StepSizes) -> None:
+        self.flat = PinnedInts([step_words(sizes)])
+        super().__init__(sizes, self.flat.host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -15,11 +16,11 @@ from ingot.runtime.cuda.graph_sizes import (
     _PROMPTS,
     CAPTURES,
     GRAPH_ROWS,
-    GRAPH_TOKENS,
     Capture,
     DecodeChoice,
     PromptChoice,
     decode_steps,
+    filled_up,
     graph_arena,
     graph_sizes,
     prompt_steps,
@@ -79,22 +80,6 @@ def test_what_a_graph_cannot_hold_has_none() -> None:
     assert prompt_steps(plan()) == {}  # the rows' provider computes them
 
 
-def test_prompts_come_alone_or_beside_a_large_batch() -> None:
-    some = plan()
-    extend = some.buckets[3].model_copy(update={"instructions": some.buckets[2].instructions})
-
-    def sizes(batch: int, tokens: int) -> list[tuple[int, int]]:
-        dims = {"T": (1, tokens), "B": (1, batch)}
-        found = prompt_steps(some.model_copy(update={"buckets": (extend,), "dims": dims}))
-        assert all(size.B == size.L and bucket.bucket.name == "any" for size, bucket in found.items())
-        return [(size.T, size.B) for size in found]
-
-    assert sizes(16, 128) == [(96, 16), (128, 16)]
-    assert sizes(200, 256) == [(96, 64), (128, 64), (192, 64), (256, 64), (256, 200)]
-    assert sizes(1024, 512)[-2:] == [(512, 64), (512, 512)]
-    assert sizes(64, 95) == []
-
-
 def step(tokens: int, rows: int | None = None, logits: int | None = None) -> StepSizes:
     rows = tokens if rows is None else rows
     return StepSizes(tokens, rows, rows if logits is None else logits, 1)
@@ -140,21 +125,56 @@ def test_pieces_of_prompts_take_what_is_there() -> None:
     assert choice.serving(step(5, 5, 3), 1, sized(8)) == step(8), "not all are sampled"
 
 
+def extending(batch: int, tokens: int) -> Plan:
+    """A plan whose steps of more than 8 tokens a graph can hold."""
+    some = plan()
+    extend = some.buckets[3].model_copy(update={"instructions": some.buckets[2].instructions})
+    return some.model_copy(update={"buckets": (extend,), "dims": {"T": (1, tokens), "B": (1, batch)}})
+
+
+def test_prompts_come_alone_or_beside_a_large_batch() -> None:
+    def sizes(batch: int, tokens: int) -> list[tuple[int, int]]:
+        found = prompt_steps(extending(batch, tokens))
+        assert all(size.B == size.L and bucket.bucket.name == "any" for size, bucket in found.items())
+        return [(size.T, size.B) for size in found]
+
+    assert sizes(16, 128) == [(96, 16), (128, 16)]
+    assert sizes(200, 300) == [(96, 64), (128, 64), (192, 64), (256, 64), (256, 200), (300, 64), (300, 200)]
+    assert sizes(1024, 512)[-2:] == [(512, 64), (512, 512)]
+    assert sizes(64, 4000)[-1] == (1024, 64)
+
+
+def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
+    wide = extending(200, 8192)
+    assert filled_up(step(65, 1), wide) == step(96, 64)
+    assert filled_up(step(300, 64), wide) == step(384, 64)
+    assert filled_up(step(300, 3, 65), wide) == step(384, 200)
+    assert filled_up(step(192, 65), wide) == StepSizes(192, 65, 65, 1), "as many rows as tokens are too many"
+    assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are rated"
+    assert filled_up(step(8192, 9), wide) == step(8192, 64)
+    assert filled_up(step(999, 2), extending(2, 1000)) == step(1000, 2)
+    found = {tokens: filled_up(step(tokens, 1), wide).T for tokens in range(65, 8193, 7)}
+    assert all(tokens <= size <= max(96, (1.5 if tokens < 1024 else 1.125) * tokens) for tokens, size in found.items())
+    assert len(set(found.values())) == 32
+
+
 def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
-    extend = BucketClass(name="extend", tokens=(65, 2048))
-    sizes = [step(tokens, 4) for tokens in GRAPH_TOKENS]
-    choice = PromptChoice(dict.fromkeys(sizes, extend))
-    served = [choice.serving(step(tokens, 2), tokens - 1, {}) for tokens in (200, 256, 193, 256, 201, 190)]
-    assert served == [None] * _PROMPTS + [step(256, 4), None]
-    assert choice.serving(step(300, 1), 300, {step(384, 4)}) == step(384, 4)
-    assert choice.serving(step(300, 1), 300, {step(512, 4)}) is None
-    beside = PromptChoice(dict.fromkeys([step(512, 64), step(384, 200), step(384, 64)], extend))
-    there = {step(512, 64), step(384, 200), step(384, 64)}
-    assert beside.serving(step(300, 64), 9, there) == step(384, 64)
-    assert beside.serving(step(300, 65), 9, there) == step(384, 200)
-    refused = (step(300, 5), step(300, 2, 5), step(1025, 1), step(64, 1))
-    assert all(choice.serving(one, 64, set(sizes)) is None for one in refused)
+    wide = extending(200, 4096)
+    sizes = prompt_steps(wide)
+
+    def serving(choice: PromptChoice, *sizes: int, captured: Collection[StepSizes] = ()) -> StepSizes | None:
+        return choice.serving(step(*sizes), sizes[0], captured)
+
+    choice = PromptChoice(wide, sizes)
     assert choice.next({}) is None
+    served = [serving(choice, tokens, 2) for tokens in (200, 256, 193, 256, 201, 190)]
+    assert served == [None] * _PROMPTS + [step(256, 64), None]
+    assert choice.next({}) == step(256, 64) and choice.next({step(256, 64)}) == step(192, 64)
+    assert serving(choice, 300, 1, captured={step(384, 64)}) == step(384, 64)
+    assert serving(choice, 300, 1, captured={step(384, 200), step(512, 64)}) is None, "it would round otherwise"
+    assert serving(choice, 300, 65, captured=sizes) == step(384, 200)
+    refused = ((192, 65), (300, 2, 201), (1025, 1), (64, 1))
+    assert all(serving(choice, *one, captured=sizes) is None for one in refused)
 
 
 def test_the_size_nearest_to_the_last_batch_comes_next() -> None:
