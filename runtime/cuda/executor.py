@@ -128,12 +128,12 @@ class CudaExecutor:
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         whole = bucket.plan.bucket
-        if step is None or watch is not None or whole.q_max is not None or has_few_tokens(whole):
+        if step is None or whole.q_max is not None or has_few_tokens(whole):
             outputs = bucket.run(self._sent(inputs), sizes, watch)
         else:
             given = PaddedInputs(filled_up(step, self.plan))
             given.fill(inputs)
-            outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)})
+            outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)}, watch)
             outputs = {name: value[: step.L] for name, value in outputs.items()}
         tokens = to_host(outputs["tokens"])
         return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
