@@ -182,9 +182,12 @@ class CudaExecutor:
 
     def prepare(self, seconds: float = math.inf) -> bool:
         """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
-        nothing is left to do in them. Nothing that runs is disturbed."""
+        nothing is left to do in them, or no memory to do it with. Nothing that runs is disturbed."""
         with torch.cuda.stream(self.stream):
-            return self._decode.capture_next(seconds) or self._prompts.capture_next(seconds)
+            try:
+                return self._decode.capture_next(seconds) or self._prompts.capture_next(seconds)
+            except torch.OutOfMemoryError:  # nobody asked for it; a step that needs it will say so
+                return False
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""
