@@ -31,6 +31,12 @@ def _imported(module: str, name: str) -> Backend:
     return made
 
 
+def _inductor_cuda(*, ahead: bool = False) -> Backend:
+    from ingot.backends.inductor.emit_cuda import InductorCuda
+
+    return InductorCuda(ahead=ahead)
+
+
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "cpu": Cpu,
     "inductor": Inductor,
@@ -47,7 +53,8 @@ BACKEND_CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "reference": ("reference", "rowwise"),
     },
     "cuda": {
-        "auto": ("triton", "cublas", "reference", "rowwise"),
+        "auto": ("triton", "cublas", "inductor", "reference", "rowwise"),
+        "inductor": ("inductor", "triton", "reference", "rowwise"),
         "triton": ("triton", "reference", "rowwise"),
         "reference": ("reference", "rowwise"),
     },
@@ -61,7 +68,20 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
         known = any(choice in others for others in BACKEND_CHOICES.values())
         what = f"the backend '{choice}' is not for the target {target.name}" if known else f"unknown backend '{choice}'"
         raise OptionError(what, expected=f"{', '.join(choices)}, for the target {target.name}")
-    return tuple(BACKENDS[name]() for name in choices[choice])
+    return backends_named(choices[choice], target.device)
+
+
+def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
+    """Backends by name, as they are for a device. On a GPU inductor takes what it can where it is named first."""
+    return tuple(
+        _inductor_cuda(ahead=place == 0) if (name, device) == ("inductor", "cuda") else BACKENDS[name]()
+        for place, name in enumerate(names)
+    )
+
+
+def backend_named(name: str, device: str) -> Backend:
+    """One of them, to emit with."""
+    return _inductor_cuda() if (name, device) == ("inductor", "cuda") else BACKENDS[name]()
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
@@ -77,7 +97,7 @@ def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
     unavailable: dict[str, str] = {}
     for name in BACKEND_CHOICES[target.device]["auto"]:
         try:
-            backend = BACKENDS[name]()
+            backend = backend_named(name, target.device)
             backend.toolchain()
         except TargetError as error:
             unavailable[name] = error.what
