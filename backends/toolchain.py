@@ -37,15 +37,11 @@ def compiler_version() -> str:
     return told.partition("\n")[0]
 
 
-def links_libstdcxx_statically() -> bool:
-    """Whether the compiler puts libstdc++ into every library that it links, as wrappers around compilers may. In a
-    process that has torch's libstdc++ too, AOTInductor's libraries then crash in std::regex when they are loaded."""
-    return _links_statically(compiler_path())
-
-
 def check_links_libstdcxx() -> None:
-    """Raise TargetError, with another compiler's name where there is one, when libstdc++ is linked statically."""
-    if not links_libstdcxx_statically():
+    """Raise TargetError, with another compiler's name where there is one, when the compiler puts libstdc++ into every
+    library that it links, as wrappers around compilers may. In a process that has torch's libstdc++ too, AOTInductor's
+    libraries then crash in std::regex when they are loaded."""
+    if not _links_statically(compiler_path()):
         return
     others = (shutil.which(name) for name in ("/usr/bin/g++", "/usr/bin/clang++", "g++", "clang++"))
     other = next((path for path in others if path is not None and not _links_statically(path)), None)
