@@ -68,7 +68,20 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
         known = any(choice in others for others in BACKEND_CHOICES.values())
         what = f"the backend '{choice}' is not for the target {target.name}" if known else f"unknown backend '{choice}'"
         raise OptionError(what, expected=f"{', '.join(choices)}, for the target {target.name}")
+    if choice == "inductor" and target.device == "cuda":
+        _check_inductor_compiles(target)
     return backends_named(choices[choice], target.device)
+
+
+def _check_inductor_compiles(target: Target) -> None:
+    """Who asks for it by name is told why it takes nothing, where under "auto" others take over."""
+    from ingot.backends.inductor.emit_cuda import missing_here
+
+    if reason := missing_here(target.name):
+        raise TargetError(
+            f"the backend 'inductor' compiles nothing for {target.name} here: {reason}",
+            hint="compile with --backend auto, or on a machine that has it",
+        )
 
 
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:

@@ -26,8 +26,8 @@ def compile_region(
     """Compile `body` for any size of its dims into `directory`, as the executable `key`.
 
     It is traced on tensors without data on `device`, whose dims have the size `example`; `options` are those of
-    AOTInductor. The library takes the inputs in order, allocates its outputs, and holds no tensor. Raises BackendError
-    with `hint`.
+    AOTInductor. The library takes the inputs in order, weights among them, and allocates its outputs. Raises
+    BackendError with `hint`.
     """
     import torch._inductor  # not at the top: only emitting needs it
 
@@ -44,8 +44,6 @@ def compile_region(
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             exported = torch.export.export(_Body(body), args, dynamic_shapes=(shapes,), strict=False)
-            if held := [*exported.state_dict, *exported.constants]:
-                raise BackendError(f"the region holds {', '.join(held)}", expected="weights as inputs alone")
             built = torch._inductor.aot_compile(
                 exported.module(), args, options={**options, "aot_inductor.output_path": str(build)}
             )

@@ -41,7 +41,7 @@ class InductorCuda(Inductor):
 
     def __init__(self, *, ahead: bool = False, missing: Callable[[str], str] | None = None) -> None:
         self._cost = _COST_AHEAD if ahead else _COST
-        self._missing = missing or missing_here
+        self._missing = cache(missing or missing_here)  # every call of a program asks
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cuda":
@@ -79,7 +79,6 @@ class InductorCuda(Inductor):
         )
 
 
-@cache
 def missing_here(target: str) -> str:
     """Why this machine compiles no region for a GPU of the kind `target`; "" when it does."""
     try:
