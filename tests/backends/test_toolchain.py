@@ -55,7 +55,7 @@ def test_a_compiler_that_links_libstdcxx_statically_is_refused_and_another_named
     monkeypatch.setenv("CXX", str(good))
     Inductor().toolchain()
     monkeypatch.setenv("CXX", str(bad))
-    with pytest.raises(TargetError, match="links libstdc\\+\\+ statically") as caught:
+    with pytest.raises(TargetError, match=r"links libstdc\+\+ statically") as caught:
         Inductor().toolchain()
     assert caught.value.where == str(bad)
     name, _, other = caught.value.hint.partition("=")
@@ -66,13 +66,13 @@ def test_a_compiler_that_links_libstdcxx_statically_is_refused_and_another_named
 
 def test_headers_of_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(TargetError, match="no cuda.h") as caught:
+    with pytest.raises(TargetError, match=r"no cuda\.h") as caught:
         cuda_headers()
     assert caught.value.where == str(tmp_path / "include") and caught.value.hint == "set CUDA_HOME to one"
     (tmp_path / "include").mkdir()
     for name in CUDA_HEADERS[:-1]:
         (tmp_path / "include" / name).touch()
-    with pytest.raises(TargetError, match="no cuda_fp8.h"):
+    with pytest.raises(TargetError, match=r"no cuda_fp8\.h"):
         cuda_headers()
     (tmp_path / "include" / CUDA_HEADERS[-1]).touch()
     assert cuda_headers() == tmp_path / "include"
@@ -130,7 +130,7 @@ def test_what_compiling_for_a_gpu_lacks(
 ) -> None:
     lack(monkeypatch, toolkit)
     found = missing_here("sm_90")
-    assert re.match(f"{reason}$" if not reason else reason, found), found
+    assert re.match(reason or "$", found), found
     nodes = list(SMALL.calls())
     answer = InductorCuda().claim(nodes, Target.named("sm_90"), BUCKET)
     assert answer == No(found) if found else isinstance(answer, Yes)
