@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gpu_model import MODEL
 from staged import BUCKET, Limits, pass_context, staged, traced
 from tiny import TINY
@@ -14,6 +15,7 @@ from wrapped_compiler import wrapper
 import ingot.backends.inductor.emit_cuda as emit_cuda
 import ingot.ir.target
 from ingot.backends.inductor.emit_cuda import InductorCuda, missing_here
+from ingot.backends.inductor.library import open_library
 from ingot.buckets import bucket_classes
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
@@ -112,17 +114,48 @@ def test_what_code_for_a_gpu_is_made_with(toolkit: Path, monkeypatch: pytest.Mon
     assert "load.py" not in {path.name for path in InductorCuda().sources()}
 
 
+# Calls of a library.
+
+
+def test_a_library_that_finds_no_memory_is_told_from_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator's count tells; the next failure without another lack of memory is a failure."""
+    stats, lacks = {"num_ooms": 3}, [True, False]
+
+    class Runner:
+        def __init__(self, path: str, models: int, device: str, kernels: str, single_threaded: bool) -> None:
+            assert (models, device, kernels, single_threaded) == (1, "cuda", "", True)
+
+        def run(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+            if not args:
+                stats["num_ooms"] += lacks.pop(0)
+                raise RuntimeError("run_func_ failed")
+            return args
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelContainerRunnerCuda", Runner, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: stats)
+    run = open_library(Path("region_cuda.so"))
+    with pytest.raises(torch.OutOfMemoryError, match="a compiled region found no memory: run_func_ failed"):
+        run([])
+    with pytest.raises(RuntimeError, match="run_func_ failed") as caught:
+        run([])
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+    tensor = torch.ones(1)
+    assert run([tensor])[0] is tensor
+
+
 # What the pipeline makes of it.
 
 
 def lowered(passes: str, choice: str) -> Lowered:
-    """A tiny model for a GPU, with nothing compiled."""
+    """A tiny model for a GPU with nothing compiled, in its first bucket class and its last."""
     target, limits = Target.named("sm_90"), Limits(max_seq_len=256, max_batch=64, max_tokens=256)
     backends = competing(choice, target)
     context: dict[str, Any] = {"target": target, "backends": backends, "bucket": None}
     context["measure"] = lambda regions, sizes: {region.name: 0 for region in regions}
-    classes = bucket_classes(target, backends, limits.max_tokens, deterministic=False)
-    return run_pipeline(traced(MODEL.config, limits), pass_context(limits, **context), classes, edit_pipeline(passes))
+    first, *_, last = bucket_classes(target, backends, limits.max_tokens, deterministic=False)
+    return run_pipeline(
+        traced(MODEL.config, limits), pass_context(limits, **context), (first, last), edit_pipeline(passes)
+    )
 
 
 def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(

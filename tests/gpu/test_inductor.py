@@ -24,6 +24,7 @@ from ingot.backends.inductor.load import load
 from ingot.emitter import Emitter
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.interpret import interpret
+from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketPlan
 from ingot.ir.program import Region
 from ingot.ir.record import Numerics
@@ -122,6 +123,29 @@ def test_every_op_at_any_size_and_in_a_graph(tmp_path: Path) -> None:
                 measured = (Measured(value[name].cpu(), exact[name]) for value in (expected, found))
                 problem = breach(Numerics.ROUNDING, *measured, dtype)
                 assert problem is None, f"{name}, {tokens} tokens: {problem}"
+
+
+@pytest.mark.slow
+def test_a_region_without_memory_says_so(tmp_path: Path) -> None:
+    """By the error that lets the engine compute a sequence later, and once there is memory again it runs."""
+    body = parse_program(
+        "program wide stage=FUSED\ndim T in [1, 4096]\ninput x: f32[T, 4096]\ninput w: f32[262144, 4096]\n"
+        "%y = ingot.linear(%x, %w) : f32[T, 262144]\nreturn y=%y\n"
+    )
+    with Emitter({"inductor": InductorCuda()}, Target.detect("cuda"), 1) as emitter:
+        executable = emitter.emit([Region("wide", body, "inductor")])["wide"]
+    run = load(executable, emitter.folders[executable.id])
+    weight = torch.zeros(262144, 4096, device="cuda")
+    few, many = (torch.zeros(tokens, 4096, device="cuda") for tokens in (2, 4096))  # 4 GiB of results for many
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 30)) / total)
+        with pytest.raises(torch.OutOfMemoryError, match="a compiled region found no memory"):
+            run(many, weight)
+        assert run(few, weight)[0].shape == (2, 262144)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert run(many, weight)[0].shape == (4096, 262144)
 
 
 def moved(tensor: torch.Tensor) -> torch.Tensor:
