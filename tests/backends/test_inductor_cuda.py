@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_model import MODEL
-from staged import BUCKET, Limits, pass_context, staged, traced
-from tiny import TINY
+from staged import BUCKET, Limits, pass_context, traced
 from wrapped_compiler import wrapper
 
 import ingot.backends.inductor.emit_cuda as emit_cuda
@@ -20,11 +19,13 @@ from ingot.buckets import bucket_classes
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
 from ingot.ir.gpus import TYPICAL
+from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.target import Target
+from ingot.op_claims import one_call_of_each
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
-from ingot.providers import BACKEND_CHOICES, backends_named, competing
+from ingot.providers import competing
 from ingot.runtime.cuda.executor import is_capturable
 
 SMALL = parse_program("""program small stage=FUSED
@@ -88,20 +89,20 @@ def test_what_compiling_for_a_gpu_lacks(
 def test_the_order_of_providers_on_a_gpu(toolkit: Path) -> None:
     """Where others have kernels inductor is behind them, and in front of the reference; by name in front of all."""
     target = Target.named("sm_90")
-    _, lowered = staged(traced(TINY["qwen3-biased"].config))
+    _, calls = one_call_of_each(OPS, torch.bfloat16)
     for choice in ("auto", "inductor"):
-        for node in lowered.fused.calls():
-            claims = {one.name: one.claim([node], target, BUCKET) for one in competing(choice, target)}
+        backends = competing(choice, target)
+        for name, call in calls.items():
+            claims = {backend.name: backend.claim([call], target, BUCKET) for backend in backends}
             inductor = claims["inductor"]
-            if isinstance(inductor, No):
-                assert inductor.reason.endswith("stands outside regions")
+            if not OPS[name.removeprefix("ingot.")].fusible:
+                assert inductor == No(f"{name} stands outside regions")
                 continue
             assert isinstance(inductor, Yes) and not inductor.batch_invariant
             others = {name: one.cost for name, one in claims.items() if isinstance(one, Yes) and name != "inductor"}
             assert inductor.cost < others.pop("reference") and inductor.cost < others.pop("rowwise")
             assert all((inductor.cost < cost) == (choice == "inductor") for cost in others.values())
     assert isinstance(InductorCuda().claim(list(SMALL.calls()), Target.detect("cpu"), BUCKET), No)
-    assert [one.name for one in backends_named(BACKEND_CHOICES["cuda"]["auto"], "cuda")].index("inductor") == 2
 
 
 def test_what_code_for_a_gpu_is_made_with(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
