@@ -83,12 +83,12 @@ def missing_here(target: str) -> str:
     """Why this machine compiles no region for a GPU of the kind `target`; "" when it does."""
     try:
         here = Target.detect("cuda").name
-    except TargetError as error:
-        here = error.what
+    except TargetError:
+        here = "none"
     if here != target:
-        return f"AOTInductor compiles on a GPU like the one that it compiles for: {here}"
+        return f"it compiles on the GPU that it compiles for, and finds {here} here"
     if importlib.util.find_spec("triton") is None:
-        return "AOTInductor needs Triton, which is not installed"
+        return "it needs Triton, which is not installed"
     try:
         check_links_libstdcxx()
         cuda_headers()
