@@ -76,7 +76,7 @@ def test_an_op_without_a_kernel_is_served_by_inductor(tmp_path: Path) -> None:
     assert all(is_capturable(bucket) for bucket in decode_buckets(artifact))
     frozen = serve_frozen(Job(str(artifact), BATCHES, NEW_TOKENS), os.environ, tmp_path)
     assert frozen.tokens == serve(Job(str(plain), BATCHES, NEW_TOKENS)).tokens
-    assert frozen.refused == [] and set(frozen.graphs) == {1, 4, 8}
+    assert frozen.refused == [] and {1, 4, 8} <= set(frozen.graphs)
 
 
 @pytest.mark.slow
