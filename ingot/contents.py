@@ -155,7 +155,7 @@ def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, Instructio
 
 def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
     spec = request.spec
-    identity = request.target.identity(_linked(plans))
+    identity = request.target.identity(linked_with(plans))
     versions = identity.pop("versions")
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -181,8 +181,8 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
     )
 
 
-def _linked(plans: Plans) -> tuple[str, ...]:
-    """What the compiled code links with, as a target's versions name it: torch, where a region of inductor's is."""
+def linked_with(plans: Plans) -> tuple[str, ...]:
+    """What compiled code links with, as a target's versions name it: torch, where a region of inductor's is."""
     return ("torch",) if any(one.backend == "inductor" for one in plans.all_executables()) else ()
 
 

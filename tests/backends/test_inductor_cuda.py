@@ -16,12 +16,14 @@ import ingot.ir.target
 from ingot.backends.inductor.emit_cuda import InductorCuda, missing_here
 from ingot.backends.inductor.library import open_library
 from ingot.buckets import bucket_classes
+from ingot.contents import linked_with
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
 from ingot.ir.gpus import TYPICAL
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.target import Target
+from ingot.merged_plans import merged_plans
 from ingot.op_claims import one_call_of_each
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
@@ -166,7 +168,9 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
     toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantized = "default,quantize{scheme=int4_g64}"
-    for name, program in lowered(quantized, "auto").programs.items():
+    made = lowered(quantized, "auto")
+    assert linked_with(merged_plans({"main": made})) == ("torch",)
+    for name, program in made.programs.items():
         assert program.plan is not None
         (bucket,) = program.plan.buckets
         assert "ingot.quant_linear" not in {one.target for one in bucket.instructions}, name
@@ -175,6 +179,7 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
         assert all(program.dims["T"] == region.body.dims["T"] for region in regions), "one for all bucket classes"
     monkeypatch.setattr(ingot.ir.target, "find_gpu", _no_gpu)
     without = lowered(quantized, "auto")
+    assert linked_with(merged_plans({"main": without})) == ()
     for program in without.programs.values():
         assert program.plan is not None and not is_capturable(program.plan.buckets[0])
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
