@@ -58,7 +58,7 @@ def test_an_op_without_a_kernel_is_served_by_inductor(tmp_path: Path) -> None:
     where neither that package nor a compiler nor the folder that it was compiled in is left."""
     checkpoint, plain, made = MODEL.write(tmp_path / "checkpoint"), tmp_path / "plain.ingot", tmp_path / "made.ingot"
     install_example(tmp_path / "site", "my_op")
-    path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "INGOT_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", COMPILE, str(checkpoint), str(made), json.dumps({**LIMITS, "jobs": 2})]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
