@@ -80,7 +80,7 @@ def _check_inductor_compiles(target: Target) -> None:
     if reason := missing_here(target.name):
         raise TargetError(
             f"the backend 'inductor' compiles nothing for {target.name} here: {reason}",
-            hint="compile with --backend auto, or where `ingot target` finds all of that",
+            hint="compile with --backend auto, or on a machine that has what is missing here",
         )
 
 
