@@ -66,8 +66,8 @@ class InductorCuda(Inductor):
         return (*super().sources(), Path(__file__))
 
     def toolchain(self) -> dict[str, str]:
-        """What is missing stands in it as such: the other backends compile without."""
-        return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler()}
+        """What is missing stands in it as "none": others compile without, and another artifact comes of it."""
+        return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler(), "gpu": _gpu()}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         compiler_path()
@@ -84,11 +84,7 @@ class InductorCuda(Inductor):
 
 def missing_here(target: str) -> str:
     """Why this machine compiles no region for a GPU of the kind `target`; "" when it does."""
-    try:
-        here = Target.detect("cuda").name
-    except TargetError:
-        here = "none"
-    if here != target:
+    if (here := _gpu()) != target:
         return f"it compiles on the GPU that it compiles for, and finds {here} here"
     if importlib.util.find_spec("triton") is None:
         return "it needs Triton, which is not installed"
@@ -100,6 +96,13 @@ def missing_here(target: str) -> str:
     return ""
 
 
+def _gpu() -> str:
+    try:
+        return Target.detect("cuda").name
+    except TargetError:
+        return "none"
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -109,6 +112,8 @@ def _version(package: str) -> str:
 
 def _compiler() -> str:
     try:
+        check_links_libstdcxx()
+        cuda_headers()
         return compiler_version()
     except TargetError:
         return "none"

@@ -113,9 +113,13 @@ def test_the_order_of_providers_on_a_gpu(toolkit: Path) -> None:
 def test_what_code_for_a_gpu_is_made_with(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C++ compiler there is no region, and all else is compiled: the toolchain says so and raises nothing."""
     there = InductorCuda().toolchain()
-    assert there.keys() == {"torch", "triton", "c++"} and "none" not in there.values()
-    monkeypatch.setenv("CXX", "/nonexistent")
+    assert there.keys() == {"torch", "triton", "c++", "gpu"} and "none" not in there.values()
+    (toolkit / "include" / "cuda.h").unlink()
     assert InductorCuda().toolchain() == {**there, "c++": "none"}
+    monkeypatch.setattr(ingot.ir.target, "find_gpu", _no_gpu)
+    assert InductorCuda().toolchain() == {**there, "c++": "none", "gpu": "none"}
+    monkeypatch.setenv("CXX", "/nonexistent")
+    assert InductorCuda().toolchain() == {**there, "c++": "none", "gpu": "none"}
     assert {"emit_cuda.py", "emit.py", "compile.py", "dense.py"} <= {path.name for path in InductorCuda().sources()}
     assert "load.py" not in {path.name for path in InductorCuda().sources()}
 
