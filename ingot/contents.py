@@ -155,7 +155,7 @@ def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, Instructio
 
 def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
     spec = request.spec
-    identity = request.target.identity()
+    identity = request.target.identity(linked_with(plans))
     versions = identity.pop("versions")
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -179,6 +179,11 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
             **({"mesh": mesh_text(request.mesh)} if request.mesh else {}),
         },
     )
+
+
+def linked_with(plans: Plans) -> tuple[str, ...]:
+    """What compiled code links with, as a target's versions name it: torch, where a region of inductor's is."""
+    return ("torch",) if any(one.backend == "inductor" for one in plans.all_executables()) else ()
 
 
 def _page_size(plans: Plans) -> int:

@@ -23,14 +23,15 @@ def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.providers import BACKENDS, with_choices  # after the noise is redirected: it imports torch
+    from ingot.providers import backend_named, with_choices  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, object]
         try:
-            backend = with_choices(BACKENDS[request["backend"]](), read_choices(request.get("choices", [])))
+            device = request.get("target", {}).get("device", "cpu")  # none is named to warm up
+            backend = with_choices(backend_named(request["backend"], device), read_choices(request.get("choices", [])))
             if request.get("warm"):
                 backend.warm_up()
                 answer = {"ready": True}

@@ -35,6 +35,12 @@ def _imported(module: str, name: str) -> Backend:
     return made
 
 
+def _inductor_cuda(*, ahead: bool = False) -> Backend:
+    from ingot.backends.inductor.emit_cuda import InductorCuda
+
+    return InductorCuda(ahead=ahead)
+
+
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "cpu": Cpu,
     "inductor": Inductor,
@@ -52,7 +58,8 @@ BACKEND_CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "reference": ("reference", "rowwise"),
     },
     "cuda": {
-        "auto": ("flashinfer", "triton", "cublas", "reference", "rowwise"),
+        "auto": ("flashinfer", "triton", "cublas", "inductor", "reference", "rowwise"),
+        "inductor": ("inductor", "triton", "reference", "rowwise"),
         "triton": ("triton", "reference", "rowwise"),
         "reference": ("reference", "rowwise"),
     },
@@ -66,7 +73,33 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
         known = any(choice in others for others in BACKEND_CHOICES.values())
         what = f"the backend '{choice}' is not for the target {target.name}" if known else f"unknown backend '{choice}'"
         raise OptionError(what, expected=f"{', '.join(choices)}, for the target {target.name}")
-    return tuple(BACKENDS[name]() for name in choices[choice])
+    if choice == "inductor" and target.device == "cuda":
+        _check_inductor_compiles(target)
+    return backends_named(choices[choice], target.device)
+
+
+def _check_inductor_compiles(target: Target) -> None:
+    """Who asks for it by name is told why it takes nothing, where under "auto" others take over."""
+    from ingot.backends.inductor.emit_cuda import missing_here
+
+    if reason := missing_here(target.name):
+        raise TargetError(
+            f"the backend 'inductor' compiles nothing for {target.name} here: {reason}",
+            hint="compile with --backend auto, or on a machine that has what is missing here",
+        )
+
+
+def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
+    """Backends by name, as they are for a device. On a GPU inductor takes what it can where it is named first."""
+    return tuple(
+        _inductor_cuda(ahead=place == 0) if (name, device) == ("inductor", "cuda") else BACKENDS[name]()
+        for place, name in enumerate(names)
+    )
+
+
+def backend_named(name: str, device: str) -> Backend:
+    """One of them, to emit with."""
+    return _inductor_cuda() if (name, device) == ("inductor", "cuda") else BACKENDS[name]()
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
@@ -82,7 +115,7 @@ def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
     unavailable: dict[str, str] = {}
     for name in BACKEND_CHOICES[target.device]["auto"]:
         try:
-            backend = BACKENDS[name]()
+            backend = backend_named(name, target.device)
             backend.toolchain()
         except TargetError as error:
             unavailable[name] = error.what

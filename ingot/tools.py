@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
-from ingot.backends.toolchain import compiler_path, compiler_version, links_libstdcxx_statically
+from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version
 from ingot.ir.errors import TargetError
 
 _EXTRA = "pip install 'ingot[cuda]'"
@@ -21,11 +21,10 @@ def _cxx() -> str:
         path, version = compiler_path(), compiler_version()
     except TargetError:
         return "none: for CPUs compile with --backend reference"
-    if links_libstdcxx_statically():
-        return (
-            f"{version} ({path}); it links libstdc++ statically, and compiled regions crash when they are loaded:"
-            " set CXX to a compiler that does not"
-        )
+    try:
+        check_links_libstdcxx()
+    except TargetError as error:
+        return f"{version} ({path}); {error.what}: {error.hint}"
     return f"{version} ({path})"
 
 

@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -68,16 +68,16 @@ class Target(BaseModel):
             raise _unknown(name)
         return _of_gpu(TYPICAL[name])
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, linked: Collection[str] = ()) -> dict[str, Any]:
         """What a machine must have to run what is compiled for this one.
 
-        On a GPU no version is in it: machine code of a compute capability runs under every driver that knows the CUDA
-        it was made with, and nothing that is emitted for GPUs links with torch.
+        On a GPU only the versions of what the code is `linked` with are in it, by the keys of `versions`: machine code
+        of a compute capability runs under every driver that knows the CUDA it was made with.
         """
         fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
         if self.device == "cuda":
             fields["features"] = [name for name in fields["features"] if name != NVLINK]
-            fields["versions"] = {}
+            fields["versions"] = {name: version for name, version in self.versions.items() if name in linked}
         return fields
 
     def code_identity(self) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def check_target(manifest: Manifest) -> None:
         )
     target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
-    if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity()):
+    if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity(manifest.versions)):
         raise TargetError(
             f"the artifact was compiled for another target: {difference}",
             expected="a machine like the one it was compiled for",

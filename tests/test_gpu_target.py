@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from resign import edit_json
 
 import ingot.ir.target
@@ -185,7 +186,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: C
 @pytest.mark.parametrize(
     ("target", "backend", "what", "expected"),
     [
-        ("sm_90", "inductor", "the backend 'inductor' is not for the target sm_90", "auto, triton, reference"),
+        ("sm_90", "cpu", "unknown backend 'cpu'", "auto, inductor, triton, reference"),
         ("cpu", "triton", "the backend 'triton' is not for the target cpu", "auto, inductor, reference"),
         ("cpu", "cuda", "unknown backend 'cuda'", "auto, inductor, reference"),
     ],
@@ -196,6 +197,21 @@ def test_a_backend_that_is_not_for_the_target(
     with pytest.raises(OptionError) as caught:
         request(checkpoint, target=target, backend=backend)
     assert caught.value.what == what and caught.value.expected == f"{expected}, for the target {target}"
+
+
+def test_inductor_by_name_says_why_it_compiles_nothing_here(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(TargetError, match=r"compiles nothing for sm_90 here: .* finds none here") as caught:
+        request(checkpoint, backend="inductor")
+    assert "--backend auto" in caught.value.hint
+
+
+def test_code_that_is_linked_with_torch_wants_the_same_torch(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = open_artifact(made).manifest
+    plug_in(monkeypatch, replace(TYPICAL["sm_90"], driver="99.0"))
+    same = manifest.model_copy(update={"versions": {"torch": torch.__version__}})
+    check_target(same)
+    with pytest.raises(TargetError, match=r"another target: versions\.torch: 0\.1 against "):
+        check_target(manifest.model_copy(update={"versions": {"torch": "0.1"}}))
 
 
 def test_a_machine_without_triton_says_what_to_install(

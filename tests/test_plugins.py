@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from installed import install
 from tiny import TINY
 
 import ingot.cli as cli
@@ -99,20 +100,6 @@ ENTRY_POINTS = {
         "seven": "my_package.passes:not_a_pass",
     },
 }
-
-
-def install(site: Path, package: str, entry_points: dict[str, dict[str, str]], **modules: str) -> None:
-    """What pip leaves of a package: its modules, and what it says of itself."""
-    (site / package).mkdir(parents=True)
-    for name, text in {"__init__": "", **modules}.items():
-        (site / package / f"{name}.py").write_text(text)
-    info = site / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.0\n")
-    groups = [
-        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in items.items()) for group, items in entry_points.items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(groups))
 
 
 @pytest.fixture

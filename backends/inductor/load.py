@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ingot.backends.inductor.library import open_library
 from ingot.ir.errors import BackendError
 from ingot.ir.plan import Executable
 
@@ -18,10 +19,7 @@ def load(executable: Executable, directory: Path) -> Region:
     """
     library = directory / executable.files[0]
     try:
-        # The container runner itself; torch's own loader for packages would import the compiler to get there. One
-        # model in the container: calls come one at a time.
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+        run = open_library(library)
     except RuntimeError as error:
         raise BackendError(f"the library does not load: {error}", where=str(library)) from error
-    run = runner.run
     return lambda *args: run(list(args))

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from markdown_table import table
 
-from ingot.ir.backend import No
+from ingot.backends.inductor.emit_cuda import InductorCuda
+from ingot.ir.backend import Backend, No
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS
 from ingot.ir.plan import FEW_TOKENS, BucketClass
@@ -20,7 +21,7 @@ from ingot.models.dense import DenseSpec
 from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
-from ingot.providers import BACKEND_CHOICES, BACKENDS
+from ingot.providers import competing
 
 HEAD = """\
 # Reference
@@ -92,8 +93,8 @@ def _providers(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
     """By op, the providers of a target that claim a call of it, and in which steps if not in all."""
     _, calls = one_call_of_each(OPS, dtype)
     found: dict[str, list[str]] = {op: [] for op in calls}
-    for name in BACKEND_CHOICES[target.device]["auto"]:
-        backend = BACKENDS[name]()
+    for backend in map(_anywhere, competing("auto", target)):
+        name = backend.name
         claims = {
             op: [size for size, bucket in _BUCKETS.items() if not isinstance(backend.claim([call], target, bucket), No)]
             for op, call in calls.items()
@@ -105,6 +106,11 @@ def _providers(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
             if sizes:
                 found[op].append(name if len(sizes) == len(_BUCKETS) else f"{name} ({sizes[0]})")
     return found
+
+
+def _anywhere(backend: Backend) -> Backend:
+    """The backend, as it claims on a machine that has all that it needs."""
+    return InductorCuda(missing=lambda target: "") if isinstance(backend, InductorCuda) else backend
 
 
 def _passes() -> Iterator[str]:

@@ -49,8 +49,8 @@ def compile_checkpoint(
         The machine to compile for: auto takes the GPU when there is one, cuda insists; cpu; or any GPU by its
         capability, as in sm_90.
     backend
-        Who may compute: auto takes all for the target; inductor is for CPUs, triton for GPUs; reference needs no
-        compiler and is slow.
+        Who may compute: auto takes all for the target; inductor compiles all that it can; triton is for GPUs; reference
+        needs no compiler and is slow.
     dtype
         Of weights and activations; auto keeps the checkpoint's.
     max_seq_len

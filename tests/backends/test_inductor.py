@@ -16,14 +16,14 @@ from every_op import DTYPES, L_MAX, T_MAX, EveryOp, every_op
 from staged import BUCKET, staged, traced
 from tiny import TINY
 
-from ingot.backends.inductor.emit import Inductor, compiler_path
+from ingot.backends.inductor.emit import Inductor
 from ingot.backends.inductor.load import load
 from ingot.emitter import Emitter
 from ingot.executable_cache import build_executable, executable_folder, find_executable
 from ingot.identity import exe_key
 from ingot.ir.backend import No, Yes
 from ingot.ir.contracts import Measured, breach
-from ingot.ir.errors import BackendError, TargetError
+from ingot.ir.errors import BackendError
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
@@ -147,7 +147,7 @@ def test_claims() -> None:
         else:
             assert isinstance(answer, Yes) and not answer.batch_invariant
         refused = Inductor().claim([node], other, BUCKET)
-        assert isinstance(refused, No) and refused.reason == "not built for device 'cuda' yet"
+        assert isinstance(refused, No) and refused.reason == "not for device 'cuda'"
     outside = {name for name, op in OPS.items() if not op.fusible}
     assert outside == {
         "embedding",
@@ -169,18 +169,6 @@ def test_claims() -> None:
         "state_zero",
         *(name for name, op in OPS.items() if op.across),
     }
-
-
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", "/nonexistent/g++")
-    with pytest.raises(TargetError, match=r"(?s)no C\+\+ compiler was found.*/nonexistent/g\+\+.*--backend reference"):
-        Inductor().toolchain()
-    with pytest.raises(TargetError, match=r"no C\+\+ compiler"):
-        Inductor().emit(SMALL, "key", TARGET, tmp_path)
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TargetError, match=r"looked for g\+\+, clang\+\+"):
-        compiler_path()
 
 
 def test_toolchain_and_sources() -> None:

@@ -195,6 +195,7 @@ def test_what_code_for_a_gpu_depends_on(monkeypatch: pytest.MonkeyPatch) -> None
     typical = Target.named("sm_90")
     assert found != typical and found.difference(typical) is None
     assert list(found.identity()) == ["name", "device", "arch", "sm", "features", "versions"]
+    assert found.identity(["torch"])["versions"] == {"torch": found.versions["torch"]}
     assert found.identity()["versions"] == {} and "nvlink" not in found.identity()["features"]
     fewer = found.model_copy(update={"cores": 114})
     assert fewer.difference(found) is None and fewer.code_identity() != found.code_identity()

@@ -10,7 +10,8 @@ from pathlib import Path
 from resign import sign
 from torch import fx
 
-from ingot.backends.inductor.emit import LIBRARY, Inductor
+from ingot.backends.inductor.emit import Inductor
+from ingot.backends.inductor.library import LIBRARIES
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program, RegionCall
 from ingot.ir.target import Target
@@ -45,7 +46,7 @@ def draw(setup: Setup, programs: Sequence[Program], draw: random.Random) -> Faul
     build = functools.cache(lambda: _built(body, key, target))
 
     def damage(artifact: Path) -> None:
-        place = f"exe/{target.name}/{key}/{LIBRARY}"
+        place = f"exe/{target.name}/{key}/{LIBRARIES['cpu']}"
         if not (artifact / place).is_file():
             raise NoFault(f"{place} is not in the artifact: the machine or its compiler changed in between")
         # Compiling has run the library: written in place, it would change under whoever has mapped it.
@@ -70,4 +71,4 @@ def _users(node: fx.Node) -> list[fx.Node]:
 def _built(body: Program, key: str, target: Target) -> Path:
     folder = Path(tempfile.mkdtemp())
     Inductor().emit(body, key, target, folder)
-    return folder / LIBRARY
+    return folder / LIBRARIES["cpu"]

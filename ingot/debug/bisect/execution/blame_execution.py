@@ -28,7 +28,7 @@ from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
-from ingot.providers import BACKENDS, with_choices
+from ingot.providers import backend_named, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
@@ -136,7 +136,9 @@ def region_keys(
     for bucket, program in programs.items():
         keys[bucket] = {}
         for region in program.regions.values():
-            keys[bucket][region.name] = key = exe_key(region, with_choices(BACKENDS[region.backend](), choices), target)
+            keys[bucket][region.name] = key = exe_key(
+                region, with_choices(backend_named(region.backend, target.device), choices), target
+            )
             same |= {region.backend} if key in made else set()
     return {
         bucket: {name: key for name, key in found.items() if programs[bucket].regions[name].backend in same}
@@ -175,7 +177,7 @@ def _of_misstep(misstep: Misstep, target: Target) -> Verdict:
     if region is None:
         return verdict
     try:
-        fault = region_fault(region, inputs, misstep.results, BACKENDS[region.backend](), target)
+        fault = region_fault(region, inputs, misstep.results, backend_named(region.backend, target.device), target)
     except (BackendError, TargetError) as error:
         return replace(verdict, found=f"{verdict.found}; which of its nodes, no compiler tells here: {error.what}")
     except (IngotError, RuntimeError, LookupError, TypeError, ValueError) as error:

@@ -27,7 +27,7 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES, Placement, Split
 from ingot.passes.base import Pass, PassContext
-from ingot.providers import BACKEND_CHOICES, BACKENDS
+from ingot.providers import BACKEND_CHOICES, backends_named
 
 BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "pass.json"
 
@@ -95,7 +95,7 @@ def _context(about: Mapping[str, Any]) -> PassContext:
     given = about["context"]
     target = Target.named(given["target"])
     known = BACKEND_CHOICES[target.device]["auto"]
-    backends = tuple(BACKENDS[name]() for name in given["backends"] if name in known)
+    backends = backends_named([name for name in given["backends"] if name in known], target.device)
     buckets = tuple(BucketClass.model_validate_json(json.dumps(one)) for one in given["buckets"])
     return PassContext(
         target=target,

@@ -1,0 +1,28 @@
+"""Packages as pip would leave them, for processes that are given their folder to import from."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def install(site: Path, package: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str) -> None:
+    """What pip leaves of a package: its modules, and what it says of itself."""
+    (site / package).mkdir(parents=True)
+    for name, text in {"__init__": "", **modules}.items():
+        (site / package / f"{name}.py").write_text(text)
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in items.items()) for group, items in entry_points.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+
+
+def install_example(site: Path, package: str) -> None:
+    """`install` of one of the packages in docs/examples."""
+    project = tomllib.loads((EXAMPLES / package / "pyproject.toml").read_text())["project"]
+    modules = {path.stem: path.read_text() for path in (EXAMPLES / package / package).glob("*.py")}
+    install(site, package, project["entry-points"], **modules)
