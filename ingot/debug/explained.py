@@ -1,5 +1,6 @@
 """What `explain` gives: each call with its cost and who asked for how much, and where passes nearly applied."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +38,10 @@ class Step:
     sequences: int
     context: int
     timed: tuple[int, ...] = ()
+
+    def pages(self, page_size: int) -> int:
+        """Of all sequences together, each with whole pages of its own."""
+        return self.sequences * math.ceil(self.context / page_size)
 
 
 @dataclass(frozen=True)
