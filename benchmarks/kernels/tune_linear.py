@@ -101,7 +101,7 @@ def print_table(best: Sequence[Found]) -> None:
         problem, timed = one.timed.problem, one.timed
         place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
         key = f"Product({problem.columns}, {problem.depth}{', gated=True' if problem.gated else ''})"
-        print(f"{place:24}{timed.microseconds:7.1f} µs  {key}: {timed.tiles},  # {timed.fraction:.0%}")
+        print(f"{place:24}{timed.fraction:5.0%}  {key}: Measured({timed.tiles}, {timed.microseconds:.2f}),")
 
 
 def _share_of(deadline: float, part: float) -> float:

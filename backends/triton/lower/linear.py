@@ -10,7 +10,7 @@ from ingot.backends.triton.kernels.linear_norm import normalize_rows
 from ingot.backends.triton.kernels.linear_tile import linear_tile
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
-from ingot.backends.triton.lower.linear_choice import known_tiles
+from ingot.backends.triton.lower.linear_choice import known_microseconds, known_tiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.schedule import Schedule, Value
@@ -100,7 +100,11 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     tokens = padded_tokens(_most_rows(linear, schedule))
     problem = linear.problem(tokens)
     chosen = schedule.choose(
-        LINEAR, problem.fields(), problem.tiles_kind, lambda: known_tiles(problem.product(), tokens, schedule.sm)
+        LINEAR,
+        problem.fields(),
+        problem.tiles_kind,
+        lambda: known_tiles(problem.product(), tokens, schedule.sm),
+        known_microseconds(problem.product(), tokens, schedule.sm),
     )
     if isinstance(chosen, MatvecTiles):
         return _matvec(linear, schedule, chosen)
