@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ingot.debug.step_time.times import CallTime, StepTime
 from ingot.ir.ops.registry import Cost
 
 
@@ -15,6 +16,7 @@ class Call:
 
     `op` is the printed target. `layer` is None outside layers. `claims` says of each provider that was asked the cost
     of its claim, or its No. `seconds` is the median over the steps of the golden run, None where nothing was timed.
+    `time` is None for a call inside a region, and where the artifact is not for a GPU.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Call:
     claims: dict[str, float | str]
     seconds: float | None = None
     region: str = ""
+    time: CallTime | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,13 @@ class Step:
 
 @dataclass(frozen=True)
 class BucketCosts:
-    """The calls of a bucket class in order, those of a region behind it."""
+    """The calls of a bucket class in order, those of a region behind it; `time` is of the step as a whole."""
 
     entry: str
     bucket: str
     step: Step
     calls: tuple[Call, ...]
+    time: StepTime | None = None
 
     def total(self) -> Cost:
         """Of all calls, regions as they run: what stays inside one moves no bytes."""

@@ -6,15 +6,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ingot.debug.asked_step import limits_of
 from ingot.debug.explained import Step
 from ingot.debug.step_time.inputs import step_inputs
+from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.loader import Loaded
+from ingot.runtime.loader import Loaded, load_artifact
 
 # Weights and caches that the calls of a row go over, in last-level caches: what a call reads was pushed out since it
 # was read before, as in a step, where all other layers come between.
@@ -40,6 +43,12 @@ class StepMeasurement:
 
     seconds: float
     instructions: tuple[InstructionTime, ...]
+
+
+def measure_artifact(folder: Path, step: Step) -> StepMeasurement:
+    """Load an artifact for one step alone, and time it. Raises IngotError where it does not run on this machine."""
+    limits = limits_of(open_artifact(folder))
+    return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step)
 
 
 def measure_step(loaded: Loaded, step: Step) -> StepMeasurement:

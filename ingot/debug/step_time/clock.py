@@ -1,0 +1,73 @@
+"""The time of steps of one artifact for a GPU, put beside the costs of their calls."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ingot.commands.views.plan import read_plans
+from ingot.debug.asked_step import limits_of, step_sizes
+from ingot.debug.explained import BucketCosts, Step
+from ingot.debug.step_time.device import Device, device_of
+from ingot.debug.step_time.timed import time_step
+from ingot.debug.step_time.work import kernel_names, works
+from ingot.ir.errors import OptionError
+from ingot.ir.plan import BucketPlan, Plans
+from ingot.ir.program import Program
+from ingot.ir.tuning import Choice
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.cuda.executor import GRAPH_ROWS, is_capturable
+
+
+@dataclass(frozen=True)
+class StepClock:
+    """What the times of steps follow from. With `measure` steps of the entry main are run too."""
+
+    folder: Path
+    device: Device
+    plans: Plans
+    kernels: Mapping[str, tuple[str, ...]]
+    page_size: int
+    measure: bool
+
+    @staticmethod
+    def of(artifact: Artifact, *, measure: bool) -> "StepClock | None":
+        """None where the artifact is not for a GPU, or for one whose bandwidth nobody says. Raises OptionError where
+        it is to be measured then."""
+        target = str(artifact.manifest.target.get("name"))
+        device = device_of(target) if artifact.manifest.target.get("device") == "cuda" else None
+        if device is None:
+            if measure:
+                raise OptionError(
+                    f"the artifact is for {target}",
+                    where="--measure",
+                    expected="one for a GPU; of a CPU, the golden run has the times",
+                )
+            return None
+        plans = read_plans(artifact)
+        kernels = kernel_names(artifact, target, list(plans.executables.values()))
+        return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure)
+
+    def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
+        """The costs of a step with its times. Raises TargetError where it is to be measured and cannot run here."""
+        plan = next(one for one in self.plans.plans[costs.entry].buckets if one.bucket.name == costs.bucket)
+        nodes = [node for node in program.calls() if node.target is not operator.getitem]
+        sizes = step_sizes(costs.step, program, self.page_size)
+        found = list(works(program, nodes, plan.instructions, sizes, choices, self.kernels))
+        measured, whole = None, None
+        if self.measure and costs.entry == "main":
+            from ingot.debug.step_time.measure import measure_artifact
+
+            taken = measure_artifact(self.folder, costs.step)
+            measured, whole = [one.device for one in taken.instructions], taken.seconds
+        calls, step = time_step(
+            found, self.device, captured=_is_captured(plan, costs.step), measured=measured, whole=whole
+        )
+        by_name = {work.name: time for work, time in zip(found, calls, strict=True)}
+        with_times = (call if call.region else replace(call, time=by_name[call.name]) for call in costs.calls)
+        return replace(costs, calls=tuple(with_times), time=step)
+
+
+def _is_captured(plan: BucketPlan, step: Step) -> bool:
+    """Whether serving replays the step from a graph: one token of each sequence, not too many."""
+    return step.tokens == step.sequences <= GRAPH_ROWS[-1] and is_capturable(plan)

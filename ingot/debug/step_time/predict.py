@@ -1,0 +1,63 @@
+"""Times that follow from what a call does and from constants of its kernels: nothing is run."""
+
+from collections.abc import Iterable, Sequence
+
+from ingot.debug.step_time.device import Device
+from ingot.debug.step_time.work import Work
+from ingot.ir.gpu_times import HostTime, KernelTime
+
+# Bytes of keys and values that a program of decode attention has in flight at once: with fewer, it waits for them
+# longer than it takes to read them. 64 keys and values of 128 elements of two bytes (benchmarks/kernels/attention.py).
+_FULL_TILE = 64 * 128 * 2 * 2
+
+
+def device_seconds(work: Work, device: Device) -> float:
+    """What a call takes on the device, in a row of calls: by the tuning log where that has a time, else by its
+    kernels."""
+    timed = work.choice.microseconds if work.choice is not None else None
+    if timed is not None and work.choice is not None:
+        # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
+        return timed * 1e-6 * (device.slower_memory if work.choice.source == "table" else 1.0)
+    kernels = [device.times.kernels.get(name, device.times.other) for name in work.kernels]
+    if not kernels:
+        return 0.0
+    carrying = next((one for one in kernels if one.bandwidth), kernels[0])
+    return sum(one.latency for one in kernels) + _carried(work, carrying, device)
+
+
+def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
+    if not kernel.bandwidth:
+        return 0.0
+    moving = work.moved / (kernel.bandwidth * _filled(work) * device.bandwidth)
+    return max(moving, work.flops / (kernel.rate * device.rate(work.dtype)))
+
+
+def _filled(work: Work) -> float:
+    """The share of the bandwidth that tiles of keys come to: by its root, since more of them are then in flight."""
+    choice = work.choice
+    if choice is None or choice.kernel != "decode_attention":
+        return 1.0
+    tile = 2 * choice.tiles["keys"] * int(choice.problem["dim"]) * (4 if work.dtype == "f32" else 2)
+    return float(min(1.0, tile / _FULL_TILE) ** 0.5)
+
+
+def host_seconds(work: Work, host: HostTime) -> float:
+    """Until the host has launched a call."""
+    if work.compiled:
+        return host.call + host.kernel * len(work.kernels)
+    return host.library if work.kernels else host.view
+
+
+def captured_seconds(device: Iterable[float], device_model: Device) -> float:
+    """A step that is a captured graph: its calls, and what stands between two steps."""
+    return sum(device) + device_model.times.between
+
+
+def launched_seconds(host: Sequence[float], device: Sequence[float], around: float) -> float:
+    """A step that the host launches call by call: a call begins when it was launched and the one in front of it has
+    ended. `around` passes on the host before the first one."""
+    launched, ended = around, 0.0
+    for launching, running in zip(host, device, strict=True):
+        launched += launching
+        ended = max(ended, launched) + running if running else ended
+    return max(launched, ended)

@@ -1,0 +1,144 @@
+"""The calls of a step as a GPU sees them: what each has to do, and which kernels do it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from ingot.backends.triton.launches import LAUNCHES, Launches
+from ingot.ir import ops
+from ingot.ir.artifact import EXE_FOLDER
+from ingot.ir.costs import call_cost
+from ingot.ir.infer import sized_meta_tensor
+from ingot.ir.ops import op_of
+from ingot.ir.ops.registry import bytes_of
+from ingot.ir.plan import Executable, Instruction
+from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.tuning import Choice
+from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
+from ingot.runtime.artifact import Artifact
+
+# What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
+KINDS = ("products", "attention", "norms", "sampling", "rest")
+_KIND_OF = {
+    **dict.fromkeys(("linear", "quant_linear", "moe"), "products"),
+    **dict.fromkeys(
+        ("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append", "rope", "attention"), "attention"
+    ),
+    **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm"), "norms"),
+    **dict.fromkeys(("sample", "penalize", "count_tokens", "top_logprobs"), "sampling"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call: `moved` bytes and `flops` at least, its results written whatever it does; `dtype` is that of what it
+    multiplies. `kernels` are the launches by name, none for a view; `choice` the tile sizes of its product or its
+    attention, None where it has none. `weight` is the shape of the weight of a product."""
+
+    name: str
+    what: str
+    kind: str
+    flops: int
+    moved: int
+    least: int
+    dtype: str
+    provider: str
+    kernels: tuple[str, ...]
+    compiled: bool
+    choice: Choice | None = None
+    weight: tuple[int, ...] | None = None
+
+
+def works(
+    program: Program,
+    nodes: Sequence[fx.Node],
+    instructions: Sequence[Instruction],
+    sizes: Mapping[str, int],
+    choices: Mapping[str, Sequence[Choice]],
+    kernels: Mapping[str, tuple[str, ...]],
+) -> Iterator[Work]:
+    """The calls `nodes` of a lowered program, each with its instruction, in a step of these sizes. `choices` are tile
+    sizes by node or region, `kernels` the names of an executable's launches by its id."""
+    for node, instruction in zip(nodes, instructions, strict=True):
+        inner = _calls(node, program)
+        cost = call_cost(node, program, sizes)
+        region = node.target.name if isinstance(node.target, RegionCall) else node.name
+        chosen = choices.get(region, ())
+        names = [_op_name(one) for one in inner]
+        product = next((one for one in inner if _op_name(one) in ("linear", "quant_linear")), None)
+        yield Work(
+            name=node.name,
+            what=_what(names, product),
+            kind=min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index),
+            flops=cost.flops,
+            moved=max(cost.bytes, _written(node, sizes)) if node.target not in VIEWS else 0,
+            least=cost.bytes,
+            dtype=_dtype(product if product is not None else node),
+            provider=instruction.provider,
+            kernels=_kernels(node, instruction, kernels),
+            compiled=instruction.calls is not None,
+            choice=chosen[0] if chosen else None,
+            weight=_weight(product),
+        )
+
+
+def kernel_names(artifact: Artifact, target: str, executables: Sequence[Executable]) -> dict[str, tuple[str, ...]]:
+    """The names of the kernels that each executable launches, by its id, where it says so."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in executables:
+        if LAUNCHES in one.files:
+            text = artifact.read_text(f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}")
+            found[one.id] = tuple(launch.entry for launch in Launches.model_validate_json(text).launches)
+    return found
+
+
+def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
+    """The call itself, or those of its region."""
+    if not isinstance(node.target, RegionCall):
+        return [node]
+    return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
+
+
+def _op_name(node: fx.Node) -> str:
+    op = op_of(node.target)
+    return op.name if op is not None else target_name(node.target)
+
+
+def _what(names: Sequence[str], product: fx.Node | None) -> str:
+    """In a reader's words: a product by the shape of its weight, other calls by their ops."""
+    if product is None:
+        return " + ".join(dict.fromkeys(names))
+    weight = _weight(product)
+    size = "x".join(map(str, weight)) if weight else "?"
+    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != _op_name(product)]
+    return f"product of {size}" + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
+
+
+def _weight(product: fx.Node | None) -> tuple[int, ...] | None:
+    if product is None:
+        return None
+    weight = ops.op_of(product.target).bind(product.args, dict(product.kwargs))["weight"]  # type: ignore[union-attr]
+    value_type = weight.meta["type"]
+    return tuple(int(size) for size in value_type.shape) if isinstance(value_type, TensorType) else None
+
+
+def _dtype(node: fx.Node) -> str:
+    """Of the first tensor of floats that a call is given: that of x in a product, of q in attention."""
+    for source in node.all_input_nodes:
+        value_type = source.meta["type"]
+        if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
+            return DTYPE_NAMES[value_type.dtype]
+    return "f32"
+
+
+def _written(node: fx.Node, sizes: Mapping[str, int]) -> int:
+    value_type = node.meta["type"]
+    items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
+    return bytes_of(*(sized_meta_tensor(item, sizes) for item in items if isinstance(item, TensorType)))
+
+
+def _kernels(node: fx.Node, instruction: Instruction, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    if instruction.calls in known:
+        return known[str(instruction.calls)]
+    return () if node.target in VIEWS else (f"{instruction.provider} {_op_name(node)}",)
