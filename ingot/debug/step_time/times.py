@@ -26,7 +26,7 @@ class CallTime:
 
 @dataclass(frozen=True)
 class KindTime:
-    """Seconds of all calls of a kind."""
+    """Seconds of all calls of a kind that run on the device: views do not."""
 
     kind: str
     calls: int
@@ -66,7 +66,7 @@ class StepTime:
 def kind_times(calls: list[CallTime], predicted: float, measured: float | None) -> tuple[KindTime, ...]:
     """Totals by kind; the last one is what the step takes beside its calls, which is less than nothing where calls
     overlap."""
-    found = [_kind_time(kind, [one for one in calls if one.kind == kind]) for kind in KINDS]
+    found = [_kind_time(kind, [one for one in calls if one.kind == kind and one.predicted]) for kind in KINDS]
     between = KindTime(GAPS, 0, 0.0, predicted - sum(one.predicted for one in calls))
     if measured is not None:
         between = replace(between, measured=measured - sum(one.taken for one in calls))
