@@ -89,7 +89,8 @@ def explain_artifact(
         for bucket in found.buckets:
             _print_calls(bucket, filtered=bool(filters))
     if not filters and sort is None:
-        _print_misses(passes)
+        shown = {(bucket.entry, bucket.bucket) for bucket in found.buckets}
+        _print_misses([one for one in passes if one.bucket is None or (one.entry, one.bucket) in shown])
 
 
 def _size(call: "Call", sort: str) -> float:
