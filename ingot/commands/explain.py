@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 # Columns of seconds: what the golden run took, and on a GPU what a step takes.
-_SECONDS = ("measured>",)
-_TIMES = ("roofline>", "predicted>", "measured>")
+_SECONDS: tuple[str, ...] = ("measured>",)
+_TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>")
 
 
 def explain_artifact(
@@ -113,9 +113,9 @@ def _print_calls(bucket: "BucketCosts", *, filtered: bool) -> None:
     name = bucket.bucket if bucket.entry == "main" else f"{bucket.entry}@{bucket.bucket}"
     sequences = f"{step.sequences} sequence{'s' if step.sequences > 1 else ''}"
     out.print(f"{name}: {step.tokens} tokens of {sequences}, context {step.context}", style="bold", markup=False)
-    times = _TIMES if bucket.time is not None else _SECONDS
-    if bucket.time is not None and bucket.time.measured is None:
-        times = times[:-1]
+    times = _SECONDS
+    if bucket.time is not None:
+        times = _TIMES if bucket.time.measured is not None else _TIMES[:-1]
     columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "provider", "origin", "others")
     print_table(out, table(columns, [_row(call, len(times)) for call in bucket.calls]))
     total, seconds = bucket.total(), bucket.seconds()
@@ -134,11 +134,8 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
     name = f"  {call.name}" if call.region else call.name
     others = ", ".join(_others(call))
     layer = "–" if call.layer is None else call.layer
-    if columns == len(_SECONDS):
-        times = [call.seconds]
-    elif call.time is None:
-        times = [None] * columns
-    else:
+    times: list[float | None] = [call.seconds] if columns == len(_SECONDS) else [None] * columns
+    if call.time is not None:
         times = [call.time.roofline, call.time.predicted, call.time.measured][:columns]
     seconds = ["–" if one is None else time_text(one) for one in times]
     size = size_text(call.bytes)

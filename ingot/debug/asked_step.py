@@ -42,6 +42,13 @@ class AskedStep:
     sequences: int | None = None
     context: int | None = None
 
+    def check(self, limits: StepLimits) -> None:
+        """Raises OptionError for what no step of an artifact has."""
+        if self.context is not None:
+            _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
+        if self.sequences is not None:
+            _check("the sequences are", self.sequences, limits.max_batch, "max_batch")
+
     @staticmethod
     def parse(text: str) -> "AskedStep":
         """What --step says. Raises OptionError."""
@@ -54,17 +61,17 @@ class AskedStep:
         return AskedStep(**values)
 
     def in_class(self, bucket: BucketClass) -> bool:
-        return self.tokens is None or bucket.tokens[0] <= self.tokens <= bucket.tokens[1]
+        """Whether a bucket class has such steps. Without sequences several may: of one token each, or of prompts."""
+        if self.tokens is None:
+            return True
+        most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
+        return bucket.holds(self.tokens, most)
 
     def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> Step:
         """The step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises OptionError for
         one that the artifact cannot run."""
-        if self.context is not None:
-            _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
-        if self.sequences is not None:
-            _check("the sequences are", self.sequences, limits.max_batch, "max_batch")
         cached = self.context or min(limits.max_seq_len, _CONTEXT)
-        one_each = bucket.tokens[1] < limits.max_tokens
+        one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
         fed = self.tokens or _default_tokens(bucket, one_each=one_each)
         if self.sequences is not None:
             sequences = self.sequences

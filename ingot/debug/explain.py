@@ -35,6 +35,8 @@ def explain(path: str | Path, asked: AskedStep | None = None, *, measure: bool =
     """
     asked = asked or AskedStep()
     artifact = open_artifact(path)
+    limits = limits_of(artifact)
+    asked.check(limits)
     load_user_ops()
     buckets = []
     choices = _read(artifact, "choices.json", _CHOICES)
@@ -45,7 +47,7 @@ def explain(path: str | Path, asked: AskedStep | None = None, *, measure: bool =
         name = trace_name(program.name, program.bucket.name)
         if asked.in_class(program.bucket):
             timed = times.get(name, _Times(tokens=(), seconds=()))
-            step = asked.step(program.bucket, limits_of(artifact), timed.tokens)
+            step = asked.step(program.bucket, limits, timed.tokens)
             choice = choices.get(name, _Choice())
             calls = tuple(_calls(program, artifact, step, choice, timed.seconds))
             costs = BucketCosts(program.name, program.bucket.name, step, calls)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.work import Work
 from ingot.ir.gpu_times import HostTime, KernelTime
@@ -14,10 +15,11 @@ _FULL_TILE = 64 * 128 * 2 * 2
 def device_seconds(work: Work, device: Device) -> float:
     """What a call takes on the device, in a row of calls: by the tuning log where that has a time, else by its
     kernels."""
-    timed = work.choice.microseconds if work.choice is not None else None
-    if timed is not None and work.choice is not None:
+    choice = work.choice
+    # What attention takes depends on contexts, which the log does not tell.
+    if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
         # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
-        return timed * 1e-6 * (device.slower_memory if work.choice.source == "table" else 1.0)
+        return choice.microseconds * 1e-6 * (device.slower_memory if choice.source == "table" else 1.0)
     kernels = [device.times.kernels.get(name, device.times.other) for name in work.kernels]
     if not kernels:
         return 0.0
@@ -35,7 +37,7 @@ def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
 def _filled(work: Work) -> float:
     """The share of the bandwidth that tiles of keys come to: by its root, since more of them are then in flight."""
     choice = work.choice
-    if choice is None or choice.kernel != "decode_attention":
+    if choice is None or choice.kernel == LINEAR:
         return 1.0
     tile = 2 * choice.tiles["keys"] * int(choice.problem["dim"]) * (4 if work.dtype == "f32" else 2)
     return float(min(1.0, tile / _FULL_TILE) ** 0.5)
