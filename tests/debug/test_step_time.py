@@ -35,6 +35,7 @@ TIMES = GpuTimes(
         "moving": KernelTime(2 * US, 0.5),
         "computing": KernelTime(1 * US, 1.0, 0.25),
         "helping": KernelTime(3 * US),
+        "going over positions": KernelTime(1 * US, 1.0, 1.0, position=0.5 * US),
         "decode_attention": KernelTime(5 * US, 1.0),
     },
     other=KernelTime(10 * US, 1.0, 1.0),
@@ -50,7 +51,8 @@ def no_gpu() -> Gpu:
 
 
 def work(*kernels: str, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
-    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True, **more}
+    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True, "positions": 100}
+    facts |= more
     return Work(kind=kind, flops=flops, moved=moved, least=moved, kernels=kernels, **facts)  # type: ignore[arg-type]
 
 
@@ -68,6 +70,8 @@ def choice(source: str, microseconds: float | None, kernel: str = "linear", **ti
         (work("computing", moved=10**6, flops=989 * 10**6), 1 + 4),  # 1 us of flops at a quarter of the rate
         (work("computing", moved=10**7, flops=989 * 10**6), 1 + 10),  # the bytes take longer
         (work("computing", flops=67 * 10**6, dtype="f32"), 1 + 4),
+        (work("going over positions", moved=10**6), 1 + 50),
+        (work("going over positions", moved=10**8), 1 + 100),
         (work("somebody's", moved=10**6), 10 + 1),
         (work(), 0),
         (work("moving", moved=10**9, choice=choice("measured", 12.5)), 12.5),

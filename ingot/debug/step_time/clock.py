@@ -53,7 +53,7 @@ class StepClock:
         plan = next(one for one in self.plans.plans[costs.entry].buckets if one.bucket.name == costs.bucket)
         nodes = [node for node in program.calls() if node.target is not operator.getitem]
         sizes = step_sizes(costs.step, program, self.page_size)
-        found = list(works(program, nodes, plan.instructions, sizes, choices, self.kernels))
+        found = list(works(program, nodes, plan.instructions, sizes, costs.step.context, choices, self.kernels))
         measured, whole = None, None
         if self.measure and costs.entry == "main":
             from ingot.debug.step_time.measure import measure_artifact

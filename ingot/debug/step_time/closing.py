@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 
+from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime
 from ingot.debug.step_time.work import Work
+from ingot.ir.tuning import Choice
 
 _SHOWN = 8
 # Below this share of a step's time nobody would look for it.
 _LEAST_SHARE = 0.005
+# From this share of a gap on, it is the launch that is to be said.
+_MOSTLY = 0.5
 
 
 def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, device: Device) -> tuple[Gap, ...]:
@@ -29,45 +33,37 @@ def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device)
     over = sum(time.taken - time.roofline for _, time in group)
     work, time = group[0]
     each = over / len(group)
+    latency = sum(device.times.of(name).latency for name in work.kernels)
     reached = f"reaches {time.roofline / time.taken:.0%} of {_limit(time)}: {_us(each)} a call above the floor"
-    return Gap(what, len(group), over, f"{reached}; {_remedy(work, time, device)}")
+    launching = f"{_us(min(latency, each))} of it for launching"
+    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}")
 
 
 def _limit(time: CallTime) -> str:
     return "bandwidth" if time.bound == "memory" else "the rate of products"
 
 
-def _remedy(work: Work, time: CallTime, device: Device) -> str:
-    match time.kind:
-        case "products":
-            return _of_product(work, time)
-        case "attention":
-            return _of_attention(work, device)
-    return (
-        f"its {_launches(work)} take{'s' if len(work.kernels) == 1 else ''} {_us(_latency(work, device))} whatever they"
-        " move: fused into a neighbour that is saved"
-    )
+def _remedy(work: Work, time: CallTime, latency: float, each: float) -> str:
+    if work.choice is not None and work.choice.kernel == LINEAR:
+        return _of_tiles(work.choice)
+    if time.kind == "attention":
+        return "the rest waits for the cache: of more sequences, or longer ones, more is on the way at once"
+    if latency > _MOSTLY * each:
+        return "fused into a neighbour, a call has no launch of its own"
+    if time.kind == "products":
+        if time.bound == "memory":
+            return f"{work.provider} reads the weight for few tokens: more of them cost next to nothing"
+        return f"{work.provider} chooses its tiles: more tokens in a step fill them better"
+    return "what it reads was just written, and could stay where it was made: in a region with the calls around it"
 
 
-def _of_product(work: Work, time: CallTime) -> str:
-    source = work.choice.source if work.choice is not None else None
-    match source:
+def _of_tiles(choice: Choice) -> str:
+    match choice.source:
         case "heuristic":
-            return "its tile sizes were never timed: --tune finds faster ones"
+            return "its tile sizes were never timed: --tune finds the best ones"
         case "table":
-            return "its tile sizes are of a table of another compile: --tune may find faster ones"
-        case "measured" | "given":
-            return "its tile sizes were timed; smaller weights are left to try: quantize"
-    if time.bound == "memory":
-        return f"{work.provider} computes it; it reads its weight for few tokens: more in a step cost next to nothing"
-    return f"{work.provider} computes it; longer chunks of prompts fill its tiles better"
-
-
-def _of_attention(work: Work, device: Device) -> str:
-    latency = _latency(work, device)
-    return (
-        f"its launch takes {_us(latency)} whatever it reads, and the rest is how well its tiles hide memory's latency"
-    )
+            return "its tile sizes come from a table of measurements: --tune may find better ones"
+    return "its tile sizes were timed, so that a smaller weight is left: quantize"
 
 
 def _between(seconds: float, works: Sequence[Work], times: Sequence[CallTime], step: StepTime) -> Gap:
@@ -81,16 +77,6 @@ def _between(seconds: float, works: Sequence[Work], times: Sequence[CallTime], s
             " step would not wait for the host"
         )
     return Gap("between calls", 0, seconds, closing)
-
-
-def _latency(work: Work, device: Device) -> float:
-    known = device.times
-    return sum(known.kernels.get(name, known.other).latency for name in work.kernels)
-
-
-def _launches(work: Work) -> str:
-    count = len(work.kernels)
-    return "launch" if count == 1 else f"{count} launches"
 
 
 def _us(seconds: float) -> str:

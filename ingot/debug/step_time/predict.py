@@ -20,7 +20,7 @@ def device_seconds(work: Work, device: Device) -> float:
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
         # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
         return choice.microseconds * 1e-6 * (device.slower_memory if choice.source == "table" else 1.0)
-    kernels = [device.times.kernels.get(name, device.times.other) for name in work.kernels]
+    kernels = [device.times.of(name) for name in work.kernels]
     if not kernels:
         return 0.0
     carrying = next((one for one in kernels if one.bandwidth), kernels[0])
@@ -31,7 +31,8 @@ def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
     if not kernel.bandwidth:
         return 0.0
     moving = work.moved / (kernel.bandwidth * _filled(work) * device.bandwidth)
-    return max(moving, work.flops / (kernel.rate * device.rate(work.dtype)))
+    computing = work.flops / (kernel.rate * device.rate(work.dtype))
+    return max(moving, computing, kernel.position * work.positions)
 
 
 def _filled(work: Work) -> float:

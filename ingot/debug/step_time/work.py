@@ -32,22 +32,23 @@ _KIND_OF = {
 
 @dataclass(frozen=True)
 class Work:
-    """A call: `moved` bytes and `flops` at least, its results written whatever it does; `dtype` is that of what it
-    multiplies. `kernels` are the launches by name, none for a view; `choice` the tile sizes of its product or its
-    attention, None where it has none. `weight` is the shape of the weight of a product."""
+    """A call of the node `name`, `what` in a reader's words, with `flops` and `least` bytes at least; `moved` are those
+    that it moves where it writes results that need not be. `dtype` is that of what it multiplies, `positions` what its
+    sequences have cached. `kernels` are its launches by name, none for a view, `compiled` ones or a library's. `choice`
+    has the tile sizes of a product or of attention."""
 
     name: str
     what: str
     kind: str
     flops: int
-    moved: int
     least: int
+    moved: int
     dtype: str
+    positions: int
     provider: str
     kernels: tuple[str, ...]
     compiled: bool
     choice: Choice | None = None
-    weight: tuple[int, ...] | None = None
 
 
 def works(
@@ -55,11 +56,13 @@ def works(
     nodes: Sequence[fx.Node],
     instructions: Sequence[Instruction],
     sizes: Mapping[str, int],
+    context: int,
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Work]:
-    """The calls `nodes` of a lowered program, each with its instruction, in a step of these sizes. `choices` are tile
-    sizes by node or region, `kernels` the names of an executable's launches by its id."""
+    """The calls `nodes` of a lowered program, each with its instruction, in a step of these sizes whose sequences have
+    `context` cached positions. `choices` are tile sizes by node or region, `kernels` the names of an executable's
+    launches by its id."""
     for node, instruction in zip(nodes, instructions, strict=True):
         inner = _calls(node, program)
         cost = call_cost(node, program, sizes)
@@ -72,14 +75,14 @@ def works(
             what=_what(names, product),
             kind=min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index),
             flops=cost.flops,
-            moved=max(cost.bytes, _written(node, sizes)) if node.target not in VIEWS else 0,
             least=cost.bytes,
+            moved=max(cost.bytes, _written(node, sizes)) if node.target not in VIEWS else 0,
             dtype=_dtype(product if product is not None else node),
+            positions=context,
             provider=instruction.provider,
             kernels=_kernels(node, instruction, kernels),
             compiled=instruction.calls is not None,
             choice=chosen[0] if chosen else None,
-            weight=_weight(product),
         )
 
 
@@ -115,9 +118,7 @@ def _what(names: Sequence[str], product: fx.Node | None) -> str:
     return f"product of {size}" + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
 
 
-def _weight(product: fx.Node | None) -> tuple[int, ...] | None:
-    if product is None:
-        return None
+def _weight(product: fx.Node) -> tuple[int, ...] | None:
     weight = ops.op_of(product.target).bind(product.args, dict(product.kwargs))["weight"]  # type: ignore[union-attr]
     value_type = weight.meta["type"]
     return tuple(int(size) for size in value_type.shape) if isinstance(value_type, TensorType) else None
