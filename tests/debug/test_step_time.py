@@ -22,6 +22,7 @@ from ingot.debug.step_time.work import Work
 from ingot.ir.errors import TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
+from ingot.ir.ops.registry import Cost
 from ingot.ir.tolerances import compare
 from ingot.ir.tuning import Choice
 from ingot.runtime.loader import load_artifact
@@ -53,7 +54,8 @@ def no_gpu() -> Gpu:
 def work(*kernels: str, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
     facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True, "positions": 100}
     facts |= more
-    return Work(kind=kind, flops=flops, moved=moved, least=moved, kernels=kernels, **facts)  # type: ignore[arg-type]
+    cost = Cost(flops, moved)
+    return Work(kind=kind, least=cost, done=cost, kernels=kernels, **facts)  # type: ignore[arg-type]
 
 
 def choice(source: str, microseconds: float | None, kernel: str = "linear", **tiles: int) -> Choice:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from ingot.commands.views.plan import read_plans
 from ingot.debug.asked_step import limits_of, step_sizes
-from ingot.debug.explained import BucketCosts, Step
+from ingot.debug.explained import BucketCosts
 from ingot.debug.step_time.device import Device, device_of
+from ingot.debug.step_time.served import served_size
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import kernel_names, works
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import BucketPlan, Plans
+from ingot.ir.plan import Plans
 from ingot.ir.program import Program
 from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact
-from ingot.runtime.cuda.executor import GRAPH_ROWS, is_capturable
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,21 @@ class StepClock:
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
         """The costs of a step with its times. Raises TargetError where it is to be measured and cannot run here."""
-        plan = next(one for one in self.plans.plans[costs.entry].buckets if one.bucket.name == costs.bucket)
+        plan = self.plans.plans[costs.entry]
+        bucket = next(one for one in plan.buckets if one.bucket.name == costs.bucket)
         nodes = [node for node in program.calls() if node.target is not operator.getitem]
         sizes = step_sizes(costs.step, program, self.page_size)
-        found = list(works(program, nodes, plan.instructions, sizes, costs.step.context, choices, self.kernels))
+        served = served_size(plan, bucket, costs.step)
+        run = sizes if served is None else {**sizes, "T": served.T, "B": served.B, "L": served.L}
+        found = list(works(program, nodes, bucket.instructions, sizes, run, costs.step.context, choices, self.kernels))
         measured, whole = None, None
         if self.measure and costs.entry == "main":
             from ingot.debug.step_time.measure import measure_artifact
 
-            taken = measure_artifact(self.folder, costs.step)
+            taken = measure_artifact(self.folder, costs.step, served)
             measured, whole = [one.device for one in taken.instructions], taken.seconds
-        calls, step = time_step(
-            found, self.device, captured=_is_captured(plan, costs.step), measured=measured, whole=whole
-        )
+        captured = served is not None
+        calls, step = time_step(found, self.device, captured=captured, measured=measured, whole=whole)
         by_name = {work.name: time for work, time in zip(found, calls, strict=True)}
         with_times = (call if call.region else replace(call, time=by_name[call.name]) for call in costs.calls)
         return replace(costs, calls=tuple(with_times), time=step)
-
-
-def _is_captured(plan: BucketPlan, step: Step) -> bool:
-    """Whether serving replays the step from a graph: one token of each sequence, not too many."""
-    return step.tokens == step.sequences <= GRAPH_ROWS[-1] and is_capturable(plan)

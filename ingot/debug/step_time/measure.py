@@ -14,10 +14,12 @@ import torch
 from ingot.debug.asked_step import limits_of
 from ingot.debug.explained import Step
 from ingot.debug.step_time.inputs import step_inputs
+from ingot.debug.step_time.served import padded
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.step import StepSizes
 
 # Weights and caches that the calls of a row go over, in last-level caches: what a call reads was pushed out since it
 # was read before, as in a step, where all other layers come between.
@@ -45,14 +47,15 @@ class StepMeasurement:
     instructions: tuple[InstructionTime, ...]
 
 
-def measure_artifact(folder: Path, step: Step) -> StepMeasurement:
+def measure_artifact(folder: Path, step: Step, served: StepSizes | None) -> StepMeasurement:
     """Load an artifact for one step alone, and time it. Raises IngotError where it does not run on this machine."""
     limits = limits_of(open_artifact(folder))
-    return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step)
+    return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served)
 
 
-def measure_step(loaded: Loaded, step: Step) -> StepMeasurement:
-    """Time a step of the entry main. States hold anything afterwards: nothing else may be served."""
+def measure_step(loaded: Loaded, step: Step, served: StepSizes | None = None) -> StepMeasurement:
+    """Time a step of the entry main, its calls with the padding of a graph that it is `served` from. States hold
+    anything afterwards: nothing else may be served."""
     executor = loaded.executor
     assert isinstance(executor, CudaExecutor)
     inputs = step_inputs(step, loaded.limits.page_size, loaded.limits.vocab_size)
@@ -62,7 +65,7 @@ def measure_step(loaded: Loaded, step: Step) -> StepMeasurement:
         calls.append(call)
         return call()
 
-    executor.launch(inputs, watch=keep).tokens()
+    executor.launch(inputs if served is None else padded(inputs, served), watch=keep).tokens()
     resident = {
         tensor.untyped_storage().data_ptr() for tensor in (*executor.params.values(), *executor.states.values())
     }

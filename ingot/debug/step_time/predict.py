@@ -30,8 +30,8 @@ def device_seconds(work: Work, device: Device) -> float:
 def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
     if not kernel.bandwidth:
         return 0.0
-    moving = work.moved / (kernel.bandwidth * _filled(work) * device.bandwidth)
-    computing = work.flops / (kernel.rate * device.rate(work.dtype))
+    moving = work.done.bytes / (kernel.bandwidth * _filled(work) * device.bandwidth)
+    computing = work.done.flops / (kernel.rate * device.rate(work.dtype))
     return max(moving, computing, kernel.position * work.positions)
 
 

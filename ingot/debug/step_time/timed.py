@@ -47,7 +47,7 @@ def time_step(
 
 
 def _call_time(work: Work, device: Device) -> CallTime:
-    moving, computing = work.least / device.bandwidth, work.flops / device.rate(work.dtype)
+    moving, computing = work.least.bytes / device.bandwidth, work.least.flops / device.rate(work.dtype)
     return CallTime(
         kind=work.kind,
         bound="memory" if moving >= computing else "compute",

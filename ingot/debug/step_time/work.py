@@ -11,7 +11,7 @@ from ingot.ir.artifact import EXE_FOLDER
 from ingot.ir.costs import call_cost
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.ops import op_of
-from ingot.ir.ops.registry import bytes_of
+from ingot.ir.ops.registry import Cost, bytes_of
 from ingot.ir.plan import Executable, Instruction
 from ingot.ir.program import VIEWS, Program, RegionCall, target_name
 from ingot.ir.tuning import Choice
@@ -32,17 +32,16 @@ _KIND_OF = {
 
 @dataclass(frozen=True)
 class Work:
-    """A call of the node `name`, `what` in a reader's words, with `flops` and `least` bytes at least; `moved` are those
-    that it moves where it writes results that need not be. `dtype` is that of what it multiplies, `positions` what its
-    sequences have cached. `kernels` are its launches by name, none for a view, `compiled` ones or a library's. `choice`
-    has the tile sizes of a product or of attention."""
+    """A call of the node `name`, `what` in a reader's words, which costs `least`. It does `done`: rows of padding are
+    computed too, and results are written. `dtype` is that of what it multiplies, `positions` what its sequences have
+    cached. `kernels` are its launches by name, none for a view, `compiled` ones or a library's. `choice` has the tile
+    sizes of a product or of attention."""
 
     name: str
     what: str
     kind: str
-    flops: int
-    least: int
-    moved: int
+    least: Cost
+    done: Cost
     dtype: str
     positions: int
     provider: str
@@ -56,27 +55,30 @@ def works(
     nodes: Sequence[fx.Node],
     instructions: Sequence[Instruction],
     sizes: Mapping[str, int],
+    served: Mapping[str, int],
     context: int,
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Work]:
-    """The calls `nodes` of a lowered program, each with its instruction, in a step of these sizes whose sequences have
-    `context` cached positions. `choices` are tile sizes by node or region, `kernels` the names of an executable's
-    launches by its id."""
+    """The calls `nodes` of a lowered program, each with its instruction, in a step of these `sizes` whose sequences
+    have `context` cached positions, and which runs in the sizes `served`. `choices` are tile sizes by node or region,
+    `kernels` the names of an executable's launches by its id."""
     for node, instruction in zip(nodes, instructions, strict=True):
         inner = _calls(node, program)
-        cost = call_cost(node, program, sizes)
+        least = call_cost(node, program, sizes)
         region = node.target.name if isinstance(node.target, RegionCall) else node.name
         chosen = choices.get(region, ())
         names = [_op_name(one) for one in inner]
+        kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
+        # Rows of padding have nothing cached.
+        done = _done(node, program, sizes if kind == "attention" else served)
         product = next((one for one in inner if _op_name(one) in ("linear", "quant_linear")), None)
         yield Work(
             name=node.name,
             what=_what(names, product),
-            kind=min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index),
-            flops=cost.flops,
-            least=cost.bytes,
-            moved=max(cost.bytes, _written(node, sizes)) if node.target not in VIEWS else 0,
+            kind=kind,
+            least=least,
+            done=done,
             dtype=_dtype(product if product is not None else node),
             positions=context,
             provider=instruction.provider,
@@ -131,6 +133,14 @@ def _dtype(node: fx.Node) -> str:
         if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
             return DTYPE_NAMES[value_type.dtype]
     return "f32"
+
+
+def _done(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
+    """What a call does in any case; its results are written, whether or not something asks for that."""
+    if node.target in VIEWS:
+        return Cost()
+    cost = call_cost(node, program, sizes)
+    return Cost(cost.flops, max(cost.bytes, _written(node, sizes)))
 
 
 def _written(node: fx.Node, sizes: Mapping[str, int]) -> int:
