@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.debug.explained import Step
@@ -88,6 +88,12 @@ class AskedStep:
                 expected=f"{sequences} to {sequences * cached} tokens, or another context",
             )
         return Step(fed, sequences, cached, timed)
+
+
+def serving(step: Step, classes: Sequence[BucketClass]) -> BucketClass | None:
+    """Of an entry's bucket classes, in order, the one that runs a step: the first that has such steps."""
+    most = math.ceil(step.tokens / step.sequences)
+    return next((one for one in classes if one.holds(step.tokens, most)), None)
 
 
 def step_sizes(step: Step, program: Program, page_size: int) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import fx
 
-from ingot.debug.asked_step import AskedStep, limits_of, step_sizes
+from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
 from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
 from ingot.debug.step_time.clock import StepClock
 from ingot.ir.artifact import TIMINGS
@@ -42,12 +42,14 @@ def explain(path: str | Path, asked: AskedStep | None = None, *, measure: bool =
     choices = _read(artifact, "choices.json", _CHOICES)
     times = _instruction_times(artifact)
     clock = StepClock.of(artifact, measure=measure)
-    for program in parse_programs(artifact.read_text("program.ir")):
+    programs = list(parse_programs(artifact.read_text("program.ir")))
+    for program in programs:
         assert program.bucket is not None
         name = trace_name(program.name, program.bucket.name)
-        if asked.in_class(program.bucket):
-            timed = times.get(name, _Times(tokens=(), seconds=()))
-            step = asked.step(program.bucket, limits, timed.tokens)
+        timed = times.get(name, _Times(tokens=(), seconds=()))
+        step = asked.step(program.bucket, limits, timed.tokens) if asked.in_class(program.bucket) else None
+        classes = [one.bucket for one in programs if one.name == program.name and one.bucket is not None]
+        if step is not None and serving(step, classes) == program.bucket:
             choice = choices.get(name, _Choice())
             calls = tuple(_calls(program, artifact, step, choice, timed.seconds))
             costs = BucketCosts(program.name, program.bucket.name, step, calls)

@@ -11,7 +11,7 @@ from sm_90 import kernels_artifact
 
 import ingot.debug.step_time.device
 from ingot.cli import DONE, INGOT, run
-from ingot.debug.asked_step import AskedStep
+from ingot.debug.asked_step import AskedStep, StepLimits, serving
 from ingot.debug.explain import explain
 from ingot.debug.explained import Step
 from ingot.debug.step_time.device import Device, device_of
@@ -23,6 +23,7 @@ from ingot.ir.errors import TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
 from ingot.ir.ops.registry import Cost
+from ingot.ir.plan import BucketClass
 from ingot.ir.tolerances import compare
 from ingot.ir.tuning import Choice
 from ingot.runtime.loader import load_artifact
@@ -154,6 +155,20 @@ def test_rates_scale_by_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(ingot.debug.step_time.device, "find_gpu", lambda here=here: here)
         device = device_of("sm_90")
         assert device is not None and device.gpu == found
+
+
+def test_classes_that_hold_equal_tokens() -> None:
+    """Steps of one token each have a class of their own, in front of the one that prompts share its sizes with."""
+    wide, prompts = BucketClass(name="wide", tokens=(65, 512), q_max=1), BucketClass(name="prompts", tokens=(65, 2048))
+    limits = StepLimits(max_seq_len=4096, max_batch=512, page_size=16, max_tokens=2048)
+    for asked, expected in (
+        (AskedStep(128), {wide: Step(128, 128, 1024), prompts: Step(128, 1, 1024)}),
+        (AskedStep(128, sequences=128), {wide: Step(128, 128, 1024)}),
+        (AskedStep(128, sequences=2, context=64), {prompts: Step(128, 2, 64)}),
+        (AskedStep(), {wide: Step(512, 512, 1024), prompts: Step(512, 1, 1024)}),
+    ):
+        found = {one: asked.step(one, limits) for one in (wide, prompts) if asked.in_class(one)}
+        assert {one: step for one, step in found.items() if serving(step, (wide, prompts)) == one} == expected
 
 
 @pytest.mark.xdist_group("parity-llama-plain")
