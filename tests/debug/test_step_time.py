@@ -1,12 +1,15 @@
 """Predicted times: the arithmetic against cases worked out by hand, and an artifact's step against its own parts."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from resign import edit_json
 from sm_90 import kernels_artifact
 
 import ingot.debug.step_time.device
@@ -19,7 +22,7 @@ from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Work
-from ingot.ir.errors import TargetError
+from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
 from ingot.ir.ops.registry import Cost
@@ -244,3 +247,18 @@ def test_the_command_says_it_in_tables_and_as_json(for_gpu: Path, capsys: pytest
 def test_measuring_needs_the_gpu(for_gpu: Path) -> None:
     with pytest.raises(TargetError, match="the artifact was compiled for a GPU, sm_90"):
         explain(for_gpu, AskedStep(tokens=1), measure=True)
+
+
+@kernels
+def test_files_that_do_not_belong_together(for_gpu: Path, tmp_path: Path) -> None:
+    def shortened(plans: Any) -> None:
+        plans["plans"]["main"]["buckets"][0]["instructions"].pop()
+
+    for name, edit, message in (
+        ("short", shortened, "the plan has .* instructions"),
+        ("without", lambda plans: plans["plans"]["main"]["buckets"].pop(), "there is no plan for decode-16"),
+    ):
+        copy = Path(shutil.copytree(for_gpu, tmp_path / name))
+        edit_json(copy, "plan.json", edit)
+        with pytest.raises(ArtifactError, match=message):
+            explain(copy)

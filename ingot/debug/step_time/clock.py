@@ -1,6 +1,5 @@
 """The time of steps of one artifact for a GPU, put beside the costs of their calls."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from ingot.debug.explained import BucketCosts
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.served import served_size
 from ingot.debug.step_time.timed import time_step
-from ingot.debug.step_time.work import kernel_names, works
-from ingot.ir.errors import OptionError
-from ingot.ir.plan import Plans
+from ingot.debug.step_time.work import Shape, kernel_names, works
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.plan import BucketPlan, Plan, Plans
 from ingot.ir.program import Program
 from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact
@@ -50,13 +49,11 @@ class StepClock:
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
         """The costs of a step with its times. Raises TargetError where it is to be measured and cannot run here."""
-        plan = self.plans.plans[costs.entry]
-        bucket = next(one for one in plan.buckets if one.bucket.name == costs.bucket)
-        nodes = [node for node in program.calls() if node.target is not operator.getitem]
+        plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step)
         run = sizes if served is None else {**sizes, "T": served.T, "B": served.B, "L": served.L}
-        found = list(works(program, nodes, bucket.instructions, sizes, run, costs.step.context, choices, self.kernels))
+        found = works(program, bucket, Shape(sizes, run, costs.step.context), choices, self.kernels)
         measured, whole = None, None
         if self.measure and costs.entry == "main":
             from ingot.debug.step_time.measure import measure_artifact
@@ -68,3 +65,11 @@ class StepClock:
         by_name = {work.name: time for work, time in zip(found, calls, strict=True)}
         with_times = (call if call.region else replace(call, time=by_name[call.name]) for call in costs.calls)
         return replace(costs, calls=tuple(with_times), time=step)
+
+    def _plan(self, costs: BucketCosts) -> tuple[Plan, BucketPlan]:
+        plan = self.plans.plans.get(costs.entry)
+        for bucket in plan.buckets if plan is not None else ():
+            if bucket.bucket.name == costs.bucket:
+                assert plan is not None
+                return plan, bucket
+        raise ArtifactError(f"there is no plan for {costs.bucket}", where="plan.json", expected="one for each program")

@@ -1,27 +1,31 @@
 """The calls of a step as a GPU sees them: what each has to do, and which kernels do it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from torch import fx
 
 from ingot.backends.triton.launches import LAUNCHES, Launches
 from ingot.ir import ops
 from ingot.ir.artifact import EXE_FOLDER
 from ingot.ir.costs import call_cost
+from ingot.ir.errors import ArtifactError
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.ops import op_of
 from ingot.ir.ops.registry import Cost, bytes_of
-from ingot.ir.plan import Executable, Instruction
+from ingot.ir.plan import BucketPlan, Executable, Instruction
 from ingot.ir.program import VIEWS, Program, RegionCall, target_name
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
-from ingot.runtime.artifact import Artifact
+from ingot.runtime.artifact import Artifact, malformed
 
 # What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
 KINDS = ("products", "attention", "norms", "sampling", "rest")
+_PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
-    **dict.fromkeys(("linear", "quant_linear", "moe"), "products"),
+    **dict.fromkeys((*_PRODUCTS, "moe"), "products"),
     **dict.fromkeys(
         ("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append", "rope", "attention"), "attention"
     ),
@@ -50,51 +54,78 @@ class Work:
     choice: Choice | None = None
 
 
+@dataclass(frozen=True)
+class Shape:
+    """A step: its dims as `asked`, as they run (`served`), and the cached positions of each sequence."""
+
+    asked: Mapping[str, int]
+    served: Mapping[str, int]
+    context: int
+
+
 def works(
     program: Program,
-    nodes: Sequence[fx.Node],
-    instructions: Sequence[Instruction],
-    sizes: Mapping[str, int],
-    served: Mapping[str, int],
-    context: int,
+    plan: BucketPlan,
+    shape: Shape,
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[str, ...]],
-) -> Iterator[Work]:
-    """The calls `nodes` of a lowered program, each with its instruction, in a step of these `sizes` whose sequences
-    have `context` cached positions, and which runs in the sizes `served`. `choices` are tile sizes by node or region,
-    `kernels` the names of an executable's launches by its id."""
-    for node, instruction in zip(nodes, instructions, strict=True):
-        inner = _calls(node, program)
-        least = call_cost(node, program, sizes)
-        region = node.target.name if isinstance(node.target, RegionCall) else node.name
-        chosen = choices.get(region, ())
-        names = [_op_name(one) for one in inner]
-        kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
-        # Rows of padding have nothing cached.
-        done = _done(node, program, sizes if kind == "attention" else served)
-        product = next((one for one in inner if _op_name(one) in ("linear", "quant_linear")), None)
-        yield Work(
-            name=node.name,
-            what=_what(names, product),
-            kind=kind,
-            least=least,
-            done=done,
-            dtype=_dtype(product if product is not None else node),
-            positions=context,
-            provider=instruction.provider,
-            kernels=_kernels(node, instruction, kernels),
-            compiled=instruction.calls is not None,
-            choice=chosen[0] if chosen else None,
+) -> list[Work]:
+    """The calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile sizes by
+    node or region, `kernels` the names of an executable's launches by its id. Raises ArtifactError for a plan of
+    another program."""
+    nodes = [node for node in program.calls() if node.target is not operator.getitem]
+    if len(nodes) != len(plan.instructions):
+        raise ArtifactError(
+            f"the plan has {len(plan.instructions)} instructions",
+            where=f"plan.json, bucket class {plan.bucket.name}",
+            expected=f"{len(nodes)}, the calls of the program",
         )
+    return [
+        _work(node, instruction, program, shape, choices, kernels)
+        for node, instruction in zip(nodes, plan.instructions, strict=True)
+    ]
+
+
+def _work(
+    node: fx.Node,
+    instruction: Instruction,
+    program: Program,
+    shape: Shape,
+    choices: Mapping[str, Sequence[Choice]],
+    kernels: Mapping[str, tuple[str, ...]],
+) -> Work:
+    inner = _calls(node, program)
+    names = [_op_name(one) for one in inner]
+    kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
+    product = next((one for one in inner if _op_name(one) in _PRODUCTS), None)
+    chosen = choices.get(node.target.name if isinstance(node.target, RegionCall) else node.name, ())
+    return Work(
+        name=node.name,
+        what=_what(names, product),
+        kind=kind,
+        least=call_cost(node, program, shape.asked),
+        # Rows of padding have nothing cached.
+        done=_done(node, program, shape.asked if kind == "attention" else shape.served),
+        dtype=_dtype(product if product is not None else node),
+        positions=shape.context,
+        provider=instruction.provider,
+        kernels=_kernels(node, instruction, kernels),
+        compiled=instruction.calls is not None,
+        choice=chosen[0] if chosen else None,
+    )
 
 
 def kernel_names(artifact: Artifact, target: str, executables: Sequence[Executable]) -> dict[str, tuple[str, ...]]:
-    """The names of the kernels that each executable launches, by its id, where it says so."""
+    """The names of the kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
     found: dict[str, tuple[str, ...]] = {}
     for one in executables:
         if LAUNCHES in one.files:
-            text = artifact.read_text(f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}")
-            found[one.id] = tuple(launch.entry for launch in Launches.model_validate_json(text).launches)
+            relpath = f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}"
+            try:
+                launches = Launches.model_validate_json(artifact.read_text(relpath)).launches
+            except ValidationError as error:
+                raise malformed(relpath, error) from None
+            found[one.id] = tuple(launch.entry for launch in launches)
     return found
 
 
