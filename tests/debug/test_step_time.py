@@ -14,21 +14,24 @@ from sm_90 import kernels_artifact
 
 import ingot.debug.step_time.device
 from ingot.cli import DONE, INGOT, run
-from ingot.debug.asked_step import AskedStep, StepLimits, serving
+from ingot.debug.asked_step import AskedStep, StepLimits, serving, step_sizes
 from ingot.debug.explain import explain
 from ingot.debug.explained import Step
+from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
 from ingot.debug.step_time.timed import time_step
-from ingot.debug.step_time.work import Work
+from ingot.debug.step_time.work import Shape, Work, works
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
 from ingot.ir.ops.registry import Cost
+from ingot.ir.parse import parse_programs
 from ingot.ir.plan import BucketClass
 from ingot.ir.tolerances import compare
 from ingot.ir.tuning import Choice
+from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 
 US = 1e-6
@@ -99,9 +102,10 @@ def test_a_call_takes_its_launches_and_what_they_carry(one: Work, microseconds: 
 def test_a_step_waits_for_the_slower_of_host_and_device() -> None:
     # Launched at 21, 22, 23 and run from then on; the second and third wait for the first.
     assert launched_seconds([1, 1, 1], [5, 5, 5], 20) == 21 + 15
-    # The device is always done before the next is there; a view runs nowhere.
+    # The device is always done before the next is there; a view takes the host alone.
     assert launched_seconds([10, 10, 10], [1, 0, 1], 0) == 31
     assert launched_seconds([10, 10, 10], [1, 1, 0], 0) == 30
+    assert launched_seconds([1, 1, 1], [50, 0, 2], 0) == 53
 
 
 def test_totals_and_gaps_of_a_step_by_hand() -> None:
@@ -221,6 +225,22 @@ def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
     (norm, tile), moved = (H200_TIMES.kernels[name] for name in ("normalize_rows", "linear_tile")), product.bytes
     expected = norm.latency + tile.latency + max(moved / (tile.bandwidth * 4.8e12), product.flops / 989e12 / tile.rate)
     assert product.time is not None and product.time.predicted == pytest.approx(expected, rel=1e-6)
+
+
+@kernels
+def test_rows_of_padding_are_computed_and_have_no_cache(for_gpu: Path) -> None:
+    artifact = open_artifact(for_gpu)
+    clock = StepClock.of(artifact, measure=False)
+    assert clock is not None
+    program = list(parse_programs(artifact.read_text("program.ir")))[1]
+    plan = clock.plans.plans["main"].buckets[1]
+    one, two = (step_sizes(Step(rows, rows, 40), program, clock.page_size) for rows in (1, 2))
+    found = works(program, plan, Shape(one, two, 40), {}, clock.kernels)
+    smaller, larger = (works(program, plan, Shape(sizes, sizes, 40), {}, clock.kernels) for sizes in (one, two))
+    assert [work.least for work in found] == [work.least for work in smaller]
+    for work, small, large in zip(found, smaller, larger, strict=True):
+        assert work.done == (small.done if work.kind == "attention" else large.done)
+    assert any(small.done != large.done for small, large in zip(smaller, larger, strict=True))
 
 
 @kernels

@@ -62,5 +62,5 @@ def launched_seconds(host: Sequence[float], device: Sequence[float], around: flo
     launched, ended = around, 0.0
     for launching, running in zip(host, device, strict=True):
         launched += launching
-        ended = max(ended, launched) + running if running else ended
-    return max(launched, ended)
+        ended = max(ended, launched) + running
+    return ended
