@@ -59,7 +59,7 @@ H200_TIMES = GpuTimes(
         "normalize_rows": KernelTime(1.5 * _US),
         "cublas linear": KernelTime(3.5 * _US, 0.85, 0.75),
         "decode_attention": KernelTime(8.0 * _US, 0.80),
-        "prefill_attention": KernelTime(4.5 * _US, 0.80, 0.26, position=0.027 * _US),
+        "prefill_attention": KernelTime(4.5 * _US, 0.80, 0.26, position=0.025 * _US),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.85),
         "norm": KernelTime(1.0 * _US, 0.90),
         "gate_mul": KernelTime(0.7 * _US, 0.87),
@@ -77,5 +77,5 @@ H200_TIMES = GpuTimes(
     },
     other=KernelTime(2.0 * _US, 0.75, 0.50),
     between=12.0 * _US,
-    host=HostTime(call=14 * _US, kernel=9 * _US, library=17 * _US, view=5 * _US, step=150 * _US),
+    host=HostTime(call=7 * _US, kernel=6 * _US, library=16 * _US, view=3 * _US, step=100 * _US),
 )

@@ -7,10 +7,6 @@ from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.work import Work
 from ingot.ir.gpu_times import HostTime, KernelTime
 
-# Bytes of keys and values that a program of decode attention has in flight at once: with fewer, it waits for them
-# longer than it takes to read them. 64 keys and values of 128 elements of two bytes (benchmarks/kernels/attention.py).
-_FULL_TILE = 64 * 128 * 2 * 2
-
 
 def device_seconds(work: Work, device: Device) -> float:
     """What a call takes on the device, in a row of calls: by the tuning log where that has a time, else by its
@@ -30,18 +26,9 @@ def device_seconds(work: Work, device: Device) -> float:
 def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
     if not kernel.bandwidth:
         return 0.0
-    moving = work.done.bytes / (kernel.bandwidth * _filled(work) * device.bandwidth)
+    moving = work.done.bytes / (kernel.bandwidth * device.bandwidth)
     computing = work.done.flops / (kernel.rate * device.rate(work.dtype))
     return max(moving, computing, kernel.position * work.positions)
-
-
-def _filled(work: Work) -> float:
-    """The share of the bandwidth that tiles of keys come to: by its root, since more of them are then in flight."""
-    choice = work.choice
-    if choice is None or choice.kernel == LINEAR:
-        return 1.0
-    tile = 2 * choice.tiles["keys"] * int(choice.problem["dim"]) * (4 if work.dtype == "f32" else 2)
-    return float(min(1.0, tile / _FULL_TILE) ** 0.5)
 
 
 def host_seconds(work: Work, host: HostTime) -> float:
