@@ -132,6 +132,23 @@ def test_totals_and_gaps_of_a_step_by_hand() -> None:
     assert "launches 3 calls one by one" in launched.gaps[1].closing
 
 
+@pytest.mark.parametrize(
+    ("source", "microseconds", "said"),
+    [
+        ("heuristic", None, "never timed: --tune"),
+        ("table", 20.0, "come from a table"),
+        ("measured", 20.0, "were timed, so that a smaller weight is left"),
+        ("given", 20.0, "were timed, so that a smaller weight is left"),
+        ("given", None, "were given, and not timed"),
+    ],
+)
+def test_who_chose_the_tiles_says_what_to_try(source: str, microseconds: float | None, said: str) -> None:
+    product = work("moving", moved=10**7, kind="products", what="product", choice=choice(source, microseconds))
+    _, step = time_step([product], replace(DEVICE, times=replace(TIMES, gpu=SMALL)), captured=True)
+    gap = next(one for one in step.gaps if one.what == "product")
+    assert said in gap.closing and "2.0 µs of it for launching" in gap.closing
+
+
 def test_measurements_come_before_predictions() -> None:
     calls = [work("moving", moved=10**7, kind="products", what="product"), work()]
     times, step = time_step(calls, DEVICE, captured=True, measured=[15 * US, 3 * US], whole=30 * US)

@@ -63,6 +63,8 @@ def _of_tiles(choice: Choice) -> str:
             return "its tile sizes were never timed: --tune finds the best ones"
         case "table":
             return "its tile sizes come from a table of measurements: --tune may find better ones"
+    if choice.microseconds is None:
+        return "its tile sizes were given, and not timed: --tune finds the best ones"
     return "its tile sizes were timed, so that a smaller weight is left: quantize"
 
 
