@@ -61,6 +61,9 @@ H200_TIMES = GpuTimes(
         "decode_attention": KernelTime(8.0 * _US, 0.77),
         "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26, position=0.025 * _US),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.85),
+        # These two as the one that joins them.
+        "rope": KernelTime(1.4 * _US, 0.85),
+        "kv_append": KernelTime(1.4 * _US, 0.85),
         "norm": KernelTime(1.6 * _US, 1.00),
         "gate_mul": KernelTime(0.7 * _US, 0.87),
         "arithmetic": KernelTime(0.7 * _US, 1.00),

@@ -1,5 +1,6 @@
 """Predicted times: the arithmetic against cases worked out by hand, and an artifact's step against its own parts."""
 
+import ast
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from resign import edit_json
 from sm_90 import kernels_artifact
 
+import ingot.backends.triton.lower
 import ingot.debug.step_time.device
 from ingot.cli import DONE, INGOT, run
 from ingot.debug.asked_step import AskedStep, StepLimits, serving, step_sizes
@@ -93,6 +95,15 @@ def choice(source: str, microseconds: float | None, kernel: str = "linear", **ti
 )
 def test_a_call_takes_its_launches_and_what_they_carry(one: Work, microseconds: float) -> None:
     assert device_seconds(one, DEVICE) == pytest.approx(microseconds * US)
+
+
+def test_every_kernel_of_the_triton_provider_has_constants() -> None:
+    launched = set()
+    for path in Path(ingot.backends.triton.lower.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "launch":
+                launched.add(ast.unparse(node.args[0]).rpartition(".")[2])
+    assert {"linear_tile", "norm", "draw"} < launched <= set(H200_TIMES.kernels)
 
 
 def test_a_step_waits_for_the_slower_of_host_and_device() -> None:
