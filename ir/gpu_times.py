@@ -10,8 +10,8 @@ from ingot.ir.gpus import TYPICAL, Gpu
 class KernelTime:
     """A launch takes `latency` seconds, and then the longest of three: its bytes at the share `bandwidth` of what the
     memory moves, its flops at the share `rate` of what products come to, and `position` seconds for each cached
-    position, where one program goes over all of them. Shares are of published numbers. With a bandwidth of 0 the launch
-    only takes its latency, and another one of the same call carries the work."""
+    position, where one program goes over all of them. Shares are of published numbers. Of several
+    launches of a call the slowest carries its work; with a bandwidth of 0 a launch only takes its latency."""
 
     latency: float
     bandwidth: float = 0.0

@@ -78,6 +78,7 @@ def choice(source: str, microseconds: float | None, kernel: str = "linear", **ti
         (work("moving", moved=10**6), 2 + 2),  # 1 MB at half of 1 TB/s
         (work("helping", "moving", moved=10**6), 3 + 2 + 2),  # the first launch carries nothing
         (work("moving", "helping", moved=10**6), 2 + 2 + 3),
+        (work("computing", "moving", moved=10**6), 1 + 2 + 2),  # the slower one carries it
         (work("computing", moved=10**6, flops=989 * 10**6), 1 + 4),  # 1 us of flops at a quarter of the rate
         (work("computing", moved=10**7, flops=989 * 10**6), 1 + 10),  # the bytes take longer
         (work("computing", flops=67 * 10**6, dtype="f32"), 1 + 4),
@@ -100,9 +101,12 @@ def test_a_call_takes_its_launches_and_what_they_carry(one: Work, microseconds: 
 def test_every_kernel_of_the_triton_provider_has_constants() -> None:
     launched = set()
     for path in Path(ingot.backends.triton.lower.__path__[0]).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imported = {name.asname: name.name for one in nodes if isinstance(one, ast.ImportFrom) for name in one.names}
+        for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "launch":
-                launched.add(ast.unparse(node.args[0]).rpartition(".")[2])
+                name = ast.unparse(node.args[0]).rpartition(".")[2]
+                launched.add(imported.get(name, name))
     assert {"linear_tile", "norm", "draw"} < launched <= set(H200_TIMES.kernels)
 
 
@@ -245,10 +249,15 @@ def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
     assert kinds["products"].calls == 4 * 3 + 1 and kinds["attention"].calls == 3  # of three layers, and the head
     assert sum(one.predicted for one in step.kinds) == pytest.approx(step.predicted)
     # By the constants: a product that no table knows is a norm and a product that moves its weight.
-    product = next(call for call in calls if call.time is not None and call.time.kind == "products")
-    (norm, tile), moved = (H200_TIMES.kernels[name] for name in ("normalize_rows", "linear_tile")), product.bytes
-    expected = norm.latency + tile.latency + max(moved / (tile.bandwidth * 4.8e12), product.flops / 989e12 / tile.rate)
-    assert product.time is not None and product.time.predicted == pytest.approx(expected, rel=1e-6)
+    clock = StepClock.of(open_artifact(for_gpu), measure=False)
+    assert clock is not None
+    at = next(place for place, call in enumerate(calls) if call.time is not None and call.time.kind == "products")
+    names = clock.kernels[str(clock.plans.plans["main"].buckets[1].instructions[at].calls)]
+    assert len(names) == 2 and names[1] == "linear_tile"
+    tile, product = H200_TIMES.of("linear_tile"), calls[at]
+    launches = sum(H200_TIMES.of(name).latency for name in names)
+    carried = max(product.bytes / (tile.bandwidth * 4.8e12), product.flops / 989e12 / tile.rate)
+    assert product.time is not None and product.time.predicted == pytest.approx(launches + carried, rel=1e-6)
 
 
 @kernels

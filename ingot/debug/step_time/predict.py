@@ -17,10 +17,8 @@ def device_seconds(work: Work, device: Device) -> float:
         # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
         return choice.microseconds * 1e-6 * (device.slower_memory if choice.source == "table" else 1.0)
     kernels = [device.times.of(name) for name in work.kernels]
-    if not kernels:
-        return 0.0
-    carrying = next((one for one in kernels if one.bandwidth), kernels[0])
-    return sum(one.latency for one in kernels) + _carried(work, carrying, device)
+    carried = max((_carried(work, one, device) for one in kernels), default=0.0)
+    return sum(one.latency for one in kernels) + carried
 
 
 def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
