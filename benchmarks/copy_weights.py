@@ -4,10 +4,10 @@
 
 The page cache holds the files, and the device has been used before. For each number of threads:
 
-copy     `copy_weights`, which a start on a GPU waits for: reading, SHA-256 and copying, each byte once
+copy     `WeightCopy`, which a start on a GPU waits for: reading, SHA-256 and copying, each byte once
 nohash   the same without SHA-256
 hash     reading and SHA-256 alone, into memory that is used again
-read     reading alone, in the blocks of `copy_weights`
+read     reading alone, in the blocks of `WeightCopy`
 """
 
 import argparse
@@ -23,7 +23,7 @@ from results import Figure, add_json_option, report
 
 from ingot.ir.digest import digest_files
 from ingot.runtime.artifact import Artifact, open_artifact
-from ingot.runtime.cuda.weights import BLOCK_BYTES, copy_weights
+from ingot.runtime.cuda.weights import BLOCK_BYTES, WeightCopy
 
 
 def main() -> None:
@@ -50,8 +50,8 @@ def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int
     files = [artifact.file(relpath) for relpath in artifact.weight_files()]
     size = sum(file.stat().st_size for file in files)
     ways: dict[str, tuple[str, Callable[[], object]]] = {
-        "copy": ("read, digested and copied", lambda: copy_weights(artifact, device, threads=threads)),
-        "nohash": ("read and copied", lambda: copy_weights(artifact, device, threads=threads, verify=False)),
+        "copy": ("read, digested and copied", lambda: WeightCopy(artifact, device, threads=threads).run()),
+        "nohash": ("read and copied", lambda: WeightCopy(artifact, device, threads=threads, verify=False).run()),
         "hash": ("read and digested", lambda: digest_files(files, threads)),
         "read": ("read", lambda: _read(files, threads)),
     }

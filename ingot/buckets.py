@@ -12,13 +12,18 @@ _CLASSES = {
     "cpu": (("decode", 1), ("extend", FEW_TOKENS + 1)),
     "cuda": (("decode-1", 1), ("decode-16", 2), ("decode-32", 17), ("decode-64", 33), ("extend", 65)),
 }
+# Above these, a step that feeds one token of each sequence is still decoded: its attention reads every context once, by
+# the kernels of few tokens, where those of prompts would fill a tile of 128 rows with one. Its products are those of
+# many tokens. So large a class leaves attention two splits of a context, the least that a long one among short ones
+# needs.
+_WIDE = "decode-512", 512
 
 
 def bucket_classes(
-    target: Target, backends: Sequence[Backend], max_tokens: int, *, deterministic: bool
+    target: Target, backends: Sequence[Backend], max_tokens: int, max_batch: int, *, deterministic: bool
 ) -> tuple[BucketClass, ...]:
-    """The bucket classes of steps up to `max_tokens` tokens: for decode where there are kernels for few tokens, and for
-    all that is larger. Only backends that emit anything tell them apart.
+    """The bucket classes of steps up to `max_tokens` tokens of up to `max_batch` sequences: for decode where there are
+    kernels for few tokens, and for all that is larger. Only backends that emit anything tell them apart.
 
     In deterministic mode one lowering serves every step, since another could round otherwise.
     """
@@ -26,8 +31,12 @@ def bucket_classes(
         return (BucketClass(name="any", tokens=(1, max_tokens)),)
     classes = _CLASSES[target.device]
     ends = [first - 1 for _, first in classes[1:]] + [max_tokens]
-    return tuple(
+    found = [
         BucketClass(name=name, tokens=(first, min(last, max_tokens)))
         for (name, first), last in zip(classes, ends, strict=True)
         if first <= max_tokens
-    )
+    ]
+    name, most = _WIDE
+    if target.device == "cuda" and max_batch >= (above := classes[-1][1]):
+        found.insert(-1, BucketClass(name=name, tokens=(above, min(most, max_batch)), q_max=1))
+    return tuple(found)

@@ -21,6 +21,7 @@ from ingot.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
+    from ingot.runtime.cuda.graph_sizes import Capture
     from ingot.runtime.outputs import RequestOutput
     from ingot.runtime.prompt import Prompt, PromptLike
     from ingot.runtime.tokenizer import Tokenizer
@@ -35,8 +36,10 @@ class LLM:
     own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
     takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
-    `seed` seeds requests that have no seed of their own. `compile_options` go to `compile_model` when `model` is a
-    checkpoint.
+    `seed` seeds requests that have no seed of their own. `cuda_graphs` says when decode steps on a GPU are captured as
+    graphs: "all" before this returns; "need" when a step of a size comes, which then takes some hundredths of a second
+    longer; "idle" while the host only waits, and by need where there was no time; "none" never. `compile_options` go to
+    `compile_model` when `model` is a checkpoint.
 
     Raises IngotError when the model cannot be compiled or loaded.
     """
@@ -51,6 +54,7 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         seed: int = 0,
+        cuda_graphs: "Capture" = "idle",
         **compile_options: Any,
     ) -> None:
         before = process_age()
@@ -71,7 +75,9 @@ class LLM:
         finally:
             if context is not None:
                 context.imported()
-        self._loaded = load_artifact(path, num_pages=num_kv_pages, memory=memory, phases=phases, context=context)
+        self._loaded = load_artifact(
+            path, num_pages=num_kv_pages, memory=memory, capture=cuda_graphs, phases=phases, context=context
+        )
         self._engine = make_engine(
             self._loaded,
             max_num_seqs=max_num_seqs,
@@ -89,11 +95,18 @@ class LLM:
         until it was made. In between, some of them side by side: "engine" (importing torch and the engine); "context"
         and "cublas" (making a GPU's context and cuBLAS's first handle, beside the imports and what follows); the phases
         of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
-        eight sequences."""
+        eight sequences that decode, "graph 512/64" for those of 512 tokens that feed prompts."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
-        graphs = getattr(self._loaded.executor, "captured", {})
-        found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
+        executor = self._loaded.executor
+        found |= {f"graph {rows}": seconds for rows, seconds in getattr(executor, "captured", {}).items()}
+        prompts = getattr(executor, "captured_prompts", {})
+        found |= {f"graph {tokens}/{rows}": seconds for (tokens, rows), seconds in prompts.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+    def idle(self) -> bool:
+        """Do a piece of what makes later steps quicker, some hundredths of a second; for callers that wait for
+        requests. False when nothing is left to do, or requests are being served."""
+        return self._engine.idle()
 
     def get_tokenizer(self) -> "Tokenizer | None":
         """The artifact's tokenizer; None when the checkpoint had none."""

@@ -180,7 +180,10 @@ class Request:
 
     def buckets(self) -> tuple[BucketClass, ...]:
         """The bucket classes, from few tokens to many."""
-        return bucket_classes(self.target, self.backends, self.limits.max_tokens, deterministic=self.deterministic)
+        limits = self.limits
+        return bucket_classes(
+            self.target, self.backends, limits.max_tokens, limits.max_batch, deterministic=self.deterministic
+        )
 
 
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:

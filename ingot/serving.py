@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.ir.errors import OptionError, RequestError
+from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler, SchedulerConfig
+from ingot.runtime.spare_time import nothing_to_do
 
 
 def make_engine(
@@ -36,6 +38,7 @@ def make_engine(
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         seed=seed,
+        work=executor.prepare if isinstance(executor := loaded.executor, CudaExecutor) else nothing_to_do,
     )
 
 

@@ -1,5 +1,6 @@
 """The serving loop: requests in, outputs out, one step in flight."""
 
+import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
 from ingot.runtime.request import INVALID_TOKEN, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
 from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.spare_time import SpareTime, Work, nothing_to_do
 from ingot.runtime.step import StepInputs
 from ingot.runtime.stop_strings import StopStrings
 from ingot.runtime.tokenizer import Tokenizer
@@ -109,6 +111,7 @@ class Engine:
     vocab_size      of the model: prompt token ids are below it
     eos_token_ids   the model's end tokens; None: the tokenizer's
     seed            of the generator that seeds requests without a seed of their own, as in vLLM's `LLM(seed=0)`
+    work            what makes later steps quicker, done while the host only waits: it gets the seconds that there are
 
     Not thread-safe: one thread adds, steps and aborts.
     """
@@ -122,8 +125,11 @@ class Engine:
         vocab_size: int,
         eos_token_ids: Collection[int] | None = None,
         seed: int = 0,
+        work: Work = nothing_to_do,
     ) -> None:
         self._executor = executor
+        self._work = work
+        self._spare = SpareTime(work)
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -161,6 +167,12 @@ class Engine:
         """True while a request runs or waits, or a step is in flight."""
         return bool(self._groups) or self._launched is not None
 
+    def idle(self) -> bool:
+        """Do a piece of what makes later steps quicker, which takes some hundredths of a second; for whoever waits for
+        requests. False when nothing is left to do, or requests are there to be served.
+        """
+        return not self.has_unfinished() and self._work(math.inf)
+
     def step(self) -> list[RequestOutput]:
         """Launch the next step, then take the tokens of the one before. Returns the requests that changed.
 
@@ -178,7 +190,7 @@ class Engine:
                     self._launched = batch, self._executor.launch(batch.inputs)
                 except StepMemoryError as error:
                     too_large = self._scheduler.withdraw(batch), error.what
-            outputs = [] if before is None else self._retire(*before)
+            outputs = self._waited(before)
             return outputs if too_large is None else outputs + self._end_alone(*too_large)
         except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
             self._reset()
@@ -251,8 +263,18 @@ class Engine:
                 expected=f"at most {MAX_BANNED}, the model's own and stop_token_ids together",
             )
 
-    def _retire(self, batch: StepBatch, handle: StepHandle) -> list[RequestOutput]:
+    def _waited(self, launched: tuple[StepBatch, StepHandle] | None) -> list[RequestOutput]:
+        """Take the tokens of a step, and use the time until they are there."""
+        if launched is None:
+            self._spare.begin()
+            return []
+        batch, handle = launched
+        self._spare.wait(batch.inputs.sizes.T)
         tokens = handle.tokens()
+        self._spare.end(batch.inputs.sizes.T)
+        return self._retire(batch, handle, tokens)
+
+    def _retire(self, batch: StepBatch, handle: StepHandle, tokens: list[int]) -> list[RequestOutput]:
         logprobs = handle.logprobs() if batch.gives_logprobs else None
         if logprobs is not None:
             self._rate_prompts(batch, logprobs)
@@ -265,9 +287,12 @@ class Engine:
                 sequence.logprobs.add(logprobs, accepted.row)
             if sequence.detokenizer is not None:
                 self._detokenize(request, token, sequence.detokenizer)
-        outputs = [group.output() for group in changed.values() if group.stream or group.finished]
+        outputs: list[RequestOutput] = []
         for group in changed.values():
-            if group.finished:
+            finished = group.finished
+            if finished or group.stream:
+                outputs.append(group.output())
+            if finished:
                 self._forget(group)
         return outputs
 

@@ -24,9 +24,11 @@ from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
-from ingot.runtime.cuda.executor import GRAPH_ROWS, CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.graph_sizes import CAPTURES, Capture
 from ingot.runtime.cuda.memory import device_memory
-from ingot.runtime.cuda.weights import copy_weights
+from ingot.runtime.cuda.weights import WeightCopy
+from ingot.runtime.debug_switch import debugging
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.memory import host_memory, kv_pages
@@ -52,8 +54,8 @@ class Loaded:
     `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
     GPU's context, or waiting for one that is in the making), "weights" (with their digests), "executables", "states",
-    "bind" and "graph" (the first CUDA graph). Device runs beside plan and tokenizer, weights beside executables and
-    states.
+    "bind", "warm-up" (each bucket class on padding, and the memory of the largest step) and "graph" (the first CUDA
+    graph, or all). Device runs beside plan and tokenizer, weights beside all that comes after.
     """
 
     artifact: Artifact
@@ -82,7 +84,7 @@ def load_artifact(
     num_pages: int | None = None,
     memory: int | None = None,
     threads: int | None = None,
-    graphs: bool = True,
+    capture: Capture = "need",
     phases: Phases | None = None,
     context: EarlyContext | None = None,
 ) -> Loaded:
@@ -90,14 +92,16 @@ def load_artifact(
 
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
-    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. Without `graphs` a GPU is given
-    every instruction of a step by itself. `phases` takes the times, and `context` is the GPU's where somebody began to
-    make it.
+    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `capture` says when a GPU's decode
+    steps become graphs; by "none" it is given every instruction by itself. `phases` takes the times, and `context` is
+    the GPU's where somebody began to make it.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
     """
     phases = phases or Phases()
+    if capture not in CAPTURES:
+        raise OptionError(f"graphs are captured at {capture!r:.80}", expected=", ".join(CAPTURES))
 
     def check(manifest: Manifest) -> None:
         with phases.phase("target"):
@@ -110,7 +114,7 @@ def load_artifact(
         num_pages=num_pages,
         memory=memory,
         threads=threads,
-        graphs=graphs,
+        capture=capture,
         text=True,
         phases=phases,
         context=context,
@@ -123,7 +127,7 @@ def bind(
     num_pages: int | None = None,
     memory: int | None = None,
     threads: int | None = None,
-    graphs: bool = True,
+    capture: Capture = "need",
     verify: bool = True,
     text: bool = False,
     phases: Phases | None = None,
@@ -148,23 +152,29 @@ def bind(
         room = (
             host_memory(target.memory)
             if device.type == "cpu"
-            else device_memory(device, plans, GRAPH_ROWS if graphs else ())
+            else device_memory(device, plans, graphs=capture != "none")
         )
         sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
-        weights = background.submit(_weights, artifact, device, threads, verify, phases)
+        if device.type == "cuda":
+            copy = WeightCopy(artifact, device, threads=threads, verify=verify)
+            params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)
+        else:
+            params, weights = {}, background.submit(_timed, phases, "weights", partial(_map, artifact, threads, verify))
         with phases.phase("executables"):
             executables = {one.id: _load_executable(one, artifact, target) for one in plans.executables.values()}
             libraries = {name: _load_library(one, artifact, target) for name, one in plans.libraries.items()}
         with phases.phase("states"):
             states = States(plans.states, sizes, device)
-        params = weights.result()
-    with phases.phase("bind"):
-        runs = partial(CudaExecutor, graphs=graphs) if device.type == "cuda" else Executor
-        executors = {
-            entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
-        }
-    if device.type == "cuda":
-        _capture_first(device, executors, phases)
+        # A GPU's weights have their places before they are there, which is enough to try all that will run.
+        params = params or weights.result()
+        with phases.phase("bind"):
+            runs = partial(CudaExecutor, capture=capture, strict=debugging()) if device.type == "cuda" else Executor
+            executors = {
+                entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
+            }
+        if device.type == "cuda":
+            _try_out(device, executors, capture, phases)
+        weights.result()
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
     return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
@@ -186,24 +196,28 @@ def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Toke
         return Tokenizer.load(artifact.folder / "tokenizer", eos_fallback=eos)
 
 
-def _weights(
-    artifact: Artifact, device: torch.device, threads: int | None, verify: bool, phases: Phases
-) -> dict[str, torch.Tensor]:
-    with phases.phase("weights"):
-        if device.type != "cpu":
-            return copy_weights(artifact, device, threads=threads, verify=verify)
-        if verify:
-            artifact.verify_files(artifact.weight_files(), threads)
-        return map_weights(artifact)
+def _timed(phases: Phases, phase: str, work: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    with phases.phase(phase):
+        return work()
 
 
-def _capture_first(device: torch.device, executors: Mapping[str, AnyExecutor], phases: Phases) -> None:
-    """Capture the graphs of one sequence, the others when a step needs them."""
-    torch.cuda.synchronize(device)  # steps run on streams of their own, which do not wait for the states
-    with phases.phase("graph"):
-        for executor in executors.values():
-            if isinstance(executor, CudaExecutor):
-                executor.capture(1)
+def _map(artifact: Artifact, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
+    if verify:
+        artifact.verify_files(artifact.weight_files(), threads)
+    return map_weights(artifact)
+
+
+def _try_out(device: torch.device, executors: Mapping[str, AnyExecutor], capture: Capture, phases: Phases) -> None:
+    """Run padding once, and capture the graphs of one sequence, or all that are to be there before the first step."""
+    torch.cuda.default_stream(device).synchronize()  # steps run on streams of their own, which do not wait for states
+    for executor in executors.values():
+        if isinstance(executor, CudaExecutor):
+            with phases.phase("warm-up"):
+                executor.warm_up()
+                executor.stream.synchronize()
+            with phases.phase("graph"):
+                executor.capture_all() if capture == "all" else executor.capture(1)
+                executor.stream.synchronize()  # what went wrong is said here
 
 
 def this_machine(manifest: Manifest) -> Target:

@@ -3,6 +3,7 @@
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.tokenizer import Tokenizer
@@ -49,6 +50,10 @@ def read_prompt(prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int
 def _checked(token_ids: Sequence[object], vocab_size: int) -> list[int]:
     if not token_ids:
         raise RequestError("the prompt is empty", where="prompt", expected="at least one token")
+    if set(map(type, token_ids)) == {int}:  # as nearly always; else one by one, a hundred times slower
+        plain = cast("Sequence[int]", token_ids)
+        if min(plain) >= 0 and max(plain) < vocab_size:
+            return list(plain)
     checked: list[int] = []
     for index, token in enumerate(token_ids):
         if not isinstance(token, numbers.Integral) or isinstance(token, bool) or not 0 <= token < vocab_size:

@@ -210,26 +210,34 @@ def test_bfloat16_needs_a_gpu_that_has_it(checkpoint: Callable[[str], Path], mon
 CPU, GPU = (Inductor(), Cpu(), Reference()), (Inductor(), Reference())  # of each something that emits
 
 
+# Classes of few tokens, as many as there are.
+FEW = "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64"
+
+
 @pytest.mark.parametrize(
-    ("target", "most", "expected"),
+    ("target", "most", "batch", "expected"),
     [
-        ("sm_90", 2048, "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64, extend 65-2048"),
-        ("sm_90", 65, "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64, extend 65-65"),
-        ("sm_90", 64, "decode-1 1-1, decode-16 2-16, decode-32 17-32, decode-64 33-64"),
-        ("sm_90", 20, "decode-1 1-1, decode-16 2-16, decode-32 17-20"),
-        ("sm_90", 1, "decode-1 1-1"),
-        ("cpu", 2048, "decode 1-16, extend 17-2048"),
-        ("cpu", 16, "decode 1-16"),
-        ("cpu", 3, "decode 1-3"),
+        ("sm_90", 2048, 64, f"{FEW}, extend 65-2048"),
+        ("sm_90", 2048, 65, f"{FEW}, decode-512 65-65 of one, extend 65-2048"),
+        ("sm_90", 2048, 256, f"{FEW}, decode-512 65-256 of one, extend 65-2048"),
+        ("sm_90", 2048, 1024, f"{FEW}, decode-512 65-512 of one, extend 65-2048"),
+        ("sm_90", 65, 65, f"{FEW}, decode-512 65-65 of one, extend 65-65"),
+        ("sm_90", 64, 64, FEW),
+        ("sm_90", 20, 20, "decode-1 1-1, decode-16 2-16, decode-32 17-20"),
+        ("sm_90", 1, 1, "decode-1 1-1"),
+        ("cpu", 2048, 256, "decode 1-16, extend 17-2048"),
+        ("cpu", 16, 4, "decode 1-16"),
+        ("cpu", 3, 1, "decode 1-3"),
     ],
 )
-def test_bucket_classes(target: str, most: int, expected: str) -> None:
+def test_bucket_classes(target: str, most: int, batch: int, expected: str) -> None:
     machine, backends = Target.named(target), CPU if target == "cpu" else GPU
-    found = bucket_classes(machine, backends, most, deterministic=False)
-    assert ", ".join(f"{one.name} {one.tokens[0]}-{one.tokens[1]}" for one in found) == expected
+    found = bucket_classes(machine, backends, most, batch, deterministic=False)
+    named = (f"{one.name} {one.tokens[0]}-{one.tokens[1]}{' of one' if one.q_max == 1 else ''}" for one in found)
+    assert ", ".join(named) == expected
     for whole in (
-        bucket_classes(machine, backends, most, deterministic=True),
-        bucket_classes(machine, (Reference(), Rowwise()), most, deterministic=False),
+        bucket_classes(machine, backends, most, batch, deterministic=True),
+        bucket_classes(machine, (Reference(), Rowwise()), most, batch, deterministic=False),
     ):
         assert [(one.name, one.tokens) for one in whole] == [("any", (1, most))]
 

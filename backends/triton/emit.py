@@ -94,7 +94,8 @@ class Triton:
 
     def sources(self) -> Sequence[Path]:
         folder = Path(__file__).parent
-        sources = (path for path in folder.rglob("*.py") if path.name != "load.py")
+        run_side = ("load.py", "prepared_launch.py")
+        sources = (path for path in folder.rglob("*.py") if path.name not in run_side)
         return sorted(path for path in sources if path.parent != folder / "tune")
 
     def toolchain(self) -> dict[str, str]:

@@ -1,15 +1,14 @@
 """The triton provider, run side: launches compiled kernels through the CUDA driver. Triton is not needed."""
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Buffer, Launch, Launches, Pointer, evaluate
+from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Launches, evaluate
+from ingot.backends.triton.prepared_launch import PreparedLaunch
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable
@@ -40,89 +39,64 @@ def load(executable: Executable, directory: Path, *, dependent: bool = True) -> 
     return _Executable(launches, functions, dependent=dependent)
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """A launch with what does not change from call to call."""
-
-    launch: Launch
-    function: Any
-    kinds: tuple[Any, ...]  # ctypes of the arguments, in order
-
-
 class _Executable:
     def __init__(self, launches: Launches, functions: Mapping[tuple[str, str], Any], *, dependent: bool) -> None:
-        from cuda.bindings import driver
-
-        self._driver = driver
-        self._launches = launches
+        self._aligned = launches.aligned
         self._dims = _dims_by_input(launches.inputs)
+        self._sizes: tuple[int, ...] | None = None  # of the dims in the last call, and the stream that it ran on
+        self._stream: int | None = None
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._counters = {
             name: torch.zeros([evaluate(size, {}) for size in buffer.shape], dtype=torch.int32, device=self._device)
             for name, buffer in launches.buffers.items()
             if buffer.kind == "counter"
         }
-        self._made = [(name, buffer) for name, buffer in launches.buffers.items() if buffer.kind != "counter"]
-        self._bound = [
-            _Bound(launch, functions[launch.kernel, launch.entry], _kinds(launch)) for launch in launches.launches
+        self._made = {name: buffer for name, buffer in launches.buffers.items() if buffer.kind != "counter"}
+        self._shapes: list[list[int]] = []
+        self._dtypes = [DTYPES[buffer.dtype] for buffer in self._made.values()]
+        places = {name: place for place, name in enumerate(self._made)}
+        self._outputs = [places[name] for name in launches.outputs]
+        fixed = {name: tensor.data_ptr() for name, tensor in self._counters.items()}
+        self._launches = [
+            PreparedLaunch(launch, functions[launch.kernel, launch.entry], fixed, places, dependent=dependent)
+            for launch in launches.launches
         ]
-        self._attributes = [_dependent_attribute(driver)] if dependent else []
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        sizes = {name: tensors[place].shape[axis] for name, (place, axis) in self._dims.items()}
-        for place in self._launches.aligned:
-            if tensors[place].data_ptr() % ALIGNMENT:
-                raise InternalError(f"tensor {place} of a call lies at {tensors[place].data_ptr():#x}", expected="/16")
-        buffers = dict(self._counters)
-        for name, buffer in self._made:
-            buffers[name] = self._new(buffer, sizes)
-        stream = torch.cuda.current_stream().cuda_stream
-        for bound in self._bound:
-            self._run(bound, tensors, buffers, sizes, stream)
-        return [buffers[name] for name in self._launches.outputs]
+        sizes = tuple([tensors[place].shape[axis] for place, axis in self._dims.values()])
+        if sizes != self._sizes:
+            self._resize(sizes)
+        if (stream := _current_stream(self._device)) != self._stream:
+            for launch in self._launches:
+                launch.run_on(stream)
+            self._stream = stream
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        for place in self._aligned:
+            if addresses[place] % ALIGNMENT:
+                raise InternalError(f"tensor {place} of a call lies at {addresses[place]:#x}", expected="/16")
+        made = [self._new(shape, dtype) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)]
+        buffers = [buffer.data_ptr() for buffer in made]
+        for launch in self._launches:
+            launch(addresses, buffers)
+        return [made[place] for place in self._outputs]
 
-    def _new(self, buffer: Buffer, sizes: Mapping[str, int]) -> torch.Tensor:
-        shape = [evaluate(size, sizes) for size in buffer.shape]
-        return torch.empty(shape, dtype=DTYPES[buffer.dtype], device=self._device)
+    def _resize(self, sizes: tuple[int, ...]) -> None:
+        """Calls of one step have the same sizes, and layers call the same executable: this is rarely done."""
+        self._sizes = None  # until all is done
+        named = dict(zip(self._dims, sizes, strict=True))
+        self._shapes = [[evaluate(size, named) for size in buffer.shape] for buffer in self._made.values()]
+        for launch in self._launches:
+            launch.resize(named)
+        self._sizes = sizes
 
-    def _run(
-        self,
-        bound: _Bound,
-        tensors: Sequence[torch.Tensor],
-        buffers: Mapping[str, torch.Tensor],
-        sizes: Mapping[str, int],
-        stream: int,
-    ) -> None:
-        launch, driver = bound.launch, self._driver
-        values: list[int] = []
-        for argument in launch.arguments:
-            if not isinstance(argument, Pointer):
-                values.append(evaluate(argument.value, sizes))
-            elif argument.input is not None:
-                values.append(tensors[argument.input].data_ptr())
-            else:
-                values.append(buffers[str(argument.buffer)].data_ptr())
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = (evaluate(size, sizes) for size in launch.grid)
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.warps * 32, 1, 1
-        config.sharedMemBytes = launch.shared
-        config.hStream = stream
-        attributes = self._attributes if launch.dependent else []
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        # Two more pointers at the end: the global and the profiling scratch of Triton, which our kernels have none of.
-        arguments = (tuple([*values, 0, 0]), (*bound.kinds, ctypes.c_void_p, ctypes.c_void_p))
-        (status,) = driver.cuLaunchKernelEx(config, bound.function, arguments, 0)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise BackendError(f"the launch of {launch.entry} failed: {status.name}")
+    def _new(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
 
-def _kinds(launch: Launch) -> tuple[Any, ...]:
-    return tuple(
-        ctypes.c_void_p if isinstance(argument, Pointer) else _INTEGERS[argument.dtype] for argument in launch.arguments
-    )
-
-
-_INTEGERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
+def _current_stream(device: torch.device) -> int:
+    # What torch.cuda.current_stream wraps, which makes an object at each call.
+    stream: int = torch._C._cuda_getCurrentRawStream(device.index)
+    return stream
 
 
 def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -133,13 +107,6 @@ def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
             if isinstance(size, str):
                 found.setdefault(size, (place, axis))
     return found
-
-
-def _dependent_attribute(driver: Any) -> Any:
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    return attribute
 
 
 def _make_context_current() -> None:

@@ -19,12 +19,14 @@ def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch:
 
     The largest bucket class comes first: a prompt that crosses a page border with a short one beside it. In smaller
     classes the first goes on, up to the end of a page where that fits, while the others decode or start; at the end all
-    decode. A class is reached by at most `_MOST_FED` tokens or as many as its smallest step has; one for which the
-    limits leave no tokens is left out.
+    decode. A class is reached by at most `_MOST_FED` tokens or as many as its smallest step has, and one that bounds
+    the tokens of a sequence by as many requests more as that takes; one for which the limits leave no tokens is left
+    out.
     """
     needed = sum(bucket.tokens[0] for bucket in buckets)
-    steps = _Steps(max_seq_len, min(max_batch, max(_REQUESTS, -(-needed // max_seq_len))))
-    descending = sorted(buckets, key=lambda bucket: -bucket.tokens[0])
+    together = max(-(-bucket.tokens[0] // bucket.q_max) if bucket.q_max else 1 for bucket in buckets)
+    steps = _Steps(max_seq_len, min(max_batch, max(_REQUESTS, -(-needed // max_seq_len), together)))
+    descending = sorted(buckets, key=lambda bucket: (-bucket.tokens[0], bucket.q_max is not None))
     steps.prefill(descending[0], [page_size + 1, _SHORT])
     for bucket in descending[1:] or descending:
         steps.prefill(bucket, [2 * page_size - 1 - steps.done[0], 1, 1])

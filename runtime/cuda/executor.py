@@ -1,33 +1,52 @@
 """The executor of a GPU: decode steps as captured graphs, all others by launching their instructions."""
 
-import time
-from collections.abc import Mapping
+import math
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 
 import torch
 
-from ingot.ir.errors import StepMemoryError
+from ingot.ir.errors import OptionError, StepMemoryError
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
-from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
-from ingot.runtime.cuda.decode_graph import DecodeGraph, graph_sizes
+from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.graph_sizes import (
+    Capture,
+    DecodeChoice,
+    GraphChoice,
+    PromptChoice,
+    decode_steps,
+    filled_up,
+    graph_arena,
+    has_few_tokens,
+    prompt_steps,
+)
+from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
+from ingot.runtime.cuda.staging import PaddedInputs
+from ingot.runtime.cuda.step_times import StepTimes
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
-from ingot.runtime.step import step_views
+from ingot.runtime.step import StepSizes, step_views
 
-# Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them for small batches
-# (1, 2, 4, 8, then steps of 8), since a row of padding costs little.
-GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-# Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
-_UNCAPTURABLE = frozenset({"reference", "rowwise"})
+# Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
+# cuBLAS has other code, which is loaded when it first runs. Usual prompts are near to one of these.
+_WARMED = (128, 512, 2048)
+# Inputs that a step's sizes are told by, and what a graph needs of them.
+_SIZED = frozenset({"tokens", "rows", "logit_rows", "page_table", "q_lens"})
 
 
 class CudaExecutor:
     """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
 
-    Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. Without `graphs` every step
-    is launched instruction by instruction. Steps run on a stream of their own, in the order of their launches.
-    `captured` tells the seconds that each graph took, by its rows.
+    Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. `capture` says when decode
+    steps are captured as graphs; "none": every step is launched instruction by instruction. Steps run on `stream`, in
+    the order of their launches. With `strict` a graph is launched only where everything lies as it did when it was
+    captured, and nobody holds what it overwrites. `captured` and `captured_prompts` tell the seconds that each took.
+    Where somebody sets `times`, it gets the time of each step.
     """
 
     def __init__(
@@ -39,8 +58,8 @@ class CudaExecutor:
         libraries: Libraries | None = None,
         states: States | None = None,
         *,
-        graphs: bool = True,
-        stream: torch.cuda.Stream | None = None,
+        capture: Capture = "need",
+        strict: bool = False,
     ) -> None:
         self.plan = plan
         self.libraries = libraries or {}
@@ -49,13 +68,30 @@ class CudaExecutor:
         self.states = States(plan.states, self.sizes) if states is None else states
         self.params = bound_params(plan, params, self.sizes)
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.stream = stream or torch.cuda.Stream(self.device)
-        self.captured: dict[int, float] = {}
-        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, self.libraries)
-        self._pages = plan.dims.get("P", (1, 1))[1]
-        self._rows = self._capturable_rows() if graphs else ()
-        self._graphs: dict[int, DecodeGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(self.device)
+        self.times: StepTimes | None = None
+        resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
+        self._buckets = bound_buckets(plan, resident, executables, self.libraries)
+        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan))
+        memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
+        by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
+
+        def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
+            buckets = {size: by_plan[id(served)] for size, served in steps.items()}
+            return Graphs(choice, buckets, self.sizes, memory, self.device, resident if strict else None)
+
+        self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
+        self._prompts = graphs(PromptChoice(plan, prompts), prompts)
+
+    @property
+    def captured(self) -> Mapping[int, float]:
+        """Of decode steps, by sequences."""
+        return {size.B: seconds for size, seconds in self._decode.seconds.items()}
+
+    @property
+    def captured_prompts(self) -> Mapping[tuple[int, int], float]:
+        """Of steps that feed prompts, by tokens and sequences."""
+        return {(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
@@ -70,38 +106,88 @@ class CudaExecutor:
             ) from error
 
     def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle:
-        with torch.cuda.stream(self.stream):
-            rows = inputs["rows"].shape[0] if "rows" in inputs else 0
-            rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
-            if watch is None and self._is_decode(inputs, rows):
-                return self._graph(rows).launch(inputs, rows, rated=rated)
-            sizes = step_sizes(self.inputs, inputs, self.sizes)
-            bucket = choose_bucket(self._buckets, inputs, sizes)
-            outputs = bucket.run(self._sent(inputs), sizes, watch)
-            tokens = to_host(outputs["tokens"])
-            return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
+        rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
+        # Another entry than main may take less than a graph needs.
+        step = _sizes(inputs) if inputs.keys() >= _SIZED else None
+        timed = nullcontext() if self.times is None or step is None else self.times.step(step)
+        with torch.cuda.stream(self.stream), timed:
+            handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
+            return handle or self._launched(inputs, step, watch, rated)
 
-    def capture(self, rows: int) -> None:
-        """Make sure that decode steps of `rows` sequences have a graph. Nothing that runs is disturbed."""
-        if any(rows <= size for size in self._rows):
-            with torch.cuda.stream(self.stream):
-                self._graph(rows)
-
-    def _is_decode(self, inputs: Mapping[str, torch.Tensor], rows: int) -> bool:
-        """One token and one row of logits for each sequence, in their order, and a graph that holds them."""
-        if not self._rows or not 0 < rows <= self._rows[-1]:
-            return False
-        # As many tokens as sequences, and a sequence feeds one at least. A row of logits for each: all are sampled.
-        return inputs["tokens"].shape[0] == rows == inputs["logit_rows"].shape[0] and not bool(
-            (inputs["sample_index"] < 0).any()
+    def _replayed(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, rated: bool) -> CudaStepHandle | None:
+        """A step by a graph that was captured, if one serves it."""
+        most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # a sequence feeds one at least
+        return self._decode.launch(inputs, step, most, rated=rated) or self._prompts.launch(
+            inputs, step, most, rated=rated
         )
 
-    def _capturable_rows(self) -> tuple[int, ...]:
-        """The sizes of decode steps whose bucket class a graph can hold, up to the largest batch."""
-        largest = self.plan.dims.get("B", (1, 0))[1]
-        sizes = graph_sizes(GRAPH_ROWS, largest)
-        plans = {size: next((b.plan for b in self._buckets if b.plan.bucket.holds(size, 1)), None) for size in sizes}
-        return tuple(size for size, plan in plans.items() if plan is not None and is_capturable(plan))
+    def _launched(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes | None, watch: Watch | None, rated: bool
+    ) -> CudaStepHandle:
+        """A step by its instructions, one by one."""
+        sizes = step_sizes(self.inputs, inputs, self.sizes)
+        bucket = choose_bucket(self._buckets, inputs, sizes)
+        whole = bucket.plan.bucket
+        if step is None or whole.q_max is not None or has_few_tokens(whole):
+            outputs = bucket.run(self._sent(inputs), sizes, watch)
+        else:
+            given = PaddedInputs(filled_up(step, self.plan))
+            given.fill(inputs)
+            outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)}, watch)
+            outputs = {name: value[: step.L] for name, value in outputs.items()}
+        tokens = to_host(outputs["tokens"])
+        return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
+
+    def capture(self, rows: int) -> None:
+        """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is
+        disturbed. Raises OptionError when there is no memory for it."""
+        with torch.cuda.stream(self.stream), self._said(f"a captured step of {rows} sequences"):
+            self._decode.capture_for(rows)
+
+    def capture_all(self) -> None:
+        """Make sure that every step has its graph that can have one. Raises OptionError when there is no memory."""
+        with torch.cuda.stream(self.stream), self._said("what is captured"):
+            self._decode.capture_all()
+            self._prompts.capture_all()
+
+    def warm_up(self) -> None:
+        """Run the classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
+        up, and the largest step gets its memory. The first prompt then waits for none of that. Weights may hold
+        anything. Raises OptionError when there is no memory for the largest step."""
+        with torch.cuda.stream(self.stream):
+            for bucket in self._buckets:
+                first, last = bucket.plan.bucket.tokens
+                if bucket.plan.bucket.q_max is None:
+                    for tokens in (last, *(size for size in _WARMED if first <= size < last)):
+                        with self._said(f"a step of {tokens} tokens"):
+                            self._run_padding(bucket, StepSizes(T=tokens, B=1, L=1, P=1))
+
+    def _run_padding(self, bucket: Bucket, step: StepSizes) -> None:
+        inputs = PaddedInputs(step if has_few_tokens(bucket.plan.bucket) else filled_up(step, self.plan))
+        outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
+        to_host(outputs["tokens"])
+
+    @contextmanager
+    def _said(self, what: str) -> Iterator[None]:
+        """Raises OptionError where there is no memory for what was set aside."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise OptionError(
+                f"{what} has no memory: of {total} bytes on the GPU {free} are free",
+                expected="what was set aside when the KV pages were counted",
+                hint="end the process that takes it, ask for fewer KV pages, or give less memory",
+            ) from error
+
+    def prepare(self, seconds: float = math.inf) -> bool:
+        """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
+        nothing is left to do in them, or no memory to do it with. Nothing that runs is disturbed."""
+        with torch.cuda.stream(self.stream):
+            try:
+                return self._decode.capture_next(seconds) or self._prompts.capture_next(seconds)
+            except torch.OutOfMemoryError:  # nobody asked for it; a step that needs it will say so
+                return False
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""
@@ -112,24 +198,7 @@ class CudaExecutor:
         # when it returns.
         return step_views(flat.to(self.device), sizes)
 
-    def _graph(self, rows: int) -> DecodeGraph:
-        size = next(size for size in self._rows if size >= rows)
-        if size not in self._graphs:
-            begin = time.perf_counter()
-            self._graphs[size] = self._capture(size)
-            self.captured[size] = time.perf_counter() - begin
-        return self._graphs[size]
 
-    def _capture(self, size: int) -> DecodeGraph:
-        bucket = next(bucket for bucket in self._buckets if bucket.plan.bucket.holds(size, 1))
-        sizes = {**self.sizes, **dict.fromkeys("TBL", size), "P": self._pages}
-        return DecodeGraph(bucket, size, self._pages, sizes, self.device, self._pool)
-
-
-def is_capturable(bucket: BucketPlan) -> bool:
-    """Whether a graph can hold the instructions of a bucket class: calls of compiled code and libraries, and aten's
-    views and arithmetic."""
-    return all(
-        one.calls is not None or one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
-        for one in bucket.instructions
-    )
+def _sizes(inputs: Mapping[str, torch.Tensor]) -> StepSizes:
+    tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
+    return StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])

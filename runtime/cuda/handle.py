@@ -10,9 +10,9 @@ from ingot.runtime.executor import OutputLogprobs
 class CudaStepHandle:
     """A launched step of the bucket class `bucket`.
 
-    `outputs` lie on the device; those of a captured graph hold until the next step but one of its size. `read` gives
-    the tokens once the event `done` has come, which is recorded here on the current stream. Whoever asks the handle for
-    anything waits for that.
+    `outputs` lie on the device. `read` gives the tokens once the event `done` has come, which is recorded here on the
+    current stream. Whoever asks the handle for anything waits for that. `lend` gives out outputs that are there for a
+    time only.
     """
 
     def __init__(
@@ -23,10 +23,12 @@ class CudaStepHandle:
         done: torch.cuda.Event,
         *,
         rated: bool,
+        lend: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
     ) -> None:
         self.bucket = bucket
         self._outputs = dict(outputs)
         self._read = read
+        self._lend = lend
         names = ("logprob_ids", "logprobs", "ranks") if rated else ()
         self._scores = {name: to_host(self._outputs[name]) for name in names}
         self._done = done
@@ -34,9 +36,10 @@ class CudaStepHandle:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name. They were made on the executor's stream, and are there for every other one now."""
+        """All outputs by name. They were made on the executor's stream, and are there for every other one now; those of
+        a captured graph until the next step is launched."""
         self._done.synchronize()
-        return self._outputs
+        return self._lend(self._outputs)
 
     def tokens(self) -> list[int]:
         """The sampled token of each row of logits; -1 where the logits were not finite."""

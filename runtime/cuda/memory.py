@@ -1,11 +1,9 @@
 """What a GPU has for serving, found without running anything: the plan says what a step takes."""
 
-from collections.abc import Sequence
-
 import torch
 
 from ingot.ir.plan import Plan, Plans
-from ingot.runtime.cuda.decode_graph import graph_sizes
+from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, prompt_steps
 from ingot.runtime.memory import ServingMemory
 
 # Of all memory, what serving takes when nobody says: as much as gpu_memory_utilization is by default in vLLM.
@@ -17,28 +15,24 @@ _LIBRARIES = 512 << 20
 _GRAPH = 8 << 20
 
 
-def device_memory(device: torch.device, plans: Plans, rows: Sequence[int]) -> ServingMemory:
-    """What `device` has to serve `plans` with captured graphs of `rows` sequences, as it stands now."""
+def device_memory(device: torch.device, plans: Plans, *, graphs: bool) -> ServingMemory:
+    """What `device` has to serve `plans` as it stands now, with captured graphs or without."""
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch kept it for the next
-    return serving_memory(free, total, plans, rows)
+    return serving_memory(free, total, plans, graphs=graphs)
 
 
-def serving_memory(free: int, total: int, plans: Plans, rows: Sequence[int]) -> ServingMemory:
+def serving_memory(free: int, total: int, plans: Plans, *, graphs: bool) -> ServingMemory:
     """`device_memory` of a device of `total` bytes, `free` of which nobody has taken."""
-    beside = _LIBRARIES + sum(graph_bytes(plan, rows) for plan in plans.plans.values())
+    beside = _LIBRARIES + (sum(map(graph_bytes, plans.plans.values())) if graphs else 0)
     return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside)
 
 
-def graph_bytes(plan: Plan, rows: Sequence[int]) -> int:
-    """What captured decode steps of `rows` sequences hold beside other steps, as far as there are such: one pool for
-    what lives within a step, which the largest fills, and the outputs and inputs of each."""
-    kept = graph_sizes(rows, plan.dims.get("B", (1, 0))[1]) if rows else []
-    buckets = {bucket.bucket.name: bucket for size in kept for bucket in plan.buckets if bucket.bucket.holds(size, 1)}
-    if not buckets:
-        return 0
-    pool = max(bucket.memory.activations for bucket in buckets.values())
-    # Inputs and outputs of a step grow with its rows; the plan's are those of its largest.
+def graph_bytes(plan: Plan) -> int:
+    """What captured steps hold beside other steps, as far as there are such: one memory for what lives within a step
+    and comes out of it, and the inputs of each."""
+    decode, prompts = decode_steps(plan), prompt_steps(plan)
+    # The inputs of a step grow with its tokens, sequences and rows of logits; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))
-    shares = sum(-(-size * (plan.memory.outputs + plan.memory.inputs) // largest) for size in kept)
-    return pool + shares + _GRAPH * len(kept)
+    inputs = sum(-(-min(size.T, largest) * plan.memory.inputs // largest) for size in (*decode, *prompts))
+    return graph_arena({**decode, **prompts}) + inputs + _GRAPH * (len(decode) + len(prompts))

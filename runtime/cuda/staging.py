@@ -1,19 +1,17 @@
-"""Both ends of a captured decode step: inputs of as many rows as the graph has, and tokens, at addresses that never
-change, in pinned memory that kernels read and write by themselves.
+"""Both ends of a captured step: inputs of as many rows as the graph has, and tokens, at addresses that never change, in
+pinned memory that kernels read and write by themselves.
 
 A copy by the driver inside a graph stands still for 7 to 12 us on either side of it on an H200, where the copy engines
 and the multiprocessors wait for each other; a kernel that moves the same few kilobytes takes 2.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from ingot.runtime.batch import NOTHING_ASKED
+from ingot.runtime.cuda.device_view import device_view
 from ingot.runtime.step import STEP_FIELDS, StepSizes, step_views, step_words
 
 # What a row of a step holds that no sequence has; `feed` and `advance` know it (ingot.ir.ops.step).
@@ -32,6 +30,8 @@ _PADDING: Mapping[str, float] = {
     "logit_rows": 0,
     **NOTHING_ASKED,
 }
+# Inputs that tell a step's sizes.
+_COUNTED: Mapping[str, str] = {"T": "tokens", "B": "rows", "L": "logit_rows"}
 
 
 class PinnedInts:
@@ -39,22 +39,7 @@ class PinnedInts:
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
-        # Pinned memory has one address for both (CUDA C++ programming guide, "Unified Virtual Address Space").
-        self.device = torch.as_tensor(_OnDevice(self.host), device="cuda")
-        assert self.device.data_ptr() == self.host.data_ptr(), "a copy was made of what is to be shared"
-
-
-@dataclass(frozen=True)
-class _OnDevice:
-    """Pinned memory in the words of the CUDA Array Interface, version 3."""
-
-    tensor: torch.Tensor
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        shape = tuple(self.tensor.shape)
-        assert math.prod(shape), "nothing to share"
-        return {"shape": shape, "typestr": "<i4", "data": (self.tensor.data_ptr(), False), "version": 3}
+        self.device = device_view(self.host, keep=True)
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -62,38 +47,49 @@ def move(source: torch.Tensor, target: torch.Tensor) -> None:
     torch.bitwise_or(source, 0, out=target)
 
 
-class DeviceInputs:
-    """The inputs of decode steps of up to `rows` sequences and `pages` entries of the page table each, padding at
-    first. `views` are the inputs by name, all parts of `flat`."""
+class PaddedInputs:
+    """The inputs of steps of these sizes or smaller ones on the host, in `memory`: padding at first, to be filled."""
 
-    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
-        self.rows = rows
-        self.sizes = StepSizes(T=rows, B=rows, L=rows, P=pages)
-        self.flat = HostInputs(self.sizes).flat.host.to(device)
-        self.views = step_views(self.flat, self.sizes)
-
-
-class HostInputs:
-    """The same in pinned memory, `flat`, for the host to fill."""
-
-    def __init__(self, sizes: StepSizes) -> None:
-        self.flat = PinnedInts([step_words(sizes)])
-        self._arrays = {name: view.numpy() for name, view in step_views(self.flat.host, sizes).items()}
-        self._filled = 0
+    def __init__(self, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
+        self.sizes = sizes
+        self.memory = torch.empty(step_words(sizes), dtype=torch.int32) if memory is None else memory
+        self._arrays = {name: view.numpy() for name, view in step_views(self.memory, sizes).items()}
+        self._filled = {"T": 0, "B": 0, "L": 0}
         for name, array in self._arrays.items():
             array[...] = _PADDING[name]
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take the inputs of a step, one token for each sequence; rows behind them are padding again."""
-        count = inputs["rows"].shape[0]
-        for name, _, _ in STEP_FIELDS:
-            array = self._arrays[name]
+        """Take the inputs of a step; what is behind them is padding again."""
+        counts = {dim: inputs[name].shape[0] for dim, name in _COUNTED.items()}
+        for name, _, (dim, *_) in STEP_FIELDS:
+            array, count = self._arrays[name], counts[str(dim)]
             if name in inputs:
                 given: np.ndarray = inputs[name].numpy()
                 if name == "page_table":
                     array[:count, : given.shape[1]] = given  # nobody reads what stands behind
                 else:
                     array[:count] = given
-            if count < self._filled:
-                array[count : self._filled] = _PADDING[name]
-        self._filled = count
+            if count < (filled := self._filled[str(dim)]):
+                array[count:filled] = _PADDING[name]
+        self._filled = counts
+
+    def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """A copy on a device, by name."""
+        return step_views(self.memory.to(device), self.sizes)
+
+
+class DeviceInputs:
+    """The inputs of steps of these sizes, padding at first. `views` are the inputs by name, all parts of `flat`."""
+
+    def __init__(self, sizes: StepSizes, device: torch.device) -> None:
+        self.sizes = sizes
+        self.flat = PaddedInputs(sizes).memory.to(device)
+        self.views = step_views(self.flat, sizes)
+
+
+class HostInputs(PaddedInputs):
+    """Those in pinned memory, `flat`."""
+
+    def __init__(self, sizes: StepSizes) -> None:
+        self.flat = PinnedInts([step_words(sizes)])
+        super().__init__(sizes, self.flat.host)

@@ -32,35 +32,52 @@ MAX_THREADS = 16
 ALIGNMENT = 256
 
 
-def copy_weights(
-    artifact: Artifact,
-    device: torch.device,
-    *,
-    rank: Rank | None = None,
-    verify: bool = True,
-    threads: int | None = None,
-) -> dict[str, torch.Tensor]:
-    """Every weight by name, on `device`, in one allocation per file; each starts at a multiple of 256 bytes.
+class WeightCopy:
+    """Every weight by name, `tensors`, on `device`, in one allocation per file; each starts at a multiple of 256 bytes.
+    They hold anything until `run` has returned.
 
     `verify` compares the digests of the bytes that are copied with the manifest. `threads` read, digest and copy; by
     default one for each core that this process may use, 16 at most. Of an artifact for a mesh, `rank` says whose parts.
 
-    Raises ArtifactError for damage, for a place that cannot be and for a file that cannot be read; OptionError when
-    the device has no room.
+    Raises ArtifactError for a place that cannot be; OptionError when the device has no room.
     """
-    places = weight_places(artifact, rank)
-    files = artifact.weight_files() if rank is None else tuple(dict.fromkeys(p.file for p in places.values()))
-    layouts = {file: _layout([place for place in places.values() if place.file == file]) for file in files}
-    memory = {file: _allocate(layout.size, device) for file, layout in layouts.items()}
-    jobs = [_Job(chunk, layouts[chunk[0].path], memory[chunk[0].path]) for chunk in artifact.chunks(files)]
-    try:
-        found = _copy_all(artifact, jobs, device, verify, threads or min(len(os.sched_getaffinity(0)), MAX_THREADS))
-    except OSError as error:
-        raise artifact.unreadable(error) from error
-    if verify:
-        artifact.check_digests(found)
-    tensors = {place: _view(place, layouts[place.file], memory[place.file]) for place in places.values()}
-    return {name: tensors[place] for name, place in places.items()}
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        device: torch.device,
+        *,
+        rank: Rank | None = None,
+        verify: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        self._artifact, self._device, self._verify = artifact, device, verify
+        self._threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        places = weight_places(artifact, rank)
+        self._files = artifact.weight_files() if rank is None else tuple(dict.fromkeys(p.file for p in places.values()))
+        self._layouts = {
+            file: _layout([place for place in places.values() if place.file == file]) for file in self._files
+        }
+        self._memory = {file: _allocate(layout.size, device) for file, layout in self._layouts.items()}
+        tensors = {
+            place: _view(place, self._layouts[place.file], self._memory[place.file]) for place in places.values()
+        }
+        self.tensors = {name: tensors[place] for name, place in places.items()}
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """Copy; gives the tensors. Raises ArtifactError for damage and for a file that cannot be read."""
+        artifact = self._artifact
+        jobs = [
+            _Job(chunk, self._layouts[chunk[0].path], self._memory[chunk[0].path])
+            for chunk in artifact.chunks(self._files)
+        ]
+        try:
+            found = _copy_all(artifact, jobs, self._device, self._verify, self._threads)
+        except OSError as error:
+            raise artifact.unreadable(error) from error
+        if self._verify:
+            artifact.check_digests(found)
+        return self.tensors
 
 
 @dataclass(frozen=True)

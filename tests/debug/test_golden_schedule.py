@@ -31,6 +31,17 @@ def test_the_usual_limits() -> None:
     assert golden_schedule(classes((1, 2048)), 4096, 64, 16) == schedule
 
 
+def test_a_class_of_many_sequences() -> None:
+    one_each = BucketClass(name="one each", tokens=(9, 40), q_max=1)
+    few, many = classes((1, 8), (9, 2048))
+    buckets = [few, one_each, many]
+    schedule = golden_schedule(buckets, 4096, 64, 16)
+    names = served(buckets, schedule)
+    assert set(names) == {"1-8", "one each", "9-2048"}
+    assert sorted(schedule[names.index("one each")]) == [(index, 1) for index in range(9)]
+    assert "one each" not in served(buckets, golden_schedule(buckets, 4096, 8, 16))  # there are not that many
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_limits(seed: int) -> None:
     for number in range(50):

@@ -39,7 +39,7 @@ NUM_PAGES = 24
 
 def logits_of(path: Path, graphs: bool) -> list[torch.Tensor]:
     """The logits of each step."""
-    loaded = load_artifact(path, num_pages=NUM_PAGES, graphs=graphs)
+    loaded = load_artifact(path, num_pages=NUM_PAGES, capture="need" if graphs else "none")
     limits = loaded.limits
     if limits.max_batch < len(LENGTHS) or limits.max_tokens < 70 or limits.max_seq_len < max(LENGTHS):
         sys.exit(

@@ -18,7 +18,7 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.triton import load as triton
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
-from ingot.runtime.cuda.executor import GRAPH_ROWS
+from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.cuda.memory import device_memory
 
 pytestmark = pytest.mark.gpu
@@ -115,11 +115,11 @@ def test_serving_takes_what_was_set_aside(healthy: Path) -> None:
     llm = LLM(healthy, num_kv_pages=2000)
     params = SamplingParams(temperature=0.8, max_tokens=3, ignore_eos=True, seed=1)
     llm.generate([[7] * 250] * 64, params)
-    for rows in GRAPH_ROWS:
+    for rows in graph_sizes(LIMITS["max_batch"]):
         llm.generate([[7, 8]] * rows, params)
     plans = llm._loaded.plans
     need = MemoryNeed.of(plans)
     taken = torch.cuda.memory_reserved(device) - before
-    allowed = need.fixed + 2000 * need.page + device_memory(device, plans, GRAPH_ROWS).beside
+    allowed = need.fixed + 2000 * need.page + device_memory(device, plans, graphs=True).beside
     print(f"torch holds {taken} bytes, {allowed} were set aside, {need}")
     assert 2000 * need.page < taken <= allowed

@@ -11,10 +11,10 @@ from frozen_serve import Job, serve, serve_frozen
 from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
-from ingot.runtime.cuda.executor import GRAPH_ROWS, is_capturable
+from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
 
 # Prompts whose steps lie in each bucket class, and batches whose decode steps do.
-PROMPTS, BATCHES = (1, 3, 16, 20, 33, 64, 65, 200), (1, 2, 5, 16, 17, 32, 33, 64)
+PROMPTS, BATCHES = (1, 3, 16, 20, 33, 64, 65, 200), (1, 2, 5, 16, 17, 32, 33, 64, 65, 96)
 
 
 def batches() -> list[list[list[int]]]:
@@ -37,6 +37,8 @@ def test_a_frozen_process_serves_every_bucket_class(tmp_path: Path) -> None:
     assert frozen.tokens == serve(Job(str(plain), batches(), 8)).tokens
     assert set(frozen.buckets) == {bucket.bucket.name for bucket in report.plans.plans["main"].buckets}
     assert frozen.refused == []
-    decode = [bucket for bucket in report.plans.plans["main"].buckets if bucket.bucket.tokens[1] <= GRAPH_ROWS[-1]]
-    assert decode and all(is_capturable(bucket) for bucket in decode)
-    assert {min(size for size in GRAPH_ROWS if size >= count) for count in BATCHES} <= set(frozen.graphs)
+    plan = report.plans.plans["main"]
+    sizes = decode_steps(plan)
+    assert {served.bucket.name for served in sizes.values()} == {one.bucket.name for one in plan.buckets} - {"extend"}
+    assert {min(size.B for size in sizes if count <= size.B) for count in BATCHES} <= set(frozen.graphs)
+    assert {served.bucket.name for served in prompt_steps(plan).values()} == {"extend"}

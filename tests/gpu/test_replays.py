@@ -21,7 +21,7 @@ from ingot.runtime.loader import Loaded, load_artifact
 pytestmark = pytest.mark.gpu
 REPLAYS = 10_000
 DECODED = 100  # tokens of each sequence; a run is begun anew until there are enough replays
-BATCHES = (1, 5, 32)
+BATCHES = (1, 5, 32, 80)  # of the last one products are cuBLAS's, which rounds by the size: it fills its graph
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def _digest(step: Mapping[str, torch.Tensor]) -> bytes:
 def test_replays_give_the_same_bits_as_single_launches(count: int, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = load_artifact(made)
     monkeypatch.setitem(loader.LOADERS, "triton", partial(triton.load, dependent=False))
-    plain = load_artifact(made, graphs=False)
+    plain = load_artifact(made, capture="none")
     expected = [_digest(step) for step in _steps(plain, count, delay=False)]
     replays = REPLAYS // len(BATCHES)
     for round_number in range(-(-replays // DECODED)):

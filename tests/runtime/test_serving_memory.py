@@ -63,19 +63,20 @@ def refusal(*args: object) -> str:
     return str(caught.value)
 
 
-def test_graphs_share_a_pool_and_keep_their_outputs() -> None:
+def test_graphs_share_a_pool_and_have_their_inputs() -> None:
     (plan,) = plans().plans.values()
-    assert graph_bytes(plan, ()) == 0
-    one, two = graph_bytes(plan, (1,)), graph_bytes(plan, (1, 2))
-    assert one > 10**6 and two - one > 9 * 10**6, "the largest step fills the pool"
-    per_row = 11 * 10**3  # inputs and outputs of a step of 288 rows, shared out
-    eight, both = graph_bytes(plan, (2, 8)), graph_bytes(plan, (2, 8, 16))
-    assert both - eight == graph_bytes(plan, (2, 16)) - graph_bytes(plan, (2,)) == (8 << 20) + 16 * per_row
-    assert graph_bytes(plan, (1, 2, 64)) == graph_bytes(plan, (1, 2, 32)), "the model was compiled for 32 sequences"
+    decode, prompts = (1, 2, 4, 8, 16, 24, 32), (96, 128, 192, 256, 384, 512, 768, 1024)
+    each = (8 << 20) * len(decode + prompts)
+    inputs = 10**3 * sum(min(tokens, 288) for tokens in decode + prompts)
+    assert graph_bytes(plan) == each + inputs + GB // 2, "a step of 1024 tokens is half of the largest"
+    few = plan.model_copy(update={"buckets": plan.buckets[:2], "dims": {"T": (1, 32), "B": (1, 32)}})
+    assert graph_bytes(few) == (8 << 20) * len(decode) + 10**3 * sum(decode) + 10**7
+    one = plan.model_copy(update={"dims": {"T": (1, 32), "B": (1, 1)}})
+    assert graph_bytes(one) == (8 << 20) + 10**3 + 10**6
 
 
 def test_a_gpu_gives_its_pool_what_is_left() -> None:
-    room = serving_memory(140 * GB, 144 * GB, plans(), (1, 2, 4))
+    room = serving_memory(140 * GB, 144 * GB, plans(), graphs=True)
     assert room.usual == int(USUAL_SHARE * 144 * GB) and room.most == 140 * GB and room.pool is None
     fixed = 16 * GB + GB + 10**8 + 3168 * 10**3 + room.beside
     few, many = plans(), plans(page=60 * 10**6)

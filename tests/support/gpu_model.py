@@ -26,4 +26,4 @@ MODEL = Tiny(
     },
     seed=3,
 )
-LIMITS: dict[str, Any] = {"max_batch": 64, "max_tokens": 256, "max_seq_len": 256, "jobs": 1}
+LIMITS: dict[str, Any] = {"max_batch": 96, "max_tokens": 256, "max_seq_len": 256, "jobs": 1}

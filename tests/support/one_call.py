@@ -18,7 +18,7 @@ from ingot.passes.call_bodies import call_body
 
 TARGET = Target.detect("cuda") if torch.cuda.is_available() else Target.named("sm_90")
 MAX_TOKENS = 8192
-_CLASSES = bucket_classes(TARGET, [Triton()], MAX_TOKENS, deterministic=False)
+_CLASSES = bucket_classes(TARGET, [Triton()], MAX_TOKENS, MAX_TOKENS, deterministic=False)
 
 # What programs know of the sizes of arguments: the symbols of their leading axes, and the second of page tables.
 _QUERIES = {"q": "T", "k": "T", "v": "T", "positions": "T", "slots": "T"}

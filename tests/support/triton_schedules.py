@@ -65,13 +65,11 @@ def run_lowering(
     dims: Mapping[str, int] | None = None,
     cores: int = 132,
 ) -> list[torch.Tensor]:
-    """A call of `op` by its lowering, on tensors (moved to the device; a state is updated in a copy, which is the last
+    """A call of `op` by its lowering, on tensors (copied to the device; a state is updated there, and is the last
     result). `dims` are sizes that the types keep as symbols; the leading axis of a tensor argument whose size is one of
     them gets its name."""
     bound = op.bind(list(args), dict(kwargs))
-    tensors = {name: value.to(DEVICE) for name, value in bound.items() if isinstance(value, torch.Tensor)}
-    for name in op.states:
-        tensors[name] = tensors[name].clone()
+    tensors = {name: _copied(value) for name, value in bound.items() if isinstance(value, torch.Tensor)}
     names = {size: dim for dim, size in (dims or {}).items()}
     values: dict[str, Value | None] = {name: None for name, value in bound.items() if value is None}
     for place, (name, tensor) in enumerate(tensors.items()):
@@ -86,6 +84,11 @@ def run_lowering(
     outputs = lowering(Call(op.name, values, attributes, types), schedule)
     found = run_schedule(schedule, outputs, list(tensors.values()), dict(dims or {}))
     return [*found, *(tensors[name] for name in op.states)]
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the device that lies as the tensor does: `to` and `clone` would make a slice dense."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE).copy_(tensor)
 
 
 def _typed(tensor: torch.Tensor, names: Mapping[int, str]) -> TensorType:

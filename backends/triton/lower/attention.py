@@ -2,24 +2,33 @@
 
 from collections.abc import Mapping
 
-from ingot.backends.triton.lower.attention_decode import schedule_decode
+from ingot.backends.triton.lower.attention_decode import MOST_DECODED, schedule_decode
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.plan import BucketClass
 
 # The largest step that is decoded: there, a token is a program's business. Larger ones take tokens in blocks.
 DECODE_TOKENS = 64
 
 
+def _decodes(bucket: BucketClass) -> bool:
+    """Whether the steps of a bucket class are for the kernel of few tokens. Where each sequence feeds one, it is for
+    more of them, which all the same read as many contexts."""
+    return bucket.tokens[1] <= (MOST_DECODED if bucket.q_max == 1 else DECODE_TOKENS)
+
+
 def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    if schedule.bucket.tokens[1] <= DECODE_TOKENS:
+    if _decodes(schedule.bucket):
         return schedule_decode(call, schedule, append=False)
     return schedule_prefill(call, schedule)
 
 
 def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     most = schedule.bucket.tokens[1]
-    call.want(most <= DECODE_TOKENS, f"the kernel is for steps of up to {DECODE_TOKENS} tokens, and these have {most}")
+    call.want(
+        _decodes(schedule.bucket), f"the kernel is for steps of up to {DECODE_TOKENS} tokens, and these have {most}"
+    )
     return schedule_decode(call, schedule, append=True)
 
 

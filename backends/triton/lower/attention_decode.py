@@ -15,6 +15,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
 _MAX_SPLITS, _ALL_SPLITS = 64, 1024
+# Tokens whose contexts can still be cut in two.
+MOST_DECODED = _ALL_SPLITS // 2
 # Elements of partial results that are added at once: 32 for each thread of 4 warps.
 _COMBINED = 4096
 # Up to this many tokens, a context is split in two at least.

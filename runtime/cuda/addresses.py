@@ -1,0 +1,41 @@
+"""Where tensors lie: a captured graph reads and writes addresses, whatever lies there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.errors import InternalError
+
+# Address, shape and strides.
+_Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Tensors by name where `what` found them."""
+
+    what: str
+    places: Mapping[str, _Place]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], what: str) -> "Addresses":
+        return cls(what, {name: _place(tensor) for name, tensor in tensors.items()})
+
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise InternalError for the first that is gone or lies elsewhere."""
+        for name, (address, shape, strides) in self.places.items():
+            then = f"{address:#x}, shape {list(shape)}, strides {list(strides)}"
+            if name not in tensors:
+                raise InternalError(f"'{name}' is gone", where=self.what, expected=f"it is at {then}")
+            if (now := _place(tensors[name])) != (address, shape, strides):
+                raise InternalError(
+                    f"'{name}' has moved: it is at {now[0]:#x}, shape {list(now[1])}, strides {list(now[2])}",
+                    where=self.what,
+                    expected=f"{then}, where it was captured",
+                    hint="copy into the tensor that is there, and replace none",
+                )
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())

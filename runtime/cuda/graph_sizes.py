@@ -1,0 +1,194 @@
+"""Which steps are captured as graphs, and when."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from ingot.ir.plan import BucketClass, BucketPlan, Plan
+from ingot.runtime.step import StepSizes
+
+# When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the
+# latest and otherwise while the host waits, "none" never.
+Capture = Literal["all", "idle", "need", "none"]
+CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
+
+# Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them (1, 2, 4, then steps of
+# 8 to 256 and of 16 above), and twice that where steps are long enough that a row of padding costs little.
+GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
+# Tokens of steps that feed prompts, which are filled up: for each other size cuBLAS would choose its code anew (H200,
+# CUDA 13.0: 5 to 9 ms of the first launch of a step of 16 layers). No more than half of a step is padding, and of one
+# that computes for longer than it is launched an eighth.
+_PROMPT_TOKENS = (
+    *(96, 128, 192, 256, 384, 512, 768, 1024),
+    *(size * part // 8 for size in (1 << power for power in range(10, 16)) for part in range(9, 17)),
+)
+# Up to so many they are captured. The host takes 2.2 ms to launch 8 layers on an H200's machine; their kernels take as
+# long for some 1000 tokens, and for more of them the host is in front anyway.
+_MOST_CAPTURED = 1024
+# Their sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
+# Beside larger batches that decode there are as many as these have.
+_PROMPT_ROWS = 64
+# Classes of steps of up to so many tokens have kernels that round a row alike whatever the size of the step; libraries,
+# which others have, may not.
+_FEW_TOKENS = 64
+# Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
+_UNCAPTURABLE = frozenset({"reference", "rowwise"})
+# Steps that a larger graph serves before their own is captured. Capturing takes as long as some tens of steps, and
+# padding up to twice the rows costs less than half of a step.
+_PATIENCE = 32
+# Steps that feed prompts of a size before their graph is captured, which takes as long as some ten of them lose.
+_PROMPTS = 4
+
+
+def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
+    """The sizes of graphs for batches up to `largest`, the last of which the largest batch fills."""
+    return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})
+
+
+def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
+    """The decode steps that graphs can hold, one token of each sequence, up to the largest batch; each with the bucket
+    class that it is of."""
+    sizes = graph_sizes(plan.dims.get("B", (1, 0))[1])
+    return _capturable(plan, [StepSizes(size, size, size, _pages(plan)) for size in sizes], most=1)
+
+
+def prompt_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
+    """The same of steps that feed prompts, of more tokens than a decode step of few has."""
+    tokens = [size for size in _prompt_tokens(plan) if size <= _MOST_CAPTURED]
+    rows = _prompt_rows(plan)
+    sizes = [StepSizes(size, count, count, _pages(plan)) for size in tokens for count in rows if count <= size]
+    found = _capturable(plan, sizes, most=max(tokens, default=0))
+    return {size: bucket for size, bucket in found.items() if not has_few_tokens(bucket.bucket)}
+
+
+def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
+    """The sizes that a step is computed in which feeds prompts: of a graph where one could serve it, and then of few
+    others, whether or not anything is captured."""
+    tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
+    needed = max(step.B, step.L)
+    rows = next((count for count in _prompt_rows(plan) if needed <= count <= tokens), None)
+    return StepSizes(tokens, rows or step.B, rows or step.L, step.P)
+
+
+def has_few_tokens(bucket: BucketClass) -> bool:
+    """Whether kernels of a class round a row alike whatever the size of the step."""
+    return bucket.tokens[1] <= _FEW_TOKENS
+
+
+def _prompt_tokens(plan: Plan) -> list[int]:
+    largest = plan.dims.get("T", (1, 1))[1]
+    return [*(size for size in _PROMPT_TOKENS if size < largest), largest]
+
+
+def _prompt_rows(plan: Plan) -> list[int]:
+    batch = plan.dims.get("B", (1, 1))[1]
+    return sorted({min(batch, _PROMPT_ROWS), min(batch, GRAPH_ROWS[-1])})
+
+
+def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepSizes, BucketPlan]:
+    served = {size: next((one for one in plan.buckets if one.bucket.holds(size.T, most)), None) for size in sizes}
+    return {size: bucket for size, bucket in served.items() if bucket is not None and is_capturable(plan, bucket)}
+
+
+def _pages(plan: Plan) -> int:
+    return plan.dims.get("P", (1, 1))[1]
+
+
+def is_capturable(plan: Plan, bucket: BucketPlan) -> bool:
+    """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code that says so,
+    and aten's views and arithmetic."""
+    return all(
+        plan.executables[one.calls].capturable and plan.executables[one.calls].prologue is None
+        if one.calls is not None
+        else one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
+        for one in bucket.instructions
+    )
+
+
+def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
+    """Bytes that hold everything that lives within any of these steps. The plan knows the largest step of a bucket
+    class; of a smaller one all is smaller, by its tokens or its rows of logits, but some numbers for each sequence."""
+    return max(
+        (math.ceil(_share(size, bucket) * bucket.memory.activations) for size, bucket in steps.items()), default=0
+    )
+
+
+def _share(size: StepSizes, bucket: BucketPlan) -> float:
+    dims = {"T": size.T, "L": size.L}
+    return min(1.0, max(count / max(1, bucket.memory.sizes.get(dim, 1)) for dim, count in dims.items()))
+
+
+class GraphChoice(Protocol):
+    """Which graph serves a step. How much time there was for capturing never shows in results: where two graphs, or a
+    graph and single launches, might round a step otherwise, the steps so far decide which of them serves it."""
+
+    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        """The graph that serves a step of these sizes, at most `most` tokens of one sequence; it is captured when it is
+        not yet. None: no graph does."""
+        ...
+
+    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
+        """What to capture ahead of need, if anything."""
+        ...
+
+
+class DecodeChoice:
+    """Of graphs of decode steps. `classes` are the bucket classes by size."""
+
+    def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
+        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: size.T)}
+        self._when = when
+        self._seen = 1  # sequences of the last decode step
+        self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph in vain
+
+    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        least = next((size for size in self._classes if size.T >= step.T and size.L >= step.L), None)
+        if least is None or not self._classes[least].holds(least.T, most):
+            return None
+        larger = self._larger(least, captured)
+        if step.T > step.B:
+            # Pieces of prompts beside decoding: to launch such a step once takes less than capturing it.
+            return larger
+        self._seen = step.B
+        if self._when != "idle" or least in captured:
+            return least
+        self._missed[least] = self._missed.get(least, 0) + 1
+        return larger if larger is not None and self._missed[least] <= _PATIENCE else least
+
+    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
+        """The missing size that is nearest to the batch seen last; of two, the one that holds it."""
+        missing = [size for size in self._classes if size not in captured]
+        return min(missing, key=lambda size: (abs(size.B - self._seen), -size.B), default=None)
+
+    def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
+        """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
+        own = self._classes[size]
+        if not has_few_tokens(own):
+            return None
+        among = (other for other, one in self._classes.items() if one == own and size.T <= other.T <= 2 * size.T)
+        return next((other for other in among if other in captured), None)
+
+
+class PromptChoice:
+    """Of graphs of steps that feed prompts: one is captured once several steps have wanted it, or while the host waits.
+    Until then such steps are launched in the same sizes (`filled_up`)."""
+
+    def __init__(self, plan: Plan, sizes: Collection[StepSizes]) -> None:
+        self._plan = plan
+        self._sizes = frozenset(sizes)
+        self._wanted: dict[StepSizes, int] = {}
+
+    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        if step.T <= _FEW_TOKENS or step.T > _MOST_CAPTURED:
+            return None
+        size = replace(filled_up(step, self._plan), P=_pages(self._plan))
+        if size not in self._sizes:
+            return None
+        self._wanted[size] = self._wanted.get(size, 0) + 1
+        return size if size in captured or self._wanted[size] > _PROMPTS else None
+
+    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
+        """The missing size that was wanted most."""
+        missing = [size for size in self._wanted if size not in captured]
+        return max(missing, key=self._wanted.__getitem__, default=None)

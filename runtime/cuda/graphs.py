@@ -1,0 +1,91 @@
+"""The captured steps of a plan."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+
+from ingot.runtime.bucket import Bucket
+from ingot.runtime.cuda.addresses import Addresses
+from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.graph_sizes import GraphChoice
+from ingot.runtime.cuda.handle import CudaStepHandle
+from ingot.runtime.cuda.step_graph import StepGraph
+from ingot.runtime.step import StepSizes
+
+# A capture that is begun ends: only half of the time that there is can be counted on.
+_CERTAIN = 0.5
+
+
+class Graphs:
+    """Graphs of the steps in `buckets`, captured and launched on the current stream, as `choice` says.
+
+    `sizes` are the load-time dims, `memory` what graphs share. With `resident`, the weights and states as everybody
+    else sees them, each launch checks that nothing has moved. `seconds` tells how long each capture took.
+    """
+
+    def __init__(
+        self,
+        choice: GraphChoice,
+        buckets: Mapping[StepSizes, Bucket],
+        sizes: Mapping[str, int],
+        memory: GraphMemory,
+        device: torch.device,
+        resident: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.seconds: dict[StepSizes, float] = {}
+        self._choice = choice
+        self._buckets = buckets
+        self._sizes, self._memory, self._device = sizes, memory, device
+        self._resident = resident
+        self._graphs: dict[StepSizes, StepGraph] = {}
+        self._addresses: dict[StepSizes, Addresses] = {}
+
+    def launch(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, most: int, *, rated: bool
+    ) -> CudaStepHandle | None:
+        """Start a step of these sizes, at most `most` tokens of one sequence, where some graph serves it."""
+        if (size := self._choice.serving(step, most, self._graphs)) is None:
+            return None
+        graph = self.capture(size)
+        if size in self._addresses:
+            self._addresses[size].check(self._watched(graph))
+        return graph.launch(inputs, step, rated=rated)
+
+    def capture(self, size: StepSizes) -> StepGraph:
+        """The graph of these sizes, captured when it is not there yet."""
+        if size not in self._graphs:
+            begin = time.perf_counter()
+            graph = StepGraph(self._buckets[size], size, {**self._sizes, **asdict(size)}, self._device, self._memory)
+            if self._resident is not None:
+                self._addresses[size] = Addresses.of(self._watched(graph), graph.what)
+            self._graphs[size] = graph
+            self.seconds[size] = time.perf_counter() - begin
+        return self._graphs[size]
+
+    def capture_for(self, rows: int) -> None:
+        """Capture the least that holds so many sequences, if there is such."""
+        if (size := next((size for size in self._buckets if rows <= size.B), None)) is not None:
+            self.capture(size)
+
+    def capture_all(self) -> None:
+        for size in self._buckets:
+            self.capture(size)
+
+    def capture_next(self, seconds: float = math.inf) -> bool:
+        """Capture what is likeliest to be needed, if that can be done in so many seconds."""
+        size = self._choice.next(self._graphs)
+        if size is None or self._expected(size) > _CERTAIN * seconds:
+            return False
+        self.capture(size)
+        return True
+
+    def _expected(self, size: StepSizes) -> float:
+        """Seconds that capturing it will take: the most that one of its bucket class took, or any."""
+        alike = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
+        return max(alike or self.seconds.values(), default=0.0)
+
+    def _watched(self, graph: StepGraph) -> dict[str, torch.Tensor]:
+        return {**(self._resident or {}), **graph.buffers}

@@ -1,0 +1,87 @@
+"""Steps of one size as captured graphs: the host's inputs go in and the tokens come out by the graph itself."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from ingot.ir.errors import InternalError
+from ingot.runtime.bucket import Bucket
+from ingot.runtime.cuda.device_view import device_view
+from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.handle import CudaStepHandle
+from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
+from ingot.runtime.step import StepSizes
+
+# Steps whose inputs or tokens may be on their way at once: the one that runs, and the one that is prepared meanwhile.
+# Each has pinned memory of its own, which its graph copies from and to, hence a graph of its own.
+_IN_FLIGHT = 2
+
+
+class StepGraph:
+    """Steps of up to `size`, served by `bucket`; `dims` are all sizes that it knows.
+
+    It is captured on the current stream, and what runs there is not waited for. Raises BackendError when that fails.
+    """
+
+    def __init__(
+        self, bucket: Bucket, size: StepSizes, dims: Mapping[str, int], device: torch.device, memory: GraphMemory
+    ) -> None:
+        self.what = f"the graph of {size.T} tokens of {size.B} sequences"
+        inputs = DeviceInputs(size, device)
+        # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
+        # is said by the call that is.
+        move(inputs.flat, inputs.flat)
+        bucket.run(inputs.views, dims)
+        self._sides = [_Side(bucket, inputs, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
+        self._turn = 0
+        # What the graphs read and write that is theirs alone.
+        self.buffers = {"inputs on the device": inputs.flat}
+        for place, side in enumerate(self._sides):
+            self.buffers |= {f"inputs {place}": side.inputs.flat.host, f"tokens {place}": side.tokens.host}
+
+    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle:
+        """Start a step of these sizes on the current stream. The handle is to be read before the next step but one is
+        launched, and its outputs before the next one."""
+        side = self._sides[self._turn]
+        self._turn = (self._turn + 1) % _IN_FLIGHT
+        return side.launch(inputs, step, rated=rated)
+
+
+class _Side:
+    """One of the graphs that take turns, with the pinned memory at both its ends."""
+
+    def __init__(
+        self, bucket: Bucket, inputs: DeviceInputs, dims: Mapping[str, int], memory: GraphMemory, what: str
+    ) -> None:
+        self._bucket = bucket.plan.bucket.name
+        self._memory = memory
+        self.inputs = HostInputs(inputs.sizes)
+        self.tokens = PinnedInts([inputs.sizes.L])
+        self._retired = torch.cuda.Event()
+        self._launches = 0
+        self._graph = torch.cuda.CUDAGraph()
+        with memory.captured(self._graph, what, f"bucket class {self._bucket}"):
+            move(self.inputs.flat.device, inputs.flat)
+            outputs = bucket.run(inputs.views, dims)
+            move(outputs["tokens"], self.tokens.device)
+        # The views keep nothing: the next graph may have the memory.
+        self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
+
+    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle:
+        self._retired.synchronize()  # the step before last has taken its inputs, and given its tokens
+        self._memory.begin_launch()
+        self.inputs.fill(inputs)
+        self._graph.replay()
+        self._launches += 1
+        outputs = {name: value[: step.L] for name, value in self._outputs.items()}
+        lend = partial(self._memory.lend, launch=self._memory.launches)
+        read = partial(self._read, step.L, self._launches)
+        return CudaStepHandle(self._bucket, outputs, read, self._retired, rated=rated, lend=lend)
+
+    def _read(self, rows: int, launch: int) -> list[int]:
+        """The tokens of one launch, as long as no later one has taken their place."""
+        if launch != self._launches:
+            raise InternalError("the tokens of a step are read after a later step has taken their place")
+        tokens: list[int] = self.tokens.host[:rows].tolist()
+        return tokens

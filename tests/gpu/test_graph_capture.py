@@ -1,0 +1,153 @@
+"""Steps that feed prompts are replayed too; graphs come while the host idles; what has moved is noticed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_model import LIMITS, MODEL
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.ir.errors import InternalError
+from ingot.ir.harness import Schedule, scheduled
+from ingot.runtime.cuda.graph_sizes import graph_sizes
+from ingot.runtime.cuda.step_graph import StepGraph
+from ingot.runtime.cuda.step_times import StepTimes
+from ingot.runtime.loader import Loaded, load_artifact
+
+pytestmark = pytest.mark.gpu
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)
+LONGEST, PAGES = 60, 64
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("capture")
+    compile_model(MODEL.write(folder / "checkpoint"), folder / "a.ingot", target="cuda", **LIMITS)
+    return folder / "a.ingot"
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Tokens and sequences of each step that a graph serves."""
+    seen: list[tuple[int, int]] = []
+    launch = StepGraph.launch
+
+    def counted(self: StepGraph, inputs: Mapping[str, torch.Tensor], step: Any, *, rated: bool) -> Any:
+        seen.append((step.T, step.B))
+        return launch(self, inputs, step, rated=rated)
+
+    monkeypatch.setattr(StepGraph, "launch", counted)
+    return seen
+
+
+def _pieces(draw: random.Random) -> Schedule:
+    """Single tokens beside pieces of prompts, 64 tokens at most."""
+    left, schedule = [LONGEST] * 6, []
+    while any(left):
+        counts = [(index, min(left[index], draw.choice([0, 1, 1, 5, 9]))) for index in range(6)]
+        if fed := [(index, count) for index, count in counts if count]:
+            schedule.append(fed)
+            for index, count in fed:
+                left[index] -= count
+    return schedule
+
+
+def _steps(loaded: Loaded, schedule: Schedule) -> Iterator[Mapping[str, torch.Tensor]]:
+    draw = random.Random(5)
+    requests = [[draw.randrange(512) for _ in range(LONGEST)] for _ in range(6)]
+
+    def run(inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return {name: value.cpu() for name, value in loaded.executor.launch(inputs).outputs.items()}
+
+    return scheduled(loaded.executor.inputs, run, requests, schedule, PAGES, loaded.limits.page_size, 3)
+
+
+def test_pieces_of_prompts_are_replayed_bit_by_bit(made: Path, replays: list[tuple[int, int]]) -> None:
+    schedule = _pieces(random.Random(7))
+    plain, served = (load_artifact(made, num_pages=PAGES, capture=capture) for capture in ("none", "all"))
+    expected = list(_steps(plain, schedule))
+    assert not replays
+    for number, (step, other) in enumerate(zip(_steps(served, schedule), expected, strict=True)):
+        for name in ("logits", "tokens"):
+            assert torch.equal(step[name], other[name]), f"step {number}, {name}"
+    assert len(replays) == len(schedule) and any(tokens > rows for tokens, rows in replays)
+
+
+def test_prompts_are_replayed(made: Path, replays: list[tuple[int, int]]) -> None:
+    draw = random.Random(11)
+    lengths = [*(draw.randint(65, 250) for _ in range(12)), *(draw.randint(1, 30) for _ in range(20))]
+    prompts = [{"prompt_token_ids": [draw.randrange(512) for _ in range(length)]} for length in lengths]
+
+    def tokens(llm: LLM) -> list[list[int]]:
+        batches = [prompts[:1], prompts[1:2], prompts[2:4], prompts]
+        return [list(out.outputs[0].token_ids) for batch in batches for out in llm.generate(batch, GREEDY)]
+
+    expected = tokens(LLM(made, num_kv_pages=1000, cuda_graphs="none"))
+    assert not replays
+    assert tokens(LLM(made, num_kv_pages=1000, cuda_graphs="all")) == expected
+    assert sum(tokens > 64 and tokens > rows for tokens, rows in replays) >= 5
+    replays.clear()
+    llm = LLM(made, num_kv_pages=1000)
+    for _ in range(6):  # several steps of a size, and then its graph
+        assert tokens(llm) == expected
+    assert llm._loaded.executor.captured_prompts  # type: ignore[union-attr]
+    assert any(tokens > 64 and tokens > rows for tokens, rows in replays)
+
+
+def test_graphs_come_while_nobody_waits(made: Path) -> None:
+    llm = LLM(made, num_kv_pages=1000)
+    executor: Any = llm._loaded.executor
+    assert set(executor.captured) == {1}
+    (expected,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
+    pieces = 0
+    while llm.idle():
+        pieces += 1
+        (found,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"]) and pieces == len(executor.captured) - 1
+    assert LLM(made, num_kv_pages=1000, cuda_graphs="none").idle() is False
+
+
+def test_steps_are_timed(made: Path) -> None:
+    llm = LLM(made, num_kv_pages=1000)
+    executor: Any = llm._loaded.executor
+    executor.times = StepTimes()
+    begin = time.perf_counter()
+    llm.generate([{"prompt_token_ids": [5] * 90}] * 2, GREEDY)
+    seconds = time.perf_counter() - begin
+    found = executor.times.read()
+    assert [(one.tokens, one.sequences) for one in found] == [(180, 2)] + [(2, 2)] * (GREEDY.max_tokens - 1)
+    assert all(one.seconds > 0 for one in found) and sum(one.seconds for one in found) < seconds
+    assert executor.times.read() == []
+
+
+def test_what_moves_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_DEBUG", "1")
+    loaded = load_artifact(made, num_pages=PAGES)
+    executor: Any = loaded.executor
+    decoding = [[(index, 1) for index in range(6)]] * 3
+    expected = [step["tokens"] for step in _steps(loaded, decoding)]
+    assert len(expected) == 3
+    held: list[torch.Tensor] = []
+    launch = executor.launch
+
+    def holding(inputs: Mapping[str, torch.Tensor]) -> Any:
+        handle = launch(inputs)
+        held.append(handle.outputs["logits"])
+        return handle
+
+    monkeypatch.setattr(executor, "launch", holding)
+    with pytest.raises(InternalError, match="the output 'logits' of a step is held"):
+        list(_steps(loaded, decoding))
+    monkeypatch.undo()
+    held.clear()
+    name = next(iter(executor.params))
+    executor.params[name] = executor.params[name].clone()
+    with pytest.raises(InternalError, match=f"'{name}' has moved"):
+        list(_steps(loaded, decoding))

@@ -1,0 +1,237 @@
+"""Which graph serves a decode step, which is captured next, and what is noticed when something has moved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+import pytest
+import torch
+
+from ingot.ir.errors import InternalError, OptionError
+from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
+from ingot.runtime.cuda.addresses import Addresses
+from ingot.runtime.cuda.graph_sizes import (
+    _PATIENCE,
+    _PROMPTS,
+    CAPTURES,
+    GRAPH_ROWS,
+    Capture,
+    DecodeChoice,
+    PromptChoice,
+    decode_steps,
+    filled_up,
+    graph_arena,
+    graph_sizes,
+    prompt_steps,
+)
+from ingot.runtime.debug_switch import debugging
+from ingot.runtime.step import StepSizes
+
+
+def test_the_largest_batch_fills_its_graph() -> None:
+    assert graph_sizes(1) == [1] and graph_sizes(3) == [1, 2, 3] and graph_sizes(64) == list(GRAPH_ROWS[:11])
+    assert graph_sizes(100) == [*GRAPH_ROWS[:13], 100] and graph_sizes(4096) == list(GRAPH_ROWS)
+    # No more than half of a graph is padding, and of large ones a fifth.
+    assert all(b <= 2 * a for a, b in itertools.pairwise(GRAPH_ROWS))
+    assert all(b <= 1.25 * a for a, b in itertools.pairwise(GRAPH_ROWS) if a >= 64)
+
+
+def plan(*, capturable: bool = True, prologue: str | None = None) -> Plan:
+    """One token is the reference's, up to 8 an executable's, more than 64 sequences cuBLAS's, the rest rowwise's."""
+    code = Executable(
+        id="e", backend="triton", inputs=(), outputs=(), files=("f",), capturable=capturable, prologue=prologue
+    )
+    rows = (
+        ("one", (1, 1), None, "ingot.linear", "reference"),
+        ("few", (2, 8), None, "exe.e", "triton"),
+        ("many", (65, 512), 1, "ingot.linear", "cublas"),
+        ("any", (9, 4096), None, "ingot.linear", "rowwise"),
+    )
+    view = Instruction(target="aten.view.default", provider="reference", args=())
+    buckets = tuple(
+        BucketPlan(
+            bucket=BucketClass(name=name, tokens=tokens, q_max=q_max),
+            instructions=(view, Instruction(target=target, provider=provider, args=())),
+            values={},
+            memory=BucketMemory(sizes={}, activations=0, peak=0),
+        )
+        for name, tokens, q_max, target, provider in rows
+    )
+    return Plan(
+        entry="main",
+        dims={"B": (1, 300)},
+        inputs={},
+        params={},
+        states={},
+        outputs={},
+        executables={"e": code},
+        memory=ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=0, outputs=0),
+        buckets=buckets,
+    )
+
+
+def test_what_a_graph_cannot_hold_has_none() -> None:
+    served = {size.B: bucket.bucket.name for size, bucket in decode_steps(plan()).items()}
+    many = {size: "many" for size in (*range(80, 257, 16), 288, 300)}
+    assert served == {2: "few", 4: "few", 8: "few", **many}
+    for refused in (plan(capturable=False), plan(prologue="plan")):
+        assert {size.B for size in decode_steps(refused)} == many.keys()
+    assert prompt_steps(plan()) == {}  # the rows' provider computes them
+
+
+def step(tokens: int, rows: int | None = None, logits: int | None = None) -> StepSizes:
+    rows = tokens if rows is None else rows
+    return StepSizes(tokens, rows, rows if logits is None else logits, 1)
+
+
+FEW, MORE = BucketClass(name="few", tokens=(1, 16)), BucketClass(name="more", tokens=(17, 64))
+MANY = BucketClass(name="many", tokens=(65, 512), q_max=1)
+
+
+def decoding(when: Capture) -> DecodeChoice:
+    return DecodeChoice({step(n): FEW if n <= 16 else MORE if n <= 64 else MANY for n in GRAPH_ROWS}, when)
+
+
+def sized(*sizes: int) -> set[StepSizes]:
+    return {step(size) for size in sizes}
+
+
+def test_a_larger_graph_of_the_class_serves_for_a_while() -> None:
+    choice = decoding("idle")
+    assert choice.serving(step(5), 1, {}) == step(8), "nothing else is there"
+    assert choice.serving(step(5), 1, sized(4, 8, 16)) == step(8)
+    assert choice.serving(step(20), 1, sized(4, 40)) == step(40)
+    assert choice.serving(step(20), 1, sized(4, 56)) == step(24), "more than half of it were padding"
+    assert choice.serving(step(12), 1, sized(24)) == step(16), "of another class"
+    assert choice.serving(step(70), 1, sized(96)) == step(80), "libraries may round otherwise"
+    choice = decoding("idle")
+    served = [choice.serving(step(20), 1, sized(32)) for _ in range(_PATIENCE + 1)]
+    assert served == [step(32)] * _PATIENCE + [step(24)]
+    for when in CAPTURES[::2]:  # all and need
+        assert decoding(when).serving(step(20), 1, sized(32)) == step(24)
+    assert choice.serving(step(513), 1, sized(512)) is None
+    assert DecodeChoice({}, "none").serving(step(1), 1, {}) is None
+
+
+def test_pieces_of_prompts_take_what_is_there() -> None:
+    choice = decoding("need")
+    assert choice.serving(step(20, 5), 16, {}) is None, "no graph is made for them"
+    assert choice.serving(step(20, 5), 16, sized(24, 32)) == step(24)
+    assert choice.serving(step(20, 5), 16, sized(48)) == step(48)
+    assert choice.serving(step(20, 5), 16, sized(56)) is None
+    assert choice.serving(step(12, 5), 8, sized(24)) is None, "of another class"
+    assert choice.serving(step(70, 65), 2, sized(80)) is None, "a class of one token of each sequence"
+    assert choice.serving(step(5, 5, 3), 1, sized(8)) == step(8), "not all are sampled"
+
+
+def extending(batch: int, tokens: int) -> Plan:
+    """A plan whose steps of more than 8 tokens a graph can hold."""
+    some = plan()
+    extend = some.buckets[3].model_copy(update={"instructions": some.buckets[2].instructions})
+    return some.model_copy(update={"buckets": (extend,), "dims": {"T": (1, tokens), "B": (1, batch)}})
+
+
+def test_prompts_come_alone_or_beside_a_large_batch() -> None:
+    def sizes(batch: int, tokens: int) -> list[tuple[int, int]]:
+        found = prompt_steps(extending(batch, tokens))
+        assert all(size.B == size.L and bucket.bucket.name == "any" for size, bucket in found.items())
+        return [(size.T, size.B) for size in found]
+
+    assert sizes(16, 128) == [(96, 16), (128, 16)]
+    assert sizes(200, 300) == [(96, 64), (128, 64), (192, 64), (256, 64), (256, 200), (300, 64), (300, 200)]
+    assert sizes(1024, 512)[-2:] == [(512, 64), (512, 512)]
+    assert sizes(64, 4000)[-1] == (1024, 64)
+
+
+def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
+    wide = extending(200, 8192)
+    assert filled_up(step(65, 1), wide) == step(96, 64)
+    assert filled_up(step(300, 64), wide) == step(384, 64)
+    assert filled_up(step(300, 3, 65), wide) == step(384, 200)
+    assert filled_up(step(192, 65), wide) == StepSizes(192, 65, 65, 1), "as many rows as tokens are too many"
+    assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are rated"
+    assert filled_up(step(8192, 9), wide) == step(8192, 64)
+    assert filled_up(step(999, 2), extending(2, 1000)) == step(1000, 2)
+    found = {tokens: filled_up(step(tokens, 1), wide).T for tokens in range(65, 8193, 7)}
+    assert all(tokens <= size <= max(96, (1.5 if tokens < 1024 else 1.125) * tokens) for tokens, size in found.items())
+    assert len(set(found.values())) == 32
+
+
+def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
+    wide = extending(200, 4096)
+    sizes = prompt_steps(wide)
+
+    def serving(choice: PromptChoice, *sizes: int, captured: Collection[StepSizes] = ()) -> StepSizes | None:
+        return choice.serving(step(*sizes), sizes[0], captured)
+
+    choice = PromptChoice(wide, sizes)
+    assert choice.next({}) is None
+    served = [serving(choice, tokens, 2) for tokens in (200, 256, 193, 256, 201, 190)]
+    assert served == [None] * _PROMPTS + [step(256, 64), None]
+    assert choice.next({}) == step(256, 64) and choice.next({step(256, 64)}) == step(192, 64)
+    assert serving(choice, 300, 1, captured={step(384, 64)}) == step(384, 64)
+    assert serving(choice, 300, 1, captured={step(384, 200), step(512, 64)}) is None, "it would round otherwise"
+    assert serving(choice, 300, 65, captured=sizes) == step(384, 200)
+    refused = ((192, 65), (300, 2, 201), (1025, 1), (64, 1))
+    assert all(serving(choice, *one, captured=sizes) is None for one in refused)
+
+
+def test_the_size_nearest_to_the_last_batch_comes_next() -> None:
+    choice = DecodeChoice({step(n): FEW for n in (1, 2, 4, 8, 16, 24)}, "idle")
+    assert choice.next(sized(1)) == step(2)
+    choice.serving(step(12), 1, sized(16))
+    choice.serving(step(3, 2), 2, sized(16))  # no decode step
+    found = sized(1)
+    order = []
+    while (size := choice.next(found)) is not None:
+        found.add(size)
+        order.append(size.B)
+    assert order == [16, 8, 4, 2, 24]
+
+
+def test_memory_of_the_largest_step() -> None:
+    def bucket(activations: int, **sizes: int) -> BucketPlan:
+        memory = BucketMemory(sizes=sizes, activations=activations, peak=0)
+        return BucketPlan(bucket=MANY, instructions=(), values={}, memory=memory)
+
+    whole, part = bucket(700, T=8, L=8), bucket(8000, T=4096, L=320)
+    assert graph_arena({}) == 0 and graph_arena({step(8): whole, step(4): whole}) == 700
+    assert graph_arena({step(8): whole, step(1024, 64): part}) == 2000
+    assert graph_arena({step(1024, 160): part}) == 4000  # half of the rows of logits
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(4, 6), "kv.0": torch.zeros(3, 2)}
+
+
+def test_what_has_moved_is_named() -> None:
+    found = tensors()
+    places = Addresses.of(found, "the graph of 8 sequences")
+    places.check(found)
+    found["w"].fill_(3)  # contents may change
+    places.check(found)
+    for change, said in (
+        ({"kv.0": found["kv.0"].clone()}, "'kv.0' has moved: it is at 0x"),
+        ({"w": found["w"].t()}, r"'w' has moved: it is at .* shape \[6, 4\], strides \[1, 6\]"),
+        ({"w": found["w"].view(6, 4)}, r"shape \[6, 4\], strides \[4, 1\]"),
+    ):
+        with pytest.raises(InternalError, match=said) as caught:
+            places.check({**found, **change})
+        assert "the graph of 8 sequences" in str(caught.value)
+    with pytest.raises(InternalError, match=r"'kv\.0' is gone"):
+        places.check({"w": found["w"]})
+    found["w"].set_(torch.zeros(4, 6))  # in place, and yet elsewhere
+    with pytest.raises(InternalError, match="'w' has moved"):
+        places.check(found)
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("INGOT_DEBUG", value)
+        assert debugging() is expected
+    monkeypatch.delenv("INGOT_DEBUG")
+    assert debugging() is False
+    monkeypatch.setenv("INGOT_DEBUG", "yes")
+    with pytest.raises(OptionError, match="INGOT_DEBUG is 'yes'"):
+        debugging()

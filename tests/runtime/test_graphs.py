@@ -1,0 +1,88 @@
+"""Captured steps as far as no GPU is needed: what is captured in which time, and who may still hold what it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.ir.errors import InternalError
+from ingot.ir.plan import BucketClass
+from ingot.runtime.cuda import graphs as graphs_module
+from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.graph_sizes import DecodeChoice
+from ingot.runtime.cuda.graphs import Graphs
+from ingot.runtime.step import StepSizes
+
+FEW, MORE = BucketClass(name="few", tokens=(1, 4)), BucketClass(name="more", tokens=(5, 64))
+
+
+def step(count: int) -> StepSizes:
+    return StepSizes(count, count, count, 1)
+
+
+class Graph:
+    """A graph that takes `seconds[its class]` to capture, by a clock of its own."""
+
+    now = 0.0
+    seconds: Mapping[str, float] = {"few": 0.25, "more": 2.0}
+
+    def __init__(self, bucket: Any, size: StepSizes, *rest: Any) -> None:
+        Graph.now += self.seconds[bucket]
+        self.what, self.size = f"the graph of {size.B}", size
+        self.buffers = {"tokens": torch.zeros(size.B)}
+
+    def launch(self, inputs: Any, step: StepSizes, *, rated: bool) -> StepSizes:
+        return self.size
+
+
+def graphs(monkeypatch: pytest.MonkeyPatch, resident: dict[str, torch.Tensor] | None = None) -> Any:
+    monkeypatch.setattr(graphs_module, "StepGraph", Graph)
+    monkeypatch.setattr(graphs_module.time, "perf_counter", lambda: Graph.now)
+    classes = {step(count): FEW if count <= 4 else MORE for count in (1, 2, 4, 8, 16)}
+    buckets: Any = {size: one.name for size, one in classes.items()}
+    no_memory: Any = None
+    return Graphs(DecodeChoice(classes, "idle"), buckets, {}, no_memory, torch.device("cpu"), resident)
+
+
+def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = graphs(monkeypatch)
+    made.capture_for(1)
+    assert not made.capture_next(0.49) and list(made.seconds) == [step(1)]  # half of the time is certain
+    assert made.capture_next(0.51) and made.capture_next(0.51)
+    assert [size.B for size in made.seconds] == [1, 2, 4]
+    assert made.capture_next(0.51), "nobody knows yet how long one of another class takes"
+    assert made.seconds[step(8)] == 2.0 and not made.capture_next(3.9)
+    assert made.capture_next(4.1) and not made.capture_next(1e9), "all are there"
+    assert made.launch({}, step(7), 1, rated=False) == step(8)
+    assert made.launch({}, step(17), 1, rated=False) is None
+
+
+def test_what_has_moved_stops_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = {"w": torch.zeros(3)}
+    made = graphs(monkeypatch, resident)
+    assert made.launch({}, step(2), 1, rated=False) == made.launch({}, step(2), 1, rated=False) == step(2)
+    resident["w"] = torch.zeros(3)
+    with pytest.raises(InternalError, match="'w' has moved"):
+        made.launch({}, step(2), 1, rated=False)
+    assert made.launch({}, step(4), 1, rated=False) == step(4), "captured where it lies now"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_outputs_are_lent_until_the_next_launch(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    memory, outputs = GraphMemory(0, strict=strict), {"logits": torch.zeros(2, 3), "tokens": torch.zeros(2)}
+    memory.begin_launch()
+    lent = memory.lend(outputs, 1)
+    assert lent.keys() == outputs.keys() and all(lent[name].data_ptr() == outputs[name].data_ptr() for name in lent)
+    del lent["logits"]
+    if strict:
+        with pytest.raises(InternalError, match="the output 'tokens' of a step is held while the next one overwrites"):
+            memory.begin_launch()
+    memory.begin_launch()
+    with pytest.raises(InternalError, match="the outputs of a step are read after a later step"):
+        memory.lend(outputs, 1)
+    memory.lend(outputs, 2)  # nobody keeps these
+    memory.begin_launch()
