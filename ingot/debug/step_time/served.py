@@ -4,19 +4,19 @@ import torch
 
 from ingot.debug.explained import Step
 from ingot.ir.plan import BucketPlan, Plan
-from ingot.runtime.cuda.decode_graph import graph_sizes
-from ingot.runtime.cuda.executor import GRAPH_ROWS, is_capturable
+from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
 from ingot.runtime.cuda.staging import HostInputs
 from ingot.runtime.step import StepInputs, StepSizes, step_views
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes | None:
-    """Those of the graph that a step of a bucket class is replayed from; None where the host launches its calls."""
-    if step.tokens != step.sequences or not is_capturable(bucket):
-        return None
-    rows = graph_sizes(GRAPH_ROWS, plan.dims.get("B", (1, 0))[1])
-    size = next((one for one in rows if one >= step.tokens), None)
-    return None if size is None else StepSizes(size, size, size, plan.dims.get("P", (1, 1))[1])
+    """Those of the graph that a step of a bucket class is replayed from, once it is captured; None where the host
+    launches its calls."""
+    graphs = decode_steps(plan) if step.tokens == step.sequences else prompt_steps(plan)
+    held = (
+        size for size, one in graphs.items() if one is bucket and step.tokens <= size.T and step.sequences <= size.B
+    )
+    return min(held, key=lambda size: (size.T, size.B), default=None)
 
 
 def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
