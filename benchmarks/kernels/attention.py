@@ -66,28 +66,57 @@ class Case:
 
 # The layers of Llama-3.2-1B and Llama-3.1-8B, by their config.json.
 CASES = (
-    Case("1b: 1 x 512", 32, 8, 64, (512,)),
-    Case("1b: 32 x 512", 32, 8, 64, (512,) * 32),
-    Case("8b: 1 x 512", 32, 8, 128, (512,)),
     Case("8b: 1 x 32k", 32, 8, 128, (32768,)),
-    Case("8b: 8 x 16k", 32, 8, 128, (16384,) * 8),
     Case("8b: 32 x 512", 32, 8, 128, (512,) * 32),
+    Case("8b: 1 x 512", 32, 8, 128, (512,)),
+    Case("1b: 32 x 512", 32, 8, 64, (512,) * 32),
+    Case("1b: 1 x 512", 32, 8, 64, (512,)),
+    Case("8b: 8 x 16k", 32, 8, 128, (16384,) * 8),
+    Case("8b: 8 x 512", 32, 8, 128, (512,) * 8),
     Case("8b: 32 x 2k", 32, 8, 128, (2048,) * 32),
     Case("8b: 1 x 64k, 31 x 2k", 32, 8, 128, (65536, *(2048,) * 31)),
-    Case("8b: 31 x 2k, 1 x 64k", 32, 8, 128, (*(2048,) * 31, 65536)),
+    Case("1b: 1 x 8k", 32, 8, 64, (8192,)),
 )
-TILES = (
-    DecodeTiles(keys=64, stages=3, programs=2),
-    DecodeTiles(keys=64, stages=5, programs=2),
-    DecodeTiles(keys=64, stages=7, programs=2),
-    DecodeTiles(keys=64, stages=7, programs=1),
-    DecodeTiles(keys=64, stages=3, programs=1),
-    DecodeTiles(keys=64, stages=3, programs=4),
-    DecodeTiles(keys=32, stages=7, programs=2),
-    DecodeTiles(keys=32, stages=7, programs=4),
-    DecodeTiles(keys=128, stages=5, programs=1),
-    DecodeTiles(keys=128, stages=5, programs=1, warps=8),
+_MORE = {"combined": 16384, "exact": 1}
+ONE = (
+    DecodeTiles(64, 5, 2),
+    DecodeTiles(64, 5, 2, combined=16384),
+    DecodeTiles(64, 5, 2, **_MORE),
+    DecodeTiles(64, 5, 2, combined=16384, ahead=2),
+    DecodeTiles(64, 5, 2, combined=16384, ahead=4),
+    DecodeTiles(64, 5, 2, combined=16384, ahead=3, early=0),
+    DecodeTiles(64, 5, 2, combined=16384, ahead=6, early=0),
+    DecodeTiles(64, 3, 2, combined=16384, ahead=3, early=0, carried=1),
+    DecodeTiles(64, 4, 2, combined=16384, ahead=3, early=0, carried=1),
+    DecodeTiles(128, 5, 1, combined=16384),
+    DecodeTiles(128, 5, 1, combined=16384, ahead=2),
+    DecodeTiles(128, 5, 1, **_MORE, ahead=3, early=0),
+    DecodeTiles(128, 5, 1, **_MORE, ahead=3, early=0, warps=8),
+    DecodeTiles(64, 5, 3, **_MORE, ahead=3, early=0),
+    DecodeTiles(32, 5, 4, combined=16384, ahead=6, early=0),
 )
+SEVERAL = (
+    DecodeTiles(64, 5, 2),
+    DecodeTiles(64, 5, 1),
+    DecodeTiles(64, 5, 1, ahead=2),
+    DecodeTiles(64, 5, 1, ahead=4),
+    DecodeTiles(64, 5, 1, ahead=3, early=0),
+    DecodeTiles(64, 5, 1, ahead=7, early=0),
+    DecodeTiles(64, 5, 2, ahead=3, early=0, combined=16384),
+    DecodeTiles(64, 5, 4, ahead=3, early=0, combined=8192),
+    DecodeTiles(64, 3, 1, ahead=3, early=0, carried=1),
+    DecodeTiles(64, 3, 4, ahead=4, early=0),
+    DecodeTiles(32, 5, 1, ahead=8, early=0),
+    DecodeTiles(128, 5, 1),
+    DecodeTiles(128, 5, 1, ahead=2),
+    DecodeTiles(128, 5, 1, ahead=3, early=0, combined=16384),
+    DecodeTiles(128, 5, 1, ahead=3, early=0, warps=8),
+    DecodeTiles(128, 3, 2, ahead=3, early=0),
+)
+
+
+def tiles_of(case: Case) -> tuple[DecodeTiles, ...]:
+    return ONE if case.tokens == (1, 1) else SEVERAL
 
 
 def make_schedule(case: Case, tiles: DecodeTiles) -> tuple[Schedule, Value]:
@@ -159,6 +188,7 @@ class Step:
         self.order = torch.randperm(self.kv.shape[0], generator=g, device="cuda").int()
         self.needed = [-(-length // PAGE) for length in case.contexts]
         self.parts = self.kv.shape[0] // sum(self.needed)
+        self.given: list[list[torch.Tensor]] = []
 
     def pages(self, part: int) -> tuple[torch.Tensor, ...]:
         """Page ids of each sequence."""
@@ -240,8 +270,8 @@ def measure(case: Case, tiles: DecodeTiles, step: Step, expected: torch.Tensor) 
         if not error < 1e-2:  # bf16 rounds by 2e-3
             raise RuntimeError(f"the result is wrong by {error}")
     count = max(8, min(200, TRAFFIC // case.bytes))
-    given = [step.inputs(part) for part in range(count)]
-    return graph_seconds(lambda inputs=inputs: kernel(inputs) for inputs in given)  # type: ignore[misc]
+    step.given = step.given or [step.inputs(part) for part in range(count)]
+    return graph_seconds(lambda inputs=inputs: kernel(inputs) for inputs in step.given)  # type: ignore[misc]
 
 
 def flashinfer_seconds(case: Case, step: Step) -> float:
@@ -281,15 +311,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("attention.json"))
     parser.add_argument("--seconds", type=float, default=90.0, help="after which no more is tried")
-    parser.add_argument("--first", action="store_true", help="with the lowering's own tiles alone")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    all_tiles = TILES[:1] if options.first else TILES
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
         compiled: dict[tuple[Case, DecodeTiles], Future[None]] = {
             (case, tiles): pool.submit(compile_kernel, case, tiles)
-            for tiles in all_tiles
             for case in one_of_each(CASES)
+            for tiles in tiles_of(case)
         }
         g = torch.Generator("cuda").manual_seed(1)
         memory = torch.empty(POOL // DTYPE.itemsize, dtype=DTYPE, device="cuda")
@@ -298,7 +326,7 @@ def main() -> None:
         half = memory.numel() // 4
         copy = 2 * half * DTYPE.itemsize / seconds(lambda: memory[:half].copy_(memory[half : 2 * half]))
         print(f"copy {copy / 1e12:.2f} TB/s")
-        rows = run_cases(memory, g, all_tiles, compiled, copy, deadline)
+        rows = run_cases(memory, g, compiled, copy, deadline)
     properties = torch.cuda.get_device_properties(0)
     found = {"device": properties.name, "copy": copy, "triton": triton.__version__, "measured": rows}
     options.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -312,7 +340,6 @@ def one_of_each(cases: Iterable[Case]) -> list[Case]:
 def run_cases(
     memory: torch.Tensor,
     g: torch.Generator,
-    all_tiles: Sequence[DecodeTiles],
     compiled: dict[tuple[Case, DecodeTiles], "Future[None]"],
     copy: float,
     deadline: float,
@@ -330,7 +357,7 @@ def run_cases(
     for case in CASES:
         step = Step(case, memory, g)
         expected = reference(step)
-        for tiles in all_tiles:
+        for tiles in tiles_of(case):
             if time.monotonic() > deadline:
                 print("out of time")
                 return rows

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, in_base_two, weighed
-from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared
+from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepared, turned, with_partners
 
 
 @triton.jit
@@ -47,11 +47,20 @@ def _splits(read, share, BASE: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 @triton.jit
 def _share(
-    q_lens, kv_lens, sequences, SHARES: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr, APPEND: tl.constexpr
+    counts,
+    lengths,
+    q_lens,
+    kv_lens,
+    sequences,
+    SHARES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    APPEND: tl.constexpr,
 ):
-    """Positions of a split: what all tokens together read, in SHARES parts."""
-    work = 0
-    for first in range(0, sequences, 32):
+    """Positions of a split: what all tokens together read, in SHARES parts. `counts` and `lengths` [32] are those of
+    the first sequences."""
+    work = tl.sum(counts * _read(lengths, counts, WINDOW, APPEND))
+    for first in range(32, sequences, 32):
         b = first + tl.arange(0, 32)
         count = tl.load(q_lens + b, mask=b < sequences, other=0)
         length = tl.load(kv_lens + b, mask=b < sequences, other=0)
@@ -91,6 +100,77 @@ def _further_item(
         more += tl.sum(tl.where(own, splits - BASE - 1, 0))
         before += tl.sum(items)
     return sequence, place, more
+
+
+@triton.jit
+def _walked(
+    total,
+    weight_sum,
+    peak,
+    query,
+    kv,
+    pages,
+    head,
+    begin,
+    end,
+    step,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    d = tl.arange(0, BLOCK_DIM)
+    offsets = tl.arange(0, CHUNK)
+    page = tl.load(pages + (begin + offsets) // PAGE, mask=begin + offsets < end, other=0)
+    for start in range(begin, end, step):
+        place = start + offsets
+        inside = place < end
+        rows = kv + page.to(tl.int64) * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
+        following = place + step
+        page = tl.load(pages + following // PAGE, mask=following < end, other=0)
+        held = inside[:, None] & (d < DIM)[None, :]
+        keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        values = tl.load(rows[:, None] + PART_STRIDE + d[None, :], mask=held, other=0.0)
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCALE, SOFT_CAP)
+    return total, weight_sum, peak
+
+
+@triton.jit
+def _fetch_chunk(
+    kv,
+    pages,
+    head,
+    place,
+    end,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Ask for the keys and values at positions `place` below `end` to come into the L2 cache, and wait for nothing."""
+    LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (DIM + LINE - 1) // LINE
+    inside = place < end
+    # Positions behind the end are asked for at the first one again, which is one line for all of them.
+    page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
+    rows = kv + page * PAGE_STRIDE + tl.where(inside, place % PAGE, 0) * SLOT_STRIDE + head * DIM
+    line = tl.arange(0, LINES) * LINE
+    for part in tl.static_range(2):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0",
+            "=r,l",
+            [(rows[:, None] + part * PART_STRIDE + line[None, :]).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -145,6 +225,9 @@ def decode_attention(
     MAX_SPLITS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CARRIED: tl.constexpr,
+    EARLY_TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid: tokens * KV_HEADS * BASE items, and SHARES * KV_HEADS further ones; SHARES may be 0.
@@ -160,7 +243,8 @@ def decode_attention(
     if DEPENDENT:
         gdc_launch_dependents()
     # Rows that are not known to be cached may hold anything until the length is known; a window begins by the length.
-    EARLY: tl.constexpr = APPEND and WINDOW is None
+    KNOWN: tl.constexpr = APPEND and WINDOW is None
+    EARLY: tl.constexpr = KNOWN and EARLY_TILE
     item = tl.program_id(0)
     pairs = tokens * KV_HEADS
     first_items = pairs * BASE
@@ -181,14 +265,30 @@ def decode_attention(
         early = held[:, None] & (d < DIM)[None, :]
         early_keys = tl.load(early_rows[:, None] + d[None, :], mask=early, other=0.0)
         early_values = tl.load(early_rows[:, None] + PART_STRIDE + d[None, :], mask=early, other=0.0)
+    if KNOWN and DEPENDENT and AHEAD > 0:
+        # By a guess of the length: in all layers but the first it has long been there.
+        cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
+        cached = tl.where(sequence >= 0, tl.minimum(cached, width * PAGE), 0)
+        for later in tl.static_range(EARLY, AHEAD + EARLY):
+            _fetch_chunk(
+                kv, page_table + sequence.to(tl.int64) * width, head, early_place + later * BASE * CHUNK, cached,
+                PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM,
+            )  # fmt: skip
     one = tl.zeros((1,), tl.int32)
     if APPEND:
         # A guess: in all layers but the first, the positions of this step have long been there.
         guess = tl.load(positions + token + one, cache_modifier=".cg")
         guess = tl.minimum(tl.maximum(guess, 0), POSITIONS - 1)
         cos, sin = angles(table, guess, INTERLEAVED, ROTARY, BLOCK_DIM)
+        q_gain, other_q_gain = gains(q_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        k_gain, other_k_gain = gains(k_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    if SHARES > 0:
+        b = tl.arange(0, 32)
+        counts = tl.load(q_lens + b, mask=b < sequences, other=0)
     if DEPENDENT:
         gdc_wait()
+    if SHARES > 0:
+        lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
 
     if (sequence < 0) & (split == 0):
         into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
@@ -197,7 +297,7 @@ def decode_attention(
     more = 1
     if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+            share = _share(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
             sequence, place, more = _further_item(
                 item - first_items, share, q_lens, kv_lens, sequences, KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND
             )
@@ -217,17 +317,22 @@ def decode_attention(
         position = tl.load(positions + token + one, cache_modifier=".cg")
         slot = tl.load(slots + token)
         new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
+        own_q, other_q = with_partners(q, rows, g < GROUP, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
+        own_k, other_k = with_partners(k, from_k, one == 0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         if tl.max(position != guess, 0):
             cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
-        query = prepared(q, rows, g < GROUP, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
-        new_key = prepared(k, from_k, one == 0, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        dtype: tl.constexpr = q.dtype.element_ty
+        query = turned(own_q, other_q, cos, sin, q_gain, other_q_gain, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        new_key = turned(
+            own_k, other_k, cos, sin, k_gain, other_k_gain, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
+        )
     else:
         query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
 
     splits = BASE
     if SHARES > 0:
-        share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+        share = _share(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
         splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
     nth = token - first
     cached = length - count
@@ -293,10 +398,16 @@ def decode_attention(
         pages = page_table + sequence.to(tl.int64) * width
         places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
         # Every cached position from `low` on is seen.
-        total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
-            SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
-        )  # fmt: skip
+        if CARRIED:
+            total, weight_sum, peak = _walked(
+                total, weight_sum, peak, query, kv, pages, head, begin, end, splits * CHUNK,
+                SCALE, SOFT_CAP, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+            )  # fmt: skip
+        else:
+            total, weight_sum, peak = attended(
+                total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
+                SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+            )  # fmt: skip
 
     pair = token * KV_HEADS + head
     if splits == 1:

@@ -59,7 +59,7 @@ def schedule_decode(
     max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
     base = 2 if most_tokens <= _HALVED else 1
     if most_tokens == 1:
-        base = max_splits = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        base = max_splits = min(_MAX_SPLITS, shares if tiles.exact else 1 << (shares.bit_length() - 1))
         shares = 0
     pairs = times(attention.tokens, cache.kv_heads)
     items = Term(op="add", left=times(pairs, base), right=shares * cache.kv_heads)
@@ -94,7 +94,10 @@ def schedule_decode(
             "SHARES": shares,
             "MAX_SPLITS": max_splits,
             "BLOCK_HEADS": heads,
-            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, _COMBINED // (heads * attention.block_dim))),
+            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, tiles.combined // (heads * attention.block_dim))),
+            "AHEAD": tiles.ahead,
+            "CARRIED": tiles.carried,
+            "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,
         },
         warps=tiles.warps,

@@ -14,3 +14,8 @@ class DecodeTiles:
     stages: int
     programs: int
     warps: int = 4
+    ahead: int = 0
+    combined: int = 4096
+    exact: int = 0
+    carried: int = 0
+    early: int = 1
