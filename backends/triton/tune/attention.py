@@ -29,8 +29,8 @@ TRAFFIC = 1 << 29  # bytes that a graph reads at least: ten times the last-level
 LAUNCHES = (4, 128)  # of a graph, at least and at most: to record one takes longer than to run it
 _EPS, _THETA = 1e-5, 5e5
 _POSITIONS = 1 << 16  # that are turned: the longest context of all mixes
-# Times the pool's numbers, q makes scores of a softmax that is not flat.
-_Q_SCALE = 50.0
+# Of the pool's numbers of 0.02, so that scores, which are products with others of them, are about one.
+_Q_SCALE = 2500.0
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,11 @@ class Steps:
     def _named(self, step: int) -> dict[str, torch.Tensor]:
         problem, count = self.problem, len(self.mix.contexts)
         heads, page = problem.kv_heads, problem.page
-        merged = self._kv.flatten()[: count * (problem.group + 2) * heads * problem.dim].view(count, -1, problem.dim)
-        q, k, v = (merged * _Q_SCALE).split([problem.group * heads, heads, heads], 1)
+        merged = (
+            self._kv.flatten()[: count * (problem.group + 2) * heads * problem.dim].view(count, -1, problem.dim).clone()
+        )
+        merged[:, : problem.group * heads] *= _Q_SCALE
+        q, k, v = merged.split([problem.group * heads, heads, heads], 1)
         table = torch.nn.utils.rnn.pad_sequence(list(self._pages(step).split(self.needed)), batch_first=True)
         places = (self._lens - 1).long()
         given = {
