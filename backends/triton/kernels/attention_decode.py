@@ -177,7 +177,7 @@ def _fetch_chunk(
 def decode_attention(
     out,
     partial,
-    stats,
+    sizes,
     arrived,
     kv,
     q,
@@ -232,8 +232,9 @@ def decode_attention(
 ):
     """Grid: tokens * KV_HEADS * BASE items, and SHARES * KV_HEADS further ones; SHARES may be 0.
 
-    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] and `stats` f32[tokens, KV_HEADS, MAX_SPLITS, 2, GROUP] take
-    what a split computed, `arrived` i32[tokens, KV_HEADS] counts the splits that have ended.
+    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each split, `sizes` f32[tokens,
+    KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, KV_HEADS]
+    counts the splits that have ended.
 
     With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
     step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
@@ -323,10 +324,14 @@ def decode_attention(
         if tl.max(position != guess, 0):
             cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
         dtype: tl.constexpr = q.dtype.element_ty
-        query = turned(own_q, other_q, cos, sin, q_gain, other_q_gain, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        query = turned(
+            own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype,
+            EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM,
+        )  # fmt: skip
         new_key = turned(
-            own_k, other_k, cos, sin, k_gain, other_k_gain, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM
-        )
+            own_k, other_k, cos, sin, k_gain, other_k_gain, k_weight is not None, dtype,
+            EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM,
+        )  # fmt: skip
     else:
         query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
 
@@ -410,14 +415,14 @@ def decode_attention(
             )  # fmt: skip
 
     pair = token * KV_HEADS + head
+    mean = total / weight_sum[:, None]
     if splits == 1:
         into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-        tl.store(into, (total / weight_sum[:, None]).to(out.dtype.element_ty), mask=own)
+        tl.store(into, mean.to(out.dtype.element_ty), mask=own)
         return
     here = pair * MAX_SPLITS + split
-    tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], total, mask=own)
-    tl.store(stats + here * (2 * GROUP) + g, peak, mask=g < GROUP)
-    tl.store(stats + here * (2 * GROUP) + GROUP + g, weight_sum, mask=g < GROUP)
+    tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], mean, mask=own)
+    tl.store(sizes + here * GROUP + g, peak + tl.log2(weight_sum), mask=g < GROUP)
     # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
     tl.debug_barrier()
     ended = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
@@ -425,7 +430,7 @@ def decode_attention(
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
         _combine(
-            out, partial, stats, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
+            out, partial, sizes, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
         )  # fmt: skip
 
 
@@ -433,7 +438,7 @@ def decode_attention(
 def _combine(
     out,
     partial,
-    stats,
+    sizes,
     pair,
     splits,
     GROUP: tl.constexpr,
@@ -447,27 +452,39 @@ def _combine(
 
     Other multiprocessors wrote them during this launch: they are read past the first cache.
     """
+    WIDTH: tl.constexpr = BLOCK_HEADS * BLOCK_DIM
+    # All heads in one row, so that a thread has columns of its own, and nothing is added up between threads.
     g = tl.arange(0, BLOCK_HEADS)
-    d = tl.arange(0, BLOCK_DIM)
-    peak = tl.full((BLOCK_HEADS,), LOWEST, tl.float32)
-    weight_sum = tl.zeros((BLOCK_HEADS,), tl.float32)
-    total = tl.zeros((BLOCK_HEADS, BLOCK_DIM), tl.float32)
-    for start in tl.range(0, splits, BLOCK_SPLITS, num_stages=1):
-        s = start + tl.arange(0, BLOCK_SPLITS)
-        held = (s < splits)[:, None] & (g < GROUP)[None, :]
+    column = tl.arange(0, WIDTH)
+    inside = (column // BLOCK_DIM < GROUP) & (column % BLOCK_DIM < DIM)
+    column = column // BLOCK_DIM * DIM + column % BLOCK_DIM
+    # Rounds that no split is left for load nothing. There is no loop: what goes round one is moved between threads.
+    for first in tl.static_range(0, MAX_SPLITS, BLOCK_SPLITS):
+        s = first + tl.arange(0, BLOCK_SPLITS)
+        held = (s < splits)[:, None]
         here = (pair * MAX_SPLITS + s)[:, None]
-        from_stats = stats + here * (2 * GROUP) + g[None, :]
-        from_partial = partial + (here * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
-        inside = held[:, :, None] & (d < DIM)[None, None, :]
-        peaks = tl.load(from_stats, mask=held, other=LOWEST, cache_modifier=".cg")
-        sums = tl.load(from_stats + GROUP, mask=held, other=0.0, cache_modifier=".cg")
-        parts = tl.load(from_partial, mask=inside, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(peak, tl.max(peaks, 0))
-        share = tl.exp2(peaks - higher[None, :])
-        shrunk = tl.exp2(peak - higher)
-        weight_sum = weight_sum * shrunk + tl.sum(sums * share, 0)
-        total = total * shrunk[:, None] + tl.sum(parts * share[:, :, None], 0)
-        peak = higher
-    into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-    result = (total / weight_sum[:, None]).to(out.dtype.element_ty)
-    tl.store(into, result, mask=(g < GROUP)[:, None] & (d < DIM)[None, :])
+        size = tl.load(
+            sizes + here * GROUP + g[None, :], mask=held & (g < GROUP)[None, :], other=LOWEST, cache_modifier=".cg"
+        )
+        part = tl.load(
+            partial + here * (GROUP * DIM) + column[None, :],
+            mask=held & inside[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        size = tl.broadcast_to(size[:, :, None], (BLOCK_SPLITS, BLOCK_HEADS, BLOCK_DIM))
+        size = tl.reshape(size, (BLOCK_SPLITS, WIDTH))
+        if first == 0:
+            peak = tl.max(size, 0)
+            share = tl.exp2(size - peak[None, :])
+            weight_sum = tl.sum(share, 0)
+            total = tl.sum(part * share, 0)
+        else:
+            higher = tl.maximum(peak, tl.max(size, 0))
+            share = tl.exp2(size - higher[None, :])
+            shrunk = tl.exp2(peak - higher)
+            weight_sum = weight_sum * shrunk + tl.sum(share, 0)
+            total = total * shrunk + tl.sum(part * share, 0)
+            peak = higher
+    result = (total / weight_sum).to(out.dtype.element_ty)
+    tl.store(out + pair.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)

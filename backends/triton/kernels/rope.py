@@ -65,14 +65,15 @@ def with_partners(
 
 @triton.jit
 def gains(weight, INTERLEAVED: tl.constexpr, ROTARY: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """What a norm multiplies each element and its partner by, of `weight` [DIM], or None twice: not normed."""
-    if weight is None:
-        return None, None
-    else:
-        d = tl.arange(0, BLOCK_DIM)
+    """What a norm multiplies each element and its partner by: `weight` [DIM], or ones where it is None, twice."""
+    d = tl.arange(0, BLOCK_DIM)
+    own = tl.full((1, BLOCK_DIM), 1.0, tl.float32)
+    other = own
+    if weight is not None:
         partner = _partners(INTERLEAVED, ROTARY, BLOCK_DIM)
-        own = tl.load(weight + d, mask=d < DIM, other=0.0)
-        return own[None, :], tl.load(weight + partner, mask=d < ROTARY, other=0.0)[None, :]
+        own = tl.load(weight + d, mask=d < DIM, other=0.0)[None, :]
+        other = tl.load(weight + partner, mask=d < ROTARY, other=0.0)[None, :]
+    return own, other
 
 
 @triton.jit
@@ -83,6 +84,7 @@ def turned(
     sin,
     gain,
     other_gain,
+    NORMED: tl.constexpr,
     dtype: tl.constexpr,
     EPS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -90,12 +92,12 @@ def turned(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Heads `with_partners`, normed with their `gains` (None: not normed) and rotated: [N, BLOCK_DIM] in `dtype`.
+    """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, BLOCK_DIM] in `dtype`.
 
     `cos` and `sin` [N or 1, BLOCK_DIM] are their angles. The norm is rounded before the rotation.
     """
     d = tl.arange(0, BLOCK_DIM)
-    if gain is not None:
+    if NORMED:
         rstd = tl.rsqrt(tl.sum(own * own, 1) / DIM + EPS)[:, None]
         own = _normed(own, rstd, gain, dtype)
         other = _normed(other, rstd, other_gain, dtype)
@@ -122,7 +124,8 @@ def prepared(
     own, other = with_partners(x, rows, held, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     gain, other_gain = gains(weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     dtype: tl.constexpr = x.dtype.element_ty
-    return turned(own, other, cos, sin, gain, other_gain, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    normed: tl.constexpr = weight is not None
+    return turned(own, other, cos, sin, gain, other_gain, normed, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
 
 
 @triton.jit

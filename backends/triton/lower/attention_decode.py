@@ -63,7 +63,7 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
         {
             "out": out,
             "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
-            "stats": schedule.scratch(torch.float32, (*left, 2, attention.group)),
+            "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
             "arrived": schedule.counter((most_tokens, cache.kv_heads)),
             **attention.arguments,
             **prologue,
