@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, in_base_two, weighed
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, weighed
 from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepared, turned, with_partners
 
 
@@ -275,12 +275,12 @@ def decode_attention(
                 kv, page_table + sequence.to(tl.int64) * width, head, early_place + later * BASE * CHUNK, cached,
                 PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM,
             )  # fmt: skip
-    one = tl.zeros((1,), tl.int32)
     if APPEND:
         # A guess: in all layers but the first, the positions of this step have long been there.
-        guess = tl.load(positions + token + one, cache_modifier=".cg")
+        guess = tl.load(positions + token, cache_modifier=".cg")
         guess = tl.minimum(tl.maximum(guess, 0), POSITIONS - 1)
-        cos, sin = angles(table, guess, INTERLEAVED, ROTARY, BLOCK_DIM)
+        # As many rows as the tile of q, and of k and v below: tiles of one shape have one layout, and nothing moves.
+        cos, sin = angles(table, guess + tl.zeros_like(g), INTERLEAVED, ROTARY, BLOCK_DIM)
         q_gain, other_q_gain = gains(q_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         k_gain, other_k_gain = gains(k_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     if SHARES > 0:
@@ -315,14 +315,16 @@ def decode_attention(
     rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
     # All that does not depend on the length is asked for before the length is looked at.
     if APPEND:
-        position = tl.load(positions + token + one, cache_modifier=".cg")
+        position = tl.load(positions + token, cache_modifier=".cg")
         slot = tl.load(slots + token)
-        new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
+        itself = g == 0
         own_q, other_q = with_partners(q, rows, g < GROUP, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
-        own_k, other_k = with_partners(k, from_k, one == 0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        if tl.max(position != guess, 0):
-            cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
+        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + tl.zeros_like(g)
+        own_k, other_k = with_partners(k, from_k, itself, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        from_v = v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + tl.zeros_like(g)[:, None] + d[None, :]
+        new_value = tl.load(from_v, mask=itself[:, None] & (d < DIM)[None, :], other=0.0)
+        if position != guess:
+            cos, sin = angles(table, position + tl.zeros_like(g), INTERLEAVED, ROTARY, BLOCK_DIM)
         dtype: tl.constexpr = q.dtype.element_ty
         query = turned(
             own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype,
@@ -361,17 +363,21 @@ def decode_attention(
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
     if APPEND:  # noqa: SIM102
         if split == 0:
-            into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM + d[None, :]
-            written = (slot >= 0) & (d < DIM)[None, :]
+            into = (
+                kv
+                + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE)
+                + head * DIM
+                + d[None, :]
+                + tl.zeros_like(g)[:, None]
+            )
+            written = (slot >= 0) & itself[:, None] & (d < DIM)[None, :]
             tl.store(into, new_key, mask=written)
             tl.store(into + PART_STRIDE, new_value, mask=written)
             # The token itself is the first that the rows see.
-            score = in_base_two(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1), SCALE, SOFT_CAP)
-            higher = tl.maximum(peak, score)
-            weight = tl.exp2(score - higher)
-            weight_sum = weight_sum * tl.exp2(peak - higher) + weight
-            total = weight[:, None] * new_value.to(tl.float32)
-            peak = higher
+            scores = tl.dot(query, tl.trans(new_key), input_precision="ieee")
+            total, weight_sum, peak = weighed(
+                scores, new_value, total, weight_sum, peak, itself[None, :], SCALE, SOFT_CAP
+            )
             # Then those of its sequence that were fed in front of it.
             for start in tl.range(0, nth, 16, num_stages=1):
                 fed = start + tl.arange(0, 16)
