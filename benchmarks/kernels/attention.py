@@ -13,7 +13,7 @@ import argparse
 import importlib.util
 import json
 import time
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,9 @@ import triton
 
 from ingot.backends.triton.lower.attention_problem import DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
-from ingot.backends.triton.tune.attention import Mix, Steps, compile_all, seconds_of
+from ingot.backends.triton.tune.attention import MIXES, Bench, Mix, Steps, best, compile_all, seconds_of
 from ingot.backends.triton.tune.device import Machine, Pool, graph_seconds
-from ingot.backends.triton.tune.search import compilers
+from ingot.backends.triton.tune.search import compilers, measure_all
 
 PAGE = 16
 MACHINE = Machine(sm=90, cores=132)
@@ -52,55 +52,45 @@ class Case:
 # The layers of Llama-3.2-1B and Llama-3.1-8B, by their config.json.
 CASES = (
     Case("8b: 1 x 32k", 32, 8, 128, (32768,)),
-    Case("8b: 32 x 512", 32, 8, 128, (512,) * 32),
-    Case("8b: 1 x 512", 32, 8, 128, (512,)),
-    Case("1b: 32 x 512", 32, 8, 64, (512,) * 32),
-    Case("1b: 1 x 512", 32, 8, 64, (512,)),
     Case("8b: 8 x 16k", 32, 8, 128, (16384,) * 8),
-    Case("8b: 8 x 512", 32, 8, 128, (512,) * 8),
-    Case("8b: 32 x 2k", 32, 8, 128, (2048,) * 32),
     Case("8b: 1 x 64k, 31 x 2k", 32, 8, 128, (65536, *(2048,) * 31)),
-    Case("1b: 1 x 8k", 32, 8, 64, (8192,)),
+    Case("8b: 32 x 512", 32, 8, 128, (512,) * 32),
+    Case("8b: 32 x 2k", 32, 8, 128, (2048,) * 32),
+    Case("8b: 1 x 512", 32, 8, 128, (512,)),
+    Case("1b: 1 x 512", 32, 8, 64, (512,)),
+    Case("1b: 32 x 512", 32, 8, 64, (512,) * 32),
 )
-_MORE = {"combined": 16384, "exact": 1}
-ONE = (
-    DecodeTiles(64, 5, 2),
-    DecodeTiles(64, 5, 2, combined=16384),
-    DecodeTiles(64, 5, 2, **_MORE),
-    DecodeTiles(64, 5, 2, combined=16384, ahead=2),
-    DecodeTiles(64, 5, 2, combined=16384, ahead=4),
-    DecodeTiles(64, 5, 2, combined=16384, ahead=3, early=0),
-    DecodeTiles(64, 5, 2, combined=16384, ahead=6, early=0),
-    DecodeTiles(64, 3, 2, combined=16384, ahead=3, early=0, carried=1),
-    DecodeTiles(64, 4, 2, combined=16384, ahead=3, early=0, carried=1),
-    DecodeTiles(128, 5, 1, combined=16384),
-    DecodeTiles(128, 5, 1, combined=16384, ahead=2),
-    DecodeTiles(128, 5, 1, **_MORE, ahead=3, early=0),
-    DecodeTiles(128, 5, 1, **_MORE, ahead=3, early=0, warps=8),
-    DecodeTiles(64, 5, 3, **_MORE, ahead=3, early=0),
-    DecodeTiles(32, 5, 4, combined=16384, ahead=6, early=0),
-)
-SEVERAL = (
-    DecodeTiles(64, 5, 2),
-    DecodeTiles(64, 5, 1),
-    DecodeTiles(64, 5, 1, ahead=2),
-    DecodeTiles(64, 5, 1, ahead=4),
-    DecodeTiles(64, 5, 1, ahead=3, early=0),
-    DecodeTiles(64, 5, 1, ahead=7, early=0),
-    DecodeTiles(64, 5, 2, ahead=3, early=0, combined=16384),
-    DecodeTiles(64, 5, 4, ahead=3, early=0, combined=8192),
-    DecodeTiles(64, 3, 1, ahead=3, early=0, carried=1),
-    DecodeTiles(64, 3, 4, ahead=4, early=0),
-    DecodeTiles(32, 5, 1, ahead=8, early=0),
-    DecodeTiles(128, 5, 1),
-    DecodeTiles(128, 5, 1, ahead=2),
-    DecodeTiles(128, 5, 1, ahead=3, early=0, combined=16384),
-    DecodeTiles(128, 5, 1, ahead=3, early=0, warps=8),
-    DecodeTiles(128, 3, 2, ahead=3, early=0),
-)
+PROBLEMS = [DecodeProblem(8, 4, dim, PAGE, "bf16", tokens, True) for tokens in (1, 32, 16, 64) for dim in (128, 64)]
 
 
-def tiles_of(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
+def _variants(*sizes: tuple[int, int, int], **more: int) -> list[DecodeTiles]:
+    return [DecodeTiles(*one, **more) for one in sizes]
+
+
+ONE = [
+    *_variants((64, 5, 2), (128, 5, 1), combined=4096),
+    *_variants((64, 5, 2), (64, 3, 2), (128, 5, 1), (32, 5, 2), (32, 7, 4), combined=16384),
+    *_variants((64, 5, 2), (128, 5, 1), (32, 5, 4), combined=16384, ahead=2),
+    *_variants((64, 5, 2), combined=16384, ahead=4),
+    *_variants((64, 5, 2), (64, 5, 3), combined=16384, ahead=2, exact=1),
+    *_variants((64, 5, 2), (64, 5, 4), (128, 5, 1), (128, 3, 2), (32, 5, 4), combined=16384, ahead=3, early=0),
+    *_variants((128, 5, 1), combined=16384, ahead=3, early=0, exact=1),
+    *_variants((64, 5, 2), (64, 5, 4), (32, 5, 4), combined=8192, ahead=3, early=0, warps=2),
+    *_variants((32, 5, 4), combined=8192, ahead=2, warps=2),
+    *_variants((64, 3, 2), (64, 4, 2), combined=16384, ahead=2, carried=1),
+]
+SEVERAL = [
+    *_variants((64, 5, 2), (64, 5, 1), (128, 5, 1)),
+    *_variants((64, 5, 2), (64, 5, 1), (64, 3, 2), (64, 5, 4), (128, 5, 1), combined=8192, ahead=2),
+    *_variants((64, 5, 2), (32, 5, 2), combined=8192, ahead=5),
+    *_variants((64, 5, 2), (64, 5, 1), (64, 5, 4), (128, 5, 1), (128, 3, 2), combined=8192, ahead=3, early=0),
+    *_variants((64, 5, 2), (64, 5, 1), (64, 3, 4), (32, 5, 4), combined=8192, ahead=7, early=0),
+    *_variants((64, 5, 2), (64, 5, 4), (32, 5, 4), combined=8192, ahead=4, early=0, warps=2),
+    *_variants((64, 3, 2), combined=8192, ahead=3, early=0, carried=1),
+]
+
+
+def tiles_of(problem: DecodeProblem) -> list[DecodeTiles]:
     return ONE if problem.tokens == 1 else SEVERAL
 
 
@@ -128,42 +118,43 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("attention.json"))
     parser.add_argument("--seconds", type=float, default=90.0, help="after which no more is tried")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
+    deadline = time.monotonic() + options.seconds - 15.0  # for the cases
     with compilers() as processes:
-        kernels = {(case.problem, tiles): None for case in CASES for tiles in tiles_of(case.problem)}
-        compiled = {kernel: processes.submit(compile_all, MACHINE, *kernel) for kernel in kernels}
         pool = Pool()
         print(f"copy {pool.copy / 1e12:.2f} TB/s")
-        rows = run_cases(pool, compiled, deadline)
+        jobs = [(problem, tiles) for problem in PROBLEMS for tiles in tiles_of(problem)]
+        found = measure_all(Bench(pool), processes, compile_all, MACHINE, jobs, deadline)
         processes.shutdown(cancel_futures=True)
-    properties = torch.cuda.get_device_properties(0)
-    found = {"device": properties.name, "copy": pool.copy, "triton": triton.__version__, "measured": rows}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    by_problem = {problem: [one for one in found if one.problem == problem] for problem in PROBLEMS}
+    fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}
+    for problem, tiles in fastest.items():
+        print(f"{problem.tokens:2} tokens, heads of {problem.row_bytes} bytes: {tiles}")
+    document = {
+        "device": torch.cuda.get_device_properties(0).name,
+        "copy": pool.copy,
+        "triton": triton.__version__,
+        "mixes": {tokens: [mix.contexts for mix in mixes] for tokens, mixes in MIXES.items()},
+        "measured": [{**asdict(one.problem), **asdict(one.tiles), "microseconds": one.times} for one in found],
+        "cases": run_cases(pool, fastest),
+    }
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def run_cases(
-    pool: Pool, compiled: dict[tuple[DecodeProblem, DecodeTiles], "Future[None]"], deadline: float
-) -> list[dict[str, Any]]:
+def run_cases(pool: Pool, fastest: Mapping[DecodeProblem, DecodeTiles]) -> list[dict[str, Any]]:
+    """Named steps with the best tiles, and with FlashInfer."""
     rows: list[dict[str, Any]] = []
 
-    def note(case: Case, steps: Steps, what: str, seconds: float, **more: Any) -> None:
+    def note(case: Case, steps: Steps, what: str, seconds: float) -> None:
         fraction = steps.bytes / seconds / pool.copy
-        rows.append({"case": case.name, "what": what, "us": seconds * 1e6, "of_copy": fraction, **more})
+        rows.append({"case": case.name, "what": what, "us": round(seconds * 1e6, 2), "of_copy": round(fraction, 4)})
         print(f"{case.name:24} {seconds * 1e6:8.2f} us {fraction:6.1%}  {what}", flush=True)
 
     for case in CASES:
         steps = Steps(case.problem, Mix(case.contexts), pool)
         if importlib.util.find_spec("flashinfer"):
             note(case, steps, "flashinfer", flashinfer_seconds(steps))
-        for tiles in tiles_of(case.problem):
-            if time.monotonic() > deadline:
-                print("out of time")
-                return rows
-            try:
-                compiled[case.problem, tiles].result()
-                note(case, steps, str(tiles), seconds_of(MACHINE, tiles, steps), **asdict(tiles))
-            except (triton.runtime.errors.TritonError, triton.CompilationError, RuntimeError) as error:
-                print(f"{case.name} {tiles}: {error}"[:300])
+        if tiles := fastest.get(case.problem):
+            note(case, steps, str(tiles), seconds_of(MACHINE, tiles, steps))
     return rows
 
 

@@ -41,12 +41,13 @@ class Mix:
     weight: int = 1
 
 
-# By the most tokens of a step. Chats and documents of 512 to 2048 tokens are what is usual, and count twice.
+# By the most tokens of a step. Chats and documents of 512 to 2048 tokens are what is usual, and count twice; splits are
+# for a number of sequences that does not divide well, and for one long context among short ones.
 MIXES: Mapping[int, tuple[Mix, ...]] = {
     1: (Mix((512,), 2), Mix((2048,), 2), Mix((128,)), Mix((8192,)), Mix((32768,))),
-    16: (Mix((512,) * 8, 2), Mix((2048,) * 8, 2), Mix((128,) * 8), Mix((16384,) * 8), Mix((32768, *(1024,) * 7))),
-    32: (Mix((512,) * 32, 2), Mix((2048,) * 32, 2), Mix((128,) * 32), Mix((65536, *(2048,) * 31))),
-    64: (Mix((512,) * 64, 2), Mix((2048,) * 64, 2), Mix((128,) * 64), Mix((65536, *(1024,) * 63))),
+    16: (Mix((512,) * 8, 2), Mix((2048,) * 8, 2), Mix((2048,) * 3), Mix((16384,) * 8), Mix((32768, *(1024,) * 7))),
+    32: (Mix((512,) * 32, 2), Mix((2048,) * 32, 2), Mix((1024,) * 20), Mix((65536, *(2048,) * 31))),
+    64: (Mix((512,) * 64, 2), Mix((2048,) * 64, 2), Mix((1024,) * 40), Mix((65536, *(1024,) * 63))),
 }
 
 
