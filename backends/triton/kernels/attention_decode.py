@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, weighed
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, rows_of, weighed
 from ingot.backends.triton.kernels.attention_splits import (
     further_item,
     owner_of,
@@ -81,9 +81,8 @@ def _fetch_chunk(
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = (DIM + LINE - 1) // LINE
     inside = place < end
-    # Positions behind the end are asked for at the first one again, which is one line for all of them.
-    page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
-    rows = kv + page * PAGE_STRIDE + tl.where(inside, place % PAGE, 0) * SLOT_STRIDE + head * DIM
+    # Positions behind the end are asked for on page 0, again and again.
+    rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
     line = tl.arange(0, LINES) * LINE
     for part in tl.static_range(2):
         tl.inline_asm_elementwise(
@@ -184,8 +183,8 @@ def decode_attention(
     early_place = split * CHUNK + tl.arange(0, CHUNK)
     if EARLY:
         held = (sequence >= 0) & (early_place // PAGE < width)
-        ids = tl.load(page_table + sequence.to(tl.int64) * width + early_place // PAGE, mask=held, other=0)
-        early_rows = kv + ids.to(tl.int64) * PAGE_STRIDE + early_place % PAGE * SLOT_STRIDE + head * DIM
+        pages = page_table + sequence.to(tl.int64) * width
+        early_rows = rows_of(kv, pages, early_place, held, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
         early = held[:, None] & (d < DIM)[None, :]
         early_keys = tl.load(early_rows[:, None] + d[None, :], mask=early, other=0.0)
         early_values = tl.load(early_rows[:, None] + PART_STRIDE + d[None, :], mask=early, other=0.0)
