@@ -270,9 +270,13 @@ def decode_attention(
     low = 0
     if WINDOW is not None:
         low = tl.maximum(own_place - WINDOW + 1, 0)
-    # Splits that have no chunk do not even count; the first has the token itself at least.
-    chunks = tl.maximum(tl.cdiv(tl.maximum(end - low, 0), CHUNK), 1)
-    splits = tl.minimum(splits, chunks)
+    # Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and
+    # the first split does where there is none.
+    chunks = tl.cdiv(tl.maximum(end - low, 0), CHUNK)
+    feeding = 0
+    if APPEND:
+        feeding = tl.where((chunks > 1) & (chunks < splits), chunks, 0)
+    splits = tl.minimum(splits, tl.maximum(chunks, feeding + 1))
     if split >= splits:
         return
 
@@ -284,7 +288,7 @@ def decode_attention(
             peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
     if APPEND:  # noqa: SIM102
-        if split == 0:
+        if split == feeding:
             into = (
                 kv
                 + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE)
@@ -320,7 +324,7 @@ def decode_attention(
 
     begin = low + split * CHUNK
     if EARLY:  # noqa: SIM102
-        if item < first_items:
+        if (item < first_items) & (split * CHUNK < end):
             inside = early_place < end
             scores = tl.dot(query, tl.trans(early_keys), input_precision="ieee")
             # What lies behind the end may be NaN, which a weight of zero does not silence.

@@ -117,6 +117,17 @@ def test_long_contexts_get_more_splits_than_short_ones(most: int, dtype: torch.d
 
 
 @dtypes
+def test_a_split_to_spare_takes_what_is_fed(dtype: torch.dtype) -> None:
+    """A context of three chunks, or of one, for eight splits."""
+    heads = Heads(2, 1, 64)
+    for before in (130, 20):
+        step = a_step([(1, before)], dtype, heads)
+        args = (step.kv, step.q, step.k, step.v, step.positions, table(64), step.slots, *step.lens)
+        sinks = torch.tensor([2.0, -1.0]).to(dtype)
+        agree("append_attention", step, (*args, None, None, sinks), {"eps": 1e-5, "scale": 0.125}, 1, cores=4)
+
+
+@dtypes
 def test_more_splits_than_are_added_at_once(dtype: torch.dtype) -> None:
     heads = Heads(32, 1, 128)  # a result of which fills a tile
     appended(a_step([(1, 250)], dtype, heads), 1)
