@@ -300,9 +300,9 @@ def decode_attention(
             tl.store(into, new_key, mask=written)
             tl.store(into + PART_STRIDE, new_value, mask=written)
             # The token itself is the first that the rows see.
-            scores = tl.dot(query, tl.trans(new_key), input_precision="ieee")
+            own_score = tl.dot(query, tl.trans(new_key), input_precision="ieee")
             total, weight_sum, peak = weighed(
-                scores, new_value, total, weight_sum, peak, itself[None, :], SCALE, SOFT_CAP
+                own_score, new_value, total, weight_sum, peak, itself[None, :], SCALE, SOFT_CAP
             )
             # Then those of its sequence that were fed in front of it.
             for start in tl.range(0, nth, 16, num_stages=1):

@@ -171,11 +171,20 @@ class Steps:
         given, own, page = self._named(0), self._pages(0).long(), self.problem.page
         place = torch.zeros(len(self._kv), dtype=torch.int64, device=device.DEVICE)
         place[own] = torch.arange(len(own), device=device.DEVICE)
-        given["kv"], given["page_table"] = given["kv"][own], place[given["page_table"].long()].int()
+        given["kv"], given["page_table"] = self._first.clone(), place[given["page_table"].long()].int()
         if self.problem.append:
             given["slots"] = place[given["slots"] // page] * page + given["slots"] % page
         result = OPS[_op(self.problem)].reference(*given.values(), **_attributes(self.problem))
         return (result[0] if self.problem.append else result).float()
+
+    @cached_property
+    def _first(self) -> torch.Tensor:
+        """What the pages of the first step hold before anything has run."""
+        return self._kv[self._pages(0).long()]
+
+    def restore(self) -> None:
+        """Put back what steps of other mixes have written into the pages of the first step."""
+        self._kv[self._pages(0).long()] = self._first
 
     def _pages(self, step: int) -> torch.Tensor:
         """Page ids of all sequences, one behind the other."""
@@ -205,6 +214,7 @@ class Steps:
 def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
     """Of a step. Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
     call = Launcher(*make_schedule(machine, steps.problem, tiles), steps.sizes)
+    steps.restore()
     for _ in range(2):  # the second finds the counters as the first left them
         call.output.fill_(float("nan"))
         call(steps.inputs[0])

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import MockTensor, create_function_from_signature
 
-from ingot.backends.triton.launches import evaluate
+from ingot.backends.triton.launches import Expr, evaluate
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
-from ingot.ir.types import DTYPE_NAMES, DTYPES
+from ingot.ir.types import DTYPES
 
 DEVICE = "cuda"
 POOL = 3 << 30  # bytes that launches read from at random: sixty times the last-level cache of an H200
-# Triton's names of element types, by those of the IR.
-_ELEMENTS = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "i32": "i32", "i64": "i64"}
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,31 @@ class Machine:
 
 
 def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
-    """Fill Triton's cache on disk with the kernels of a schedule for such sizes, without touching the GPU."""
+    """Fill Triton's cache on disk with the kernels of a schedule for such sizes, without touching the GPU.
+
+    A kernel is found there by how its arguments are specialized, so Triton itself says how, for stand-ins of them.
+    """
+    target = GPUTarget("cuda", schedule.sm, 32)
+    backend = make_backend(target)
     for launch in schedule.launches:
-        signature: dict[str, str] = {}
-        constants: dict[str, Any] = {}
-        attributes: dict[tuple[int, ...], list[list[Any]]] = {}  # an entry for each parameter: so the cache has them
-        for place, parameter in enumerate(launch.kernel.params):
-            value = launch.arguments.get(parameter.name)
-            if isinstance(value, Value):
-                aligned = True
-                signature[parameter.name] = "*" + _ELEMENTS[DTYPE_NAMES[value.type.dtype]]
-            elif value is None:
-                aligned = False
-                signature[parameter.name] = "constexpr"
-                constants[parameter.name] = launch.constants.get(parameter.name)
-            else:
-                aligned = not parameter.do_not_specialize and evaluate(value, sizes) % 16 == 0
-                signature[parameter.name] = "i32"
-            attributes[(place,)] = [["tt.divisibility", 16]] if aligned else []
+        arguments = {name: _stand_in(value, sizes) for name, value in launch.arguments.items()}
+        given = {**arguments, **launch.constants, **_options(launch)}
+        given |= {"debug": launch.kernel.debug or knobs.runtime.debug}
+        given |= {"instrumentation_mode": knobs.compilation.instrumentation_mode}
+        binder = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
+        bound, specialization, options = binder(**given)
+        options, signature, constants, attributes = launch.kernel._pack_args(
+            backend, given, bound, specialization, options
+        )
         source = ASTSource(launch.kernel, signature, constants, attributes)
-        triton.compile(source, target=GPUTarget("cuda", schedule.sm, 32), options=_options(launch))
+        triton.compile(source, target=target, options=options.__dict__)
+
+
+def _stand_in(value: "Value | Expr | None", sizes: Mapping[str, int]) -> Any:
+    """An argument as far as Triton looks at it: tensors lie at multiples of 16 bytes."""
+    if isinstance(value, Value):
+        return MockTensor(value.type.dtype)
+    return None if value is None else evaluate(value, sizes)
 
 
 def _options(launch: KernelLaunch) -> dict[str, Any]:
