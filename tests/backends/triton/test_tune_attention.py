@@ -9,7 +9,7 @@ import triton_schedules  # noqa: F401, turns the interpreter on before anything 
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
-from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, DecodeTiles
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import attention, device
 from ingot.backends.triton.tune.attention import Bench, Mix, Timed, best, make_schedule, mixes_of
@@ -100,3 +100,15 @@ def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
         assert DecodeProblem.of(choice) == problem
         (launch,) = make_schedule(H200, problem, tiles)[0].launches
         assert (launch.constants["CHUNK"], launch.stages, launch.warps) == (tiles.keys, tiles.stages, tiles.warps)
+
+
+def test_known_tiles_are_by_steps_and_heads() -> None:
+    problem = PROBLEMS[4]
+    measured = DECODE_TILES[32][256]
+    assert known_tiles(problem) == (measured, "table")
+    assert known_tiles(replace(problem, tokens=20))[0] == measured, "steps of 17 to 32 tokens are one class"
+    assert known_tiles(replace(problem, tokens=33))[0] == DECODE_TILES[64][256]
+    wide, source = known_tiles(replace(problem, dim=256))
+    assert source == "heuristic" and wide.keys * 512 == measured.keys * 256, "tiles of as many bytes"
+    assert known_tiles(replace(problem, dim=14))[0] == DECODE_TILES[32][128]
+    assert known_tiles(replace(problem, append=False))[1] == "heuristic"
