@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 
 from ingot.backends.triton.lower.linear_tiles import MATVEC, MEASURED_SM, TILES, MatvecTiles, Measured, Product, Tiles
+from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.ir.tuning import Source
 
-# Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical specifications).
-_SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 # The smallest tile of a tensor-core product in Triton has 16 columns to sum up over.
 _LEAST = 16
 # Whoever arrives last holds the sums of this many splits in registers at once.
@@ -48,11 +47,6 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
         block_k //= 2
         stages = min(found.stages, _most_stages(product, found, block_k, tokens, sm))
     return replace(found, block_k=block_k, splits=splits, stages=max(1, stages))
-
-
-def shared_memory(sm: int) -> int:
-    """Bytes that a block may have; on a capability that is not known, those of the one before it."""
-    return _SHARED_KB[max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))] << 10
 
 
 def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[Product, Measured[Tiles]]:
