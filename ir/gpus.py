@@ -78,3 +78,22 @@ TYPICAL: Mapping[str, Gpu] = {
         Gpu("NVIDIA RTX PRO 6000 Blackwell", 120, 96 * 10**9, 188, 1_792 * 10**9),
     )
 }
+
+# Flops a second that products come to at most, by dtype, of the typical devices: the same sheets, without sparsity; on
+# tensor cores where they sum up in float32, and beside them where products of float32 are not rounded to TF32.
+_RATES: Mapping[int, Mapping[str, float]] = {
+    80: {"bf16": 312e12, "f16": 312e12, "f32": 19.5e12},
+    86: {"bf16": 125e12, "f16": 125e12, "f32": 31.2e12},
+    89: {"bf16": 362e12, "f16": 362e12, "f32": 91.6e12},
+    90: {"bf16": 989e12, "f16": 989e12, "f32": 67e12},
+    100: {"bf16": 2250e12, "f16": 2250e12, "f32": 75e12},
+    120: {"bf16": 504e12, "f16": 504e12, "f32": 125e12},
+}
+
+
+def product_rate(gpu: Gpu, dtype: str) -> float:
+    """Flops a second of products of a dtype, by its IR name: those of the typical device of the capability, or of the
+    last one before it that is known, by the number of multiprocessors. Other dtypes are computed in float32."""
+    known = max((sm for sm in _RATES if sm <= gpu.sm), default=min(_RATES))
+    rates = _RATES[known]
+    return rates.get(dtype, rates["f32"]) * gpu.cores / TYPICAL[f"sm_{known}"].cores

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from resign import edit_json
+from sm_90 import NO_GPU, kernels_artifact, unplug
 
 import ingot.ir.target
 import ingot.llm
@@ -19,6 +20,7 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.buckets import bucket_classes
+from ingot.commands.views.plan import read_plans
 from ingot.debug.verify import verify
 from ingot.identity import exe_document
 from ingot.ir.artifact import GOLDEN, REQUEST
@@ -34,14 +36,6 @@ from ingot.runtime.phases import Phases
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "backend": "reference", "max_batch": 4, "max_tokens": 128}
-NO_GPU = "this machine has no GPU that can be used"
-
-
-def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find() -> Gpu:
-        raise TargetError(NO_GPU)
-
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", find)
 
 
 @pytest.fixture(autouse=True)
@@ -138,20 +132,17 @@ def test_an_artifact_for_a_cpu_asks_for_no_gpu(
     assert verify(report.output).holds
 
 
-def test_kernels_are_compiled_without_a_gpu(
-    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.xdist_group("sm-90-kernels")
+def test_kernels_are_compiled_without_a_gpu(artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that computes in a decode step nothing is left to references, and what was made is code for the GPU."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # other tests in this process may want the interpreter
-    options = {**OPTIONS, "backend": "auto", "dtype": "bfloat16", "max_batch": 2, "max_tokens": 2, "jobs": 1}
-    report = compile_model(checkpoint(NAME), tmp_path / "a.ingot", **options)
-    (plan,) = report.plans.plans.values()
+    made = kernels_artifact(artifact, monkeypatch)
+    (plan,) = read_plans(open_artifact(made)).plans.values()
     assert [bucket.bucket.name for bucket in plan.buckets] == ["decode-1", "decode-16"]
     for bucket in plan.buckets:
         left = [one for one in bucket.instructions if one.provider not in ("triton", "cublas")]
         assert {one.target for one in left} <= {target_name(view) for view in VIEWS}
-    cubins = list((report.output / "exe" / "sm_90").rglob("*.cubin"))
-    assert {path.parent.name for path in cubins} == set(report.plans.executables)
+    cubins = list((made / "exe" / "sm_90").rglob("*.cubin"))
+    assert {path.parent.name for path in cubins} == set(plan.executables)
     for path in cubins:
         header = path.read_bytes()[:20]
         assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == 190, "EM_CUDA of elf.h"

@@ -124,7 +124,7 @@ def test_given_tiles_are_compiled_and_lacking_ones_are_said(
     assert sorted(one["source"] for tiles in stored.values() for one in tiles)[0] == "given"
 
 
-def test_products_are_timed_and_the_log_reproduces_it(
+def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
     plain: CompileReport, compile_it: Callable[..., CompileReport], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Choice] = []
@@ -138,12 +138,15 @@ def test_products_are_timed_and_the_log_reproduces_it(
     steps: list[tuple[str, int, int]] = []
     given = _log(plain).model_copy(update={"choices": tuple(_products(_log(plain))[1:])})
     tuned = compile_it(tune=True, tuning_log=given.model_dump(), progress=lambda *step: steps.append(step))
-    assert asked == _products(_log(plain))[:1], "the given log knows the others"
-    assert [step for step in steps if step[0] == "timing tile sizes"] == [("timing tile sizes", 0, 1)]
-    assert _faster(asked[0]).model_copy(update=LACKS) in _log(tuned).choices
+    lacking = [choice for choice in _log(plain).choices if choice.key not in {one.key for one in given.choices}]
+    assert {choice.kernel for choice in lacking} == {"linear", "decode_attention"} and len(lacking) == 2
+    assert sorted(choice.key for choice in asked) == sorted(choice.key for choice in lacking)
+    timing = "timing tile sizes"
+    assert [step for step in steps if step[0] == timing] == [(timing, 0, 2), (timing, 1, 2)]
+    assert all(_faster(choice).model_copy(update=LACKS) in _log(tuned).choices for choice in asked)
     again = compile_it(tuning_log=tuned.output / TUNING)
     assert _executables(again) == _executables(tuned) and again.cached_executables == again.distinct_regions
-    assert len(_executables(tuned) - _executables(plain)) == 1
+    assert len(_executables(tuned) - _executables(plain)) == 2
 
 
 def test_timing_needs_the_gpu_that_is_compiled_for(
@@ -152,7 +155,7 @@ def test_timing_needs_the_gpu_that_is_compiled_for(
     monkeypatch.setattr("ingot.tuner.cache_folder", lambda kind: tmp_path)
     with pytest.raises(TargetError, match=f"tile sizes for sm_90 cannot be timed: {NO_GPU}") as caught:
         compile_it(tune=True)
-    assert "linear(columns=210, depth=75, tokens=1, " in caught.value.where and "2 more" in caught.value.where
+    assert "linear(columns=210, depth=75, tokens=1, " in caught.value.where and "3 more" in caught.value.where
     assert "--tuning-log" in caught.value.hint
     with pytest.raises(TargetError, match="nothing that computes for cpu here has tile sizes to time"):
         compile_it(tune=True, target="cpu", backend="reference")
@@ -183,6 +186,7 @@ def _with(**changes: Any) -> dict[str, Any]:
         (_with(problem={**PROBLEM, "batch": 3}), OptionError, "is about no product: "),
         (_with(problem={**PROBLEM, "tokens": 8}), OptionError, "is about no product: "),
         (_with(problem={**PROBLEM, "dtype": "i4"}), OptionError, "is about no product: "),
+        (_with(kernel="decode_attention"), OptionError, "is about no attention of few tokens: "),
         (_with(tiles={**TILES, "depth": 3}), OptionError, "has the tile sizes block_n, block_k, splits"),
         (_with(tiles={"block_n": 64, "block_k": 64}), OptionError, "has the tile sizes block_n, block_k"),
         (_with(tiles={**TILES, "block_n": 48}), OptionError, "has block_n 48"),

@@ -11,6 +11,7 @@ from torch import fx
 
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
@@ -128,7 +129,7 @@ class Triton:
         return Triton((*self._given.values(), *choices))
 
     def measures(self, choice: Choice) -> bool:
-        return choice.kernel == LINEAR
+        return choice.kernel in (LINEAR, DECODE_ATTENTION)
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
         from ingot.backends.triton.tune.search import measure

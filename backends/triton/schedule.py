@@ -76,13 +76,23 @@ class Schedule:
     launches: list[KernelLaunch] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
 
-    def choose(self, kernel: str, problem: Problem, kind: type[T], known: Callable[[], tuple[T, Source]]) -> T:
-        """The tile sizes of `kernel` for a problem, fields of a dataclass `kind`: the given ones, else the `known`."""
+    def choose(
+        self,
+        kernel: str,
+        problem: Problem,
+        kind: type[T],
+        known: Callable[[], tuple[T, Source]],
+        microseconds: float | None = None,
+    ) -> T:
+        """The tile sizes of `kernel` for a problem, fields of a dataclass `kind`: the given ones, else the `known`,
+        with which a call takes `microseconds` where that was measured."""
         choice = self.given.get(choice_key(kernel, problem))
         if choice is None:
             tiles, source = known()
             fields = asdict(tiles)  # type: ignore[call-overload]  # a dataclass
-            choice = Choice(kernel=kernel, problem=dict(problem), tiles=fields, source=source)
+            choice = Choice(
+                kernel=kernel, problem=dict(problem), tiles=fields, source=source, microseconds=microseconds
+            )
         else:
             tiles = kind(**choice.tiles)
         self.choices.append(choice)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 
-from ingot.backends.triton.lower.attention_tiles import DECODE_ATTENTION, DecodeTiles
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.ir.errors import OptionError
@@ -12,12 +12,20 @@ from ingot.ir.tuning import Choice
 # Triton's tiles have powers of two along each side, and so are the warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
 _POWERS = _TILES | {"warps"}
-_MAY_BE_ZERO = frozenset({"lines", "ahead"})
+_MAY_BE_ZERO = frozenset({"lines", "ahead", "exact", "carried", "early"})
 # The smallest operand of a tensor-core product in Triton has 16 elements along each side.
 _LEAST_TILE = 16
 # A block has 1024 threads at most (CUDA C++ programming guide, technical specifications); a tile of more elements
 # would not fit into its registers and takes Triton minutes.
-_MOST = {"warps": 32, "block_n": 1 << 12, "block_k": 1 << 14, "keys": 1 << 10, "splits": 64, "stages": 16}
+_MOST = {
+    "warps": 32,
+    "block_n": 1 << 12,
+    "block_k": 1 << 14,
+    "keys": 1 << 10,
+    "splits": 64,
+    "stages": 16,
+    "combined": 1 << 15,
+}
 _MOST_ELEMENTS = 1 << 17
 
 
@@ -48,16 +56,19 @@ def _range(kind: type, name: str) -> tuple[int, int]:
 
 
 def _kind(choice: Choice) -> type:
+    problem: type[DecodeProblem] | type[LinearProblem]
     if choice.kernel == DECODE_ATTENTION:
-        return DecodeTiles
-    if choice.kernel != LINEAR:
+        problem, what = DecodeProblem, "attention of few tokens"
+    elif choice.kernel == LINEAR:
+        problem, what = LinearProblem, "product"
+    else:
         raise _refused(choice, "is about a kernel that is not known", f"{LINEAR} or {DECODE_ATTENTION}")
     try:
-        problem = LinearProblem.of(choice)
+        found = problem.of(choice)
     except (TypeError, ValueError) as error:
-        names = ", ".join(field.name for field in fields(LinearProblem))
-        raise _refused(choice, f"is about no product: {error}", f"{names}, as an artifact's log has them") from None
-    return problem.tiles_kind
+        names = ", ".join(field.name for field in fields(problem))
+        raise _refused(choice, f"is about no {what}: {error}", f"{names}, as an artifact's log has them") from None
+    return found.tiles_kind
 
 
 def _refused(choice: Choice, what: str, expected: str) -> OptionError:

@@ -2,46 +2,34 @@
 
     python benchmarks/kernels/attention.py [--out attention.json] [--seconds 90]
 
-A step feeds one token of each sequence, through `append_attention`: rotary embedding, cache write and attention. A CUDA
-graph holds a row of launches, each of which may begin before the one in front has ended, over sequences that own
-different pages of 8 GB, as the layers of a model do. Bytes are those of the cached keys and values. The fraction is of
-a copy in the same run, read and write together. FlashInfer's decode (attention alone), where it is installed, runs over
-the same pages. Kernels are compiled in other processes, ahead of the measurements.
+A step feeds one token of each sequence, through `append_attention`: rotary embedding, cache write and attention. It is
+timed as `compile-model --tune` times it (backends/triton/tune/attention.py): a CUDA graph holds a row of launches, each
+of which may begin before the one in front has ended, over sequences that own different pages of 3 GB, as the layers of
+a model do. Bytes are those of the cached keys and values. The fraction is of a copy in the same run, read and write
+together. FlashInfer's decode (attention alone), where it is installed, runs over the same pages.
 """
 
 import argparse
 import importlib.util
 import json
-import multiprocessing
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from ingot.backends.triton.launches import evaluate
-from ingot.backends.triton.lower.attention_decode import DecodeTiles, schedule_decode
-from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
-from ingot.ir.ops import append_attention
-from ingot.ir.plan import BucketClass
-from ingot.ir.tables import make_table
-from ingot.ir.types import DTYPES, TensorType
+from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.tune.attention import MIXES, Bench, Mix, Steps, best, compile_all, seconds_of
+from ingot.backends.triton.tune.device import Machine, Pool, graph_seconds
+from ingot.backends.triton.tune.search import compilers, measure_all
 
-DTYPE = torch.bfloat16
 PAGE = 16
-POOL = 8 << 30  # bytes of pages: two hundred times the last-level cache of an H200
-TRAFFIC = 1 << 30  # bytes that a graph reads at least: a quarter of a millisecond, against some microseconds of launch
-CORES = 132
-POSITIONS = 1 << 17
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+MACHINE = Machine(sm=90, cores=132)
 
 
 @dataclass(frozen=True)
@@ -55,294 +43,118 @@ class Case:
     contexts: tuple[int, ...]
 
     @property
-    def bytes(self) -> int:
-        return sum(self.contexts) * 2 * self.kv_heads * self.dim * DTYPE.itemsize
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """The bucket class that serves it."""
-        return next(tokens for tokens in ((1, 1), (2, 16), (17, 32), (33, 64)) if len(self.contexts) <= tokens[1])
+    def problem(self) -> DecodeProblem:
+        """With the bucket class that serves it."""
+        tokens = next(tokens for tokens in (1, 16, 32, 64) if len(self.contexts) <= tokens)
+        return DecodeProblem(self.kv_heads, self.heads // self.kv_heads, self.dim, PAGE, "bf16", tokens, True)
 
 
 # The layers of Llama-3.2-1B and Llama-3.1-8B, by their config.json.
 CASES = (
-    Case("1b: 1 x 512", 32, 8, 64, (512,)),
-    Case("1b: 32 x 512", 32, 8, 64, (512,) * 32),
-    Case("8b: 1 x 512", 32, 8, 128, (512,)),
     Case("8b: 1 x 32k", 32, 8, 128, (32768,)),
     Case("8b: 8 x 16k", 32, 8, 128, (16384,) * 8),
+    Case("8b: 1 x 64k, 31 x 2k", 32, 8, 128, (65536, *(2048,) * 31)),
     Case("8b: 32 x 512", 32, 8, 128, (512,) * 32),
     Case("8b: 32 x 2k", 32, 8, 128, (2048,) * 32),
-    Case("8b: 1 x 64k, 31 x 2k", 32, 8, 128, (65536, *(2048,) * 31)),
-    Case("8b: 31 x 2k, 1 x 64k", 32, 8, 128, (*(2048,) * 31, 65536)),
+    Case("8b: 1 x 512", 32, 8, 128, (512,)),
+    Case("1b: 1 x 512", 32, 8, 64, (512,)),
+    Case("1b: 32 x 512", 32, 8, 64, (512,) * 32),
 )
-TILES = (
-    DecodeTiles(keys=64, stages=3, programs=2),
-    DecodeTiles(keys=64, stages=5, programs=2),
-    DecodeTiles(keys=64, stages=7, programs=2),
-    DecodeTiles(keys=64, stages=7, programs=1),
-    DecodeTiles(keys=64, stages=3, programs=1),
-    DecodeTiles(keys=64, stages=3, programs=4),
-    DecodeTiles(keys=32, stages=7, programs=2),
-    DecodeTiles(keys=32, stages=7, programs=4),
-    DecodeTiles(keys=128, stages=5, programs=1),
-    DecodeTiles(keys=128, stages=5, programs=1, warps=8),
-)
+PROBLEMS = [DecodeProblem(8, 4, dim, PAGE, "bf16", tokens, True) for tokens in (1, 32, 16, 64) for dim in (128, 64)]
 
 
-def make_schedule(case: Case, tiles: DecodeTiles) -> tuple[Schedule, Value]:
-    """The kernel of a case for any pages; inputs are the op's tensors in order."""
-
-    def ints(*shape: str) -> TensorType:
-        return TensorType(torch.int32, shape)
-
-    heads, kv_heads, dim = case.heads, case.kv_heads, case.dim
-    row = (heads + 2 * kv_heads) * dim
-    few = TensorType(DTYPE, ("T", kv_heads, dim), (row, dim, 1))
-    types = {
-        "kv": TensorType(DTYPE, ("pages", 2, PAGE, kv_heads, dim)),
-        "q": TensorType(DTYPE, ("T", heads, dim), (row, dim, 1)),
-        "k": few,
-        "v": few,
-        "positions": ints("T"),
-        "table": TensorType(torch.float32, (POSITIONS, dim)),
-        "slots": TensorType(torch.int64, ("T",)),
-        "page_table": ints("B", "P"),
-        **{name: ints("B") for name in ("q_starts", "q_lens", "kv_lens")},
-    }
-    values = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
-    attributes = {"eps": 1e-5, "scale": dim**-0.5, "interleaved": False}
-    schedule = Schedule(90, CORES, BucketClass(name="bench", tokens=case.tokens), dependent=True)
-    call = Call("append_attention", values, attributes, (TensorType(DTYPE, ("T", heads, dim)),))
-    return schedule, schedule_decode(call, schedule, append=True, tiles=tiles)[0]
+def _variants(*sizes: tuple[int, int, int], **more: int) -> list[DecodeTiles]:
+    return [DecodeTiles(*one, **more) for one in sizes]
 
 
-def options_of(launch: KernelLaunch) -> dict[str, Any]:
-    return {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": launch.dependent}
+ONE = [
+    *_variants((64, 5, 2), (128, 5, 1), combined=4096),
+    *_variants((64, 5, 2), (64, 3, 2), (128, 5, 1), (32, 5, 2), (32, 7, 4), combined=16384),
+    *_variants((64, 5, 2), (128, 5, 1), (32, 5, 4), combined=16384, ahead=2),
+    *_variants((64, 5, 2), combined=16384, ahead=4),
+    *_variants((64, 5, 2), (64, 5, 3), combined=16384, ahead=2, exact=1),
+    *_variants((64, 5, 2), (64, 5, 4), (128, 5, 1), (128, 3, 2), (32, 5, 4), combined=16384, ahead=3, early=0),
+    *_variants((128, 5, 1), combined=16384, ahead=3, early=0, exact=1),
+    *_variants((64, 5, 2), (64, 5, 4), (32, 5, 4), combined=8192, ahead=3, early=0, warps=2),
+    *_variants((32, 5, 4), combined=8192, ahead=2, warps=2),
+    *_variants((64, 3, 2), (64, 4, 2), combined=16384, ahead=2, carried=1),
+]
+SEVERAL = [
+    *_variants((64, 5, 2), (64, 5, 1), (128, 5, 1)),
+    *_variants((64, 5, 2), (64, 5, 1), (64, 3, 2), (64, 5, 4), (128, 5, 1), combined=8192, ahead=2),
+    *_variants((64, 5, 2), (32, 5, 2), combined=8192, ahead=5),
+    *_variants((64, 5, 2), (64, 5, 1), (64, 5, 4), (128, 5, 1), (128, 3, 2), combined=8192, ahead=3, early=0),
+    *_variants((64, 5, 2), (64, 5, 1), (64, 3, 4), (32, 5, 4), combined=8192, ahead=7, early=0),
+    *_variants((64, 5, 2), (64, 5, 4), (32, 5, 4), combined=8192, ahead=4, early=0, warps=2),
+    *_variants((64, 3, 2), combined=8192, ahead=3, early=0, carried=1),
+]
 
 
-def compile_kernel(case: Case, tiles: DecodeTiles) -> None:
-    """Fill Triton's cache on disk, without touching the GPU."""
-    for launch in make_schedule(case, tiles)[0].launches:
-        signature, constants, attributes = {}, dict(launch.constants), {}
-        for place, name in enumerate(launch.kernel.arg_names):
-            value = launch.arguments.get(name)
-            if isinstance(value, Value):
-                signature[name] = "*" + TYPES[value.type.dtype]
-                attributes[(place,)] = [["tt.divisibility", 16]]
-            elif value is None:
-                signature[name] = "constexpr"
-                constants.setdefault(name, None)
-            else:
-                signature[name] = "i32"
-        source = ASTSource(launch.kernel, signature, constants, attributes)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options_of(launch))
+def tiles_of(problem: DecodeProblem) -> list[DecodeTiles]:
+    return ONE if problem.tokens == 1 else SEVERAL
 
 
-class Step:
-    """The inputs of a case over one part of the pool after another, one part for each call."""
-
-    def __init__(self, case: Case, pool: torch.Tensor, g: torch.Generator) -> None:
-        self.case = case
-        heads, kv_heads, dim = case.heads, case.kv_heads, case.dim
-        self.kv = pool.view(-1, 2, PAGE, kv_heads, dim)
-        count = len(case.contexts)
-        sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
-        merged = torch.randn(count, sum(sizes), generator=g, device="cuda").to(DTYPE)
-        self.qkv = [part.view(count, -1, dim) for part in merged.split(sizes, 1)]
-        self.lens = torch.tensor(case.contexts, dtype=torch.int32, device="cuda")
-        self.ones = torch.ones_like(self.lens)
-        self.starts = torch.arange(count, dtype=torch.int32, device="cuda")
-        attrs = {"rope_type": "default", "positions": POSITIONS, "theta": 5e5, "rotary_dim": dim}
-        self.table = make_table({"kind": "rope", **attrs}).cuda()
-        self.width = -(-max(case.contexts) // PAGE)
-        self.order = torch.randperm(self.kv.shape[0], generator=g, device="cuda").int()
-        self.needed = [-(-length // PAGE) for length in case.contexts]
-        self.parts = self.kv.shape[0] // sum(self.needed)
-
-    def pages(self, part: int) -> tuple[torch.Tensor, ...]:
-        """Page ids of each sequence."""
-        total = sum(self.needed)
-        begin = part % self.parts * total
-        return self.order[begin : begin + total].split(self.needed)
-
-    def inputs(self, part: int) -> list[torch.Tensor]:
-        table = torch.zeros(len(self.needed), self.width, dtype=torch.int32, device="cuda")
-        for row, own in zip(table, self.pages(part), strict=True):
-            row[: len(own)] = own
-        places = (self.lens - 1).long()
-        slots = table.gather(1, (places // PAGE)[:, None])[:, 0].long() * PAGE + places % PAGE
-        return [
-            self.kv, *self.qkv, places.int(), self.table, slots, table, self.starts, self.ones, self.lens,
-        ]  # fmt: skip
-
-
-class Kernel:
-    """A case's kernel with its buffers."""
-
-    def __init__(self, case: Case, tiles: DecodeTiles) -> None:
-        self.schedule, result = make_schedule(case, tiles)
-        self.sizes = {"T": len(case.contexts), "B": len(case.contexts)}
-        self.buffers = {
-            name: torch.zeros([evaluate(size, self.sizes) for size in buffer.shape], dtype=DTYPES[buffer.dtype]).cuda()
-            for name, buffer in self.schedule.buffers.items()
-        }
-        self.output = self.buffers[str(result.buffer)]
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
-        sizes = {**self.sizes, "P": inputs[7].shape[1]}
-        for launch in self.schedule.launches:
-            arguments: dict[str, Any] = {}
-            for name, value in launch.arguments.items():
-                if isinstance(value, Value):
-                    arguments[name] = (
-                        inputs[value.input] if value.input is not None else self.buffers[str(value.buffer)]
-                    )
-                else:
-                    arguments[name] = None if value is None else evaluate(value, sizes)
-            grid = tuple(evaluate(size, sizes) for size in launch.grid)
-            launch.kernel[grid](**arguments, **launch.constants, **options_of(launch))
-
-
-def seconds(work: Callable[[], object], rounds: int = 8) -> float:
-    """The least time of `work`, by events of the device."""
-    work()
-    times = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e-3)
-    return min(times)
-
-
-def graph_seconds(calls: Iterable[Callable[[], object]]) -> float:
-    """Seconds of each of the calls in a row, in a CUDA graph."""
-    todo = list(calls)
-    todo[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in todo:
-            call()
-    return seconds(graph.replay) / len(todo)
-
-
-def measure(case: Case, tiles: DecodeTiles, step: Step, expected: torch.Tensor) -> float:
-    """Seconds of a launch. Raises RuntimeError where the kernel is wrong."""
-    kernel = Kernel(case, tiles)
-    for _ in range(2):  # the second finds the counters as the first left them
-        kernel.output.fill_(float("nan"))
-        kernel(step.inputs(0))
-        error = float((kernel.output.float() - expected).norm() / expected.norm())
-        if not error < 1e-2:  # bf16 rounds by 2e-3
-            raise RuntimeError(f"the result is wrong by {error}")
-    count = max(8, min(200, TRAFFIC // case.bytes))
-    given = [step.inputs(part) for part in range(count)]
-    return graph_seconds(lambda inputs=inputs: kernel(inputs) for inputs in given)  # type: ignore[misc]
-
-
-def flashinfer_seconds(case: Case, step: Step) -> float:
-    """Seconds of FlashInfer's decode on tensor cores, over q as it comes and the pages as they are."""
+def flashinfer_seconds(steps: Steps) -> float:
+    """Of FlashInfer's decode on tensor cores, over q as it comes and the pages as they are."""
     import flashinfer
 
-    count = max(8, min(32, TRAFFIC // case.bytes))
-    q = step.qkv[0].contiguous()
-    needed = torch.tensor([0, *step.needed], dtype=torch.int32).cumsum(0).int().cuda()
-    last = (step.lens - 1) % PAGE + 1
-    wrappers = []
-    for part in range(count):
+    problem, calls = steps.problem, []
+    needed = torch.tensor([0, *steps.needed], dtype=torch.int32).cumsum(0).int().cuda()
+    last = (torch.tensor(steps.mix.contexts, dtype=torch.int32).cuda() - 1) % problem.page + 1
+    for inputs in steps.inputs[:32]:
+        kv, q, page_table = inputs[0], inputs[1].contiguous(), inputs[7]
+        pages = torch.cat([row[:count] for row, count in zip(page_table, steps.needed, strict=True)])
         workspace = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-        pages = torch.cat(step.pages(part))
-        shapes = (case.heads, case.kv_heads, case.dim, PAGE)
-        wrapper.plan(needed, pages, last, *shapes, q_data_type=DTYPE, kv_data_type=DTYPE)
-        wrappers.append(wrapper)
-    out = torch.empty_like(q)
-    return graph_seconds(lambda wrapper=wrapper: wrapper.run(q, step.kv, out=out) for wrapper in wrappers)  # type: ignore[misc]
-
-
-def reference(step: Step) -> torch.Tensor:
-    """The attention of the first part, and the cache as that leaves it."""
-    kv, *rest = step.inputs(0)
-    own = torch.cat(step.pages(0)).long()
-    # Over a copy of the pages in use, renumbered, so that nothing of the pool moves.
-    small, place = kv[own].clone(), torch.full((kv.shape[0],), -1, dtype=torch.int64, device="cuda")
-    place[own] = torch.arange(len(own), device="cuda")
-    slots, table = rest[5], rest[6]
-    rest[5] = place[slots // PAGE] * PAGE + slots % PAGE
-    rest[6] = place[table.long()].clamp(min=0).int()
-    return append_attention.reference(small, *rest, eps=1e-5, scale=step.case.dim**-0.5)[0].float()
+        shapes = (q.shape[1], problem.kv_heads, problem.dim, problem.page)
+        wrapper.plan(needed, pages, last, *shapes, q_data_type=q.dtype, kv_data_type=kv.dtype)
+        calls.append(partial(wrapper.run, q, kv, out=torch.empty_like(q)))
+    calls[0]()
+    return graph_seconds(calls) / len(calls)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("attention.json"))
     parser.add_argument("--seconds", type=float, default=90.0, help="after which no more is tried")
-    parser.add_argument("--first", action="store_true", help="with the lowering's own tiles alone")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    all_tiles = TILES[:1] if options.first else TILES
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
-        compiled: dict[tuple[Case, DecodeTiles], Future[None]] = {
-            (case, tiles): pool.submit(compile_kernel, case, tiles)
-            for tiles in all_tiles
-            for case in one_of_each(CASES)
-        }
-        g = torch.Generator("cuda").manual_seed(1)
-        memory = torch.empty(POOL // DTYPE.itemsize, dtype=DTYPE, device="cuda")
-        for begin in range(0, memory.numel(), 1 << 28):
-            memory[begin : begin + (1 << 28)].normal_(generator=g)
-        half = memory.numel() // 4
-        copy = 2 * half * DTYPE.itemsize / seconds(lambda: memory[:half].copy_(memory[half : 2 * half]))
-        print(f"copy {copy / 1e12:.2f} TB/s")
-        rows = run_cases(memory, g, all_tiles, compiled, copy, deadline)
-    properties = torch.cuda.get_device_properties(0)
-    found = {"device": properties.name, "copy": copy, "triton": triton.__version__, "measured": rows}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    deadline = time.monotonic() + options.seconds - 15.0  # for the cases
+    with compilers() as processes:
+        pool = Pool()
+        print(f"copy {pool.copy / 1e12:.2f} TB/s")
+        jobs = [(problem, tiles) for problem in PROBLEMS for tiles in tiles_of(problem)]
+        found = measure_all(Bench(pool), processes, compile_all, MACHINE, jobs, deadline)
+        processes.shutdown(cancel_futures=True)
+    by_problem = {problem: [one for one in found if one.problem == problem] for problem in PROBLEMS}
+    fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}
+    for problem, tiles in fastest.items():
+        print(f"{problem.tokens:2} tokens, heads of {problem.row_bytes} bytes: {tiles}")
+    document = {
+        "device": torch.cuda.get_device_properties(0).name,
+        "copy": pool.copy,
+        "triton": triton.__version__,
+        "mixes": {tokens: [mix.contexts for mix in mixes] for tokens, mixes in MIXES.items()},
+        "measured": [{**asdict(one.problem), **asdict(one.tiles), "microseconds": one.times} for one in found],
+        "cases": run_cases(pool, fastest),
+    }
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def one_of_each(cases: Iterable[Case]) -> list[Case]:
-    """Cases whose kernels differ."""
-    return list({(case.heads, case.kv_heads, case.dim, case.tokens): case for case in cases}.values())
-
-
-def run_cases(
-    memory: torch.Tensor,
-    g: torch.Generator,
-    all_tiles: Sequence[DecodeTiles],
-    compiled: dict[tuple[Case, DecodeTiles], "Future[None]"],
-    copy: float,
-    deadline: float,
-) -> list[dict[str, Any]]:
+def run_cases(pool: Pool, fastest: Mapping[DecodeProblem, DecodeTiles]) -> list[dict[str, Any]]:
+    """Named steps with the best tiles, and with FlashInfer."""
     rows: list[dict[str, Any]] = []
 
-    def note(case: Case, what: str, found: float, **more: Any) -> None:
-        fraction = case.bytes / found / copy
-        rows.append({"case": case.name, "what": what, "us": found * 1e6, "of_copy": fraction, **more})
-        print(
-            f"{case.name:24} {found * 1e6:8.2f} us {case.bytes / found / 1e9:6.0f} GB/s {fraction:6.1%}  {what}",
-            flush=True,
-        )
+    def note(case: Case, steps: Steps, what: str, seconds: float) -> None:
+        fraction = steps.bytes / seconds / pool.copy
+        rows.append({"case": case.name, "what": what, "us": round(seconds * 1e6, 2), "of_copy": round(fraction, 4)})
+        print(f"{case.name:24} {seconds * 1e6:8.2f} us {fraction:6.1%}  {what}", flush=True)
 
     for case in CASES:
-        step = Step(case, memory, g)
-        expected = reference(step)
-        for tiles in all_tiles:
-            if time.monotonic() > deadline:
-                print("out of time")
-                return rows
-            try:
-                for (other, same), future in compiled.items():
-                    if same == tiles and other.dim == case.dim and other.tokens == case.tokens:
-                        future.result()
-                note(case, str(tiles), measure(case, tiles, step, expected), **asdict(tiles))
-            except (triton.runtime.errors.TritonError, triton.CompilationError, RuntimeError) as error:
-                print(f"{case.name} {tiles}: {error}"[:300])
+        steps = Steps(case.problem, Mix(case.contexts), pool)
         if importlib.util.find_spec("flashinfer"):
-            note(case, "flashinfer", flashinfer_seconds(case, step))
+            note(case, steps, "flashinfer", flashinfer_seconds(steps))
+        if tiles := fastest.get(case.problem):
+            note(case, steps, str(tiles), seconds_of(MACHINE, tiles, steps))
     return rows
 
 

@@ -6,7 +6,8 @@ from ingot.backends.triton.lower.linear import padded_tokens
 from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import Tiles
-from ingot.backends.triton.tune.candidates import AnyTiles, Machine, stages_that_fit
+from ingot.backends.triton.tune.device import Machine
+from ingot.backends.triton.tune.linear_candidates import AnyTiles, stages_that_fit
 
 MACHINE = Machine(sm=90, cores=132)
 

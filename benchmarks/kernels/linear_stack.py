@@ -14,8 +14,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globalti
 
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
-from ingot.backends.triton.tune.bench import STEPS, Bench, Call, Timed, compile_all
-from ingot.backends.triton.tune.candidates import AnyTiles
+from ingot.backends.triton.tune.device import Launcher, graph_seconds
+from ingot.backends.triton.tune.linear import STEPS, Bench, Timed, compile_all, launcher
+from ingot.backends.triton.tune.linear_candidates import AnyTiles
 from ingot.backends.triton.tune.search import microseconds
 
 KEPT = 8  # of the best tiles for a product are tried elsewhere: in a stack, or for another number of tokens
@@ -42,15 +43,15 @@ class Stack:
     def __init__(self, bench: Bench, decoder: Decoder, tokens: int) -> None:
         self.bench, self.decoder, self.tokens = bench, decoder, tokens
         self.parts = decoder.parts(tokens)
-        self.calls: dict[tuple[LinearProblem, AnyTiles], Call] = {}
+        self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
 
     def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
         """Raises what Triton raises for tiles that do not fit."""
         for part, problem in self.parts.items():
             if (problem, chosen[part]) not in self.calls:  # made, and loaded, outside of the recording
-                call = self.calls[problem, chosen[part]] = Call(MACHINE, problem, chosen[part])
+                call = self.calls[problem, chosen[part]] = launcher(MACHINE, problem, chosen[part])
                 call(self.bench.inputs(problem))
-        return self.bench.graph_seconds(self._launches(chosen))
+        return graph_seconds(self._launches(chosen))
 
     def _launches(self, chosen: Mapping[str, AnyTiles]) -> Iterator[Callable[[], None]]:
         for part in self._order():
@@ -102,7 +103,7 @@ class Stack:
             "tokens": self.tokens,
             "microseconds_by_itself": round(first * 1e6, 1),
             "microseconds": round(least * 1e6, 1),
-            "fraction": round(moved / least / self.bench.copy, 4),
+            "fraction": round(moved / least / self.bench.pool.copy, 4),
             "pauses": round(PAUSE * 1e-3 * self.decoder.layers, 1),
             "best": [{"part": part, **sizes(self.parts[part], tiles)} for part, tiles in best.items()],
         }

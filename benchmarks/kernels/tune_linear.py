@@ -28,8 +28,9 @@ from linear_stack import KEPT, Stack, sizes
 
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import Tiles
-from ingot.backends.triton.tune.bench import STEPS, Bench, Timed
-from ingot.backends.triton.tune.candidates import AnyTiles, candidates, more_candidates
+from ingot.backends.triton.tune.device import Pool
+from ingot.backends.triton.tune.linear import STEPS, Bench, Timed, compile_all
+from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
 from ingot.backends.triton.tune.search import compilers, measure_all, microseconds
 
 
@@ -69,10 +70,10 @@ def tune(
             jobs.append([(part, tiles) for tiles in dict.fromkeys([best_known(part), *tried])])
     in_turns = [job for turn in zip_longest(*jobs) for job in turn if job is not None]  # the deadline hits all alike
     now = time.monotonic()
-    found = measure_all(bench, pool, MACHINE, in_turns, now + 0.75 * (deadline - now))
+    found = measure_all(bench, pool, compile_all, MACHINE, in_turns, now + 0.75 * (deadline - now))
     best = best_of(found).values()
     more = [(one.problem, tiles) for one in best for tiles in more_candidates(one.problem, one.tiles)]
-    return found + measure_all(bench, pool, MACHINE, more, deadline)
+    return found + measure_all(bench, pool, compile_all, MACHINE, more, deadline)
 
 
 def best_of(found: Sequence[Timed]) -> dict[LinearProblem, Timed]:
@@ -101,7 +102,7 @@ def print_table(best: Sequence[Found]) -> None:
         problem, timed = one.timed.problem, one.timed
         place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
         key = f"Product({problem.columns}, {problem.depth}{', gated=True' if problem.gated else ''})"
-        print(f"{place:24}{timed.microseconds:7.1f} µs  {key}: {timed.tiles},  # {timed.fraction:.0%}")
+        print(f"{place:24}{timed.fraction:5.0%}  {key}: Measured({timed.tiles}, {timed.microseconds:.2f}),")
 
 
 def _share_of(deadline: float, part: float) -> float:
@@ -120,8 +121,8 @@ def main() -> None:
     found: list[Timed] = []
     stacks: list[dict[str, Any]] = []
     with compilers() as pool:
-        bench = Bench()
-        print(f"copy: {bench.copy / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
+        bench = Bench(Pool())
+        print(f"copy: {bench.pool.copy / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
         steps = [int(tokens) for tokens in options.tokens.split(",")]
         for place, tokens in enumerate(steps):
             # Of the time that is left, more than the last ones get: those begin from the measurements of the first.
@@ -140,7 +141,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "triton": triton.__version__,
         "torch": torch.__version__,
-        "copy_gb_per_second": round(bench.copy / 1e9),
+        "copy_gb_per_second": round(bench.pool.copy / 1e9),
         "stacks": stacks,
         "best": [one.row() for one in best],
         "all": [one.row() for one in named(found)],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from ingot.commands import Flag
+from ingot.commands.explain_time import print_step_time, time_text
 from ingot.console import console, facts, print_json, print_table, size_text, table
 from ingot.ir.errors import OptionError
 
@@ -13,17 +14,22 @@ if TYPE_CHECKING:
     from ingot.debug.explained import BucketCosts, Call, PassMisses
 
 
+# Columns of seconds: what the golden run took, and on a GPU what a step takes.
+_SECONDS: tuple[str, ...] = ("measured>",)
+_TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>")
+
+
 def explain_artifact(
     artifact: str,
     /,
     *,
-    tokens: int | None = None,
-    context: int | None = None,
+    step: str | None = None,
+    measure: Flag = False,
     layer: int | None = None,
     op: str | None = None,
     provider: str | None = None,
     pass_name: Annotated[str | None, Parameter(name="--pass")] = None,
-    sort: Literal["bytes", "flops", "seconds"] | None = None,
+    sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
     json: Flag = False,
 ) -> None:
     """Show what each call costs and who would compute it, and for each pass where it nearly applied and why it did not.
@@ -32,10 +38,12 @@ def explain_artifact(
     ----------
     artifact
         An artifact folder.
-    tokens
-        Tokens of the step that costs are given for: up to 16 are one of each sequence, more are a prompt's.
-    context
-        Cached positions of each sequence, in whole pages. Default: 1024, or the longest sequence.
+    step
+        The step that costs and times are given for, as in T=32,context=512: T tokens, fed of B sequences that then have
+        so many positions each. Default: of each bucket class a large one; one token of each sequence where the class
+        is for decoding, else as few sequences as hold the tokens; 1024 positions, or the longest sequence.
+    measure
+        Run that step on this machine's GPU, and time each call and the whole.
     layer
         Calls of this layer alone.
     op
@@ -45,13 +53,18 @@ def explain_artifact(
     pass_name
         The near misses of this pass alone.
     sort
-        The largest calls first, by bytes, flops or seconds. Default: in order.
+        The largest calls first, by bytes, flops or seconds of the golden run; or by time on a GPU, measured or else
+        predicted. Default: in order.
     json
         As JSON.
     """
+    from ingot.debug.asked_step import AskedStep
     from ingot.debug.explain import explain
 
-    found = explain(artifact, tokens=tokens, context=context)
+    asked = None if step is None else AskedStep.parse(step)
+    if measure and (asked is None or asked.tokens is None):
+        raise OptionError("--measure does not say which step", where="--measure", expected="--step T=…, its tokens")
+    found = explain(artifact, asked, measure=measure)
     filters = [value for value in (layer, op, provider) if value is not None]
     if pass_name is not None and (filters or sort is not None):
         raise OptionError("--pass together with what chooses calls", expected="one of them")
@@ -60,7 +73,7 @@ def explain_artifact(
         if not any(bucket.calls for bucket in found.buckets):
             raise OptionError("no call is like that", expected=f"a layer, op or provider of {found.artifact}")
     if sort is not None:
-        found = found.by(lambda call: getattr(call, sort) or 0)
+        found = found.by(lambda call: _size(call, sort))
     passes = [one for one in found.passes if pass_name in (None, one.name)]
     if pass_name is not None and not passes:
         names = ", ".join(dict.fromkeys(one.name for one in found.passes))
@@ -74,9 +87,17 @@ def explain_artifact(
         return
     if pass_name is None:
         for bucket in found.buckets:
-            _print_calls(bucket)
+            _print_calls(bucket, filtered=bool(filters))
     if not filters and sort is None:
-        _print_misses(passes)
+        shown = {(bucket.entry, bucket.bucket) for bucket in found.buckets}
+        _print_misses([one for one in passes if one.bucket is None or (one.entry, one.bucket) in shown])
+
+
+def _size(call: "Call", sort: str) -> float:
+    if sort == "time":
+        return call.time.taken if call.time is not None else 0
+    size: float | None = getattr(call, sort)
+    return size or 0
 
 
 def _wanted(call: "Call", layer: int | None, op: str | None, provider: str | None) -> bool:
@@ -87,33 +108,41 @@ def _wanted(call: "Call", layer: int | None, op: str | None, provider: str | Non
     )
 
 
-def _print_calls(bucket: "BucketCosts") -> None:
+def _print_calls(bucket: "BucketCosts", *, filtered: bool) -> None:
     out, step = console(), bucket.step
     name = bucket.bucket if bucket.entry == "main" else f"{bucket.entry}@{bucket.bucket}"
     sequences = f"{step.sequences} sequence{'s' if step.sequences > 1 else ''}"
     out.print(f"{name}: {step.tokens} tokens of {sequences}, context {step.context}", style="bold", markup=False)
-    columns = ("call", "op", "layer>", "flops>", "bytes>", "measured>", "provider", "origin", "others")
-    print_table(out, table(columns, [_row(call) for call in bucket.calls]))
+    times = _SECONDS
+    if bucket.time is not None:
+        times = _TIMES if bucket.time.measured is not None else _TIMES[:-1]
+    columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "provider", "origin", "others")
+    print_table(out, table(columns, [_row(call, len(times)) for call in bucket.calls]))
     total, seconds = bucket.total(), bucket.seconds()
     lines: list[tuple[str, object]] = [("flops", _count(total.flops)), ("bytes", size_text(total.bytes))]
-    if seconds is not None:
+    if seconds is not None and bucket.time is None:
         fed = ", ".join(map(str, step.timed))
-        lines.append(("measured", f"{_time(seconds)}, the median of steps of {fed} tokens"))
+        lines.append(("measured", f"{time_text(seconds)}, the median of steps of {fed} tokens"))
     out.print()
     print_table(out, facts(lines))
     out.print()
+    if bucket.time is not None and not filtered:
+        print_step_time(bucket.time)
 
 
-def _row(call: "Call") -> tuple[object, ...]:
+def _row(call: "Call", columns: int) -> tuple[object, ...]:
     name = f"  {call.name}" if call.region else call.name
     others = ", ".join(_others(call))
     layer = "–" if call.layer is None else call.layer
-    seconds = "–" if call.seconds is None else _time(call.seconds)
+    times: list[float | None] = [call.seconds] if columns == len(_SECONDS) else [None] * columns
+    if call.time is not None:
+        times = [call.time.roofline, call.time.predicted, call.time.measured][:columns]
+    seconds = ["–" if one is None else time_text(one) for one in times]
     size = size_text(call.bytes)
     own = call.claims.get(call.provider)
     # In a region a provider has calls that it would not take alone.
     provider = f"{call.provider} {own:g}" if isinstance(own, float) else call.provider
-    return name, call.op, layer, _count(call.flops), size, seconds, provider, call.origin, others
+    return name, call.op, layer, _count(call.flops), size, *seconds, provider, call.origin, others
 
 
 def _others(call: "Call") -> Iterator[str]:
@@ -131,10 +160,6 @@ def _count(value: int) -> str:
             return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
         number /= 1000
     return f"{number:.1f} P"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def _print_misses(passes: "list[PassMisses]") -> None:

@@ -1,6 +1,5 @@
 """Why an artifact is as it is, by node: what each call costs, who would compute it, and what passes left alone."""
 
-import math
 import operator
 import re
 from collections.abc import Iterator, Mapping
@@ -10,47 +9,55 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import fx
 
+from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
 from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
+from ingot.debug.step_time.clock import StepClock
 from ingot.ir.artifact import TIMINGS
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.json_text import dump_json
 from ingot.ir.origin import in_later_layer, layer_of
 from ingot.ir.parse import parse_programs
-from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.record import Refusal
 from ingot.ir.trace import trace_name
+from ingot.ir.tuning import Choice as TileChoice
 from ingot.runtime.artifact import Artifact, open_artifact
 
-# Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in.
-_PROMPT_TOKENS = 512
-_CONTEXT = 1024
 
+def explain(path: str | Path, asked: AskedStep | None = None, *, measure: bool = False) -> Explained:
+    """Explain an artifact; its weights and machine code are not opened.
 
-def explain(path: str | Path, *, tokens: int | None = None, context: int | None = None) -> Explained:
-    """Explain an artifact; its weights and executables are not opened.
-
-    Costs are of a step of `tokens` tokens: up to 16 are one of each sequence, more are a prompt's. By default that is
-    the largest step of a class for few tokens, and 512 in another. `context` is the cached positions of each sequence
-    at the end of the step, counted in whole pages; by default 1024. Raises ArtifactError, OptionError.
+    Costs are of the step that is `asked` for; by default, in each bucket class, of its largest one where that has few
+    tokens, and of 512 tokens where not. With `measure` that step is run, on the GPU that the artifact is for. Raises
+    ArtifactError, OptionError, and TargetError where it cannot run.
     """
+    asked = asked or AskedStep()
     artifact = open_artifact(path)
+    limits = limits_of(artifact)
+    asked.check(limits)
     load_user_ops()
     buckets = []
     choices = _read(artifact, "choices.json", _CHOICES)
     times = _instruction_times(artifact)
-    for program in parse_programs(artifact.read_text("program.ir")):
+    clock = StepClock.of(artifact, measure=measure)
+    programs = list(parse_programs(artifact.read_text("program.ir")))
+    for program in programs:
         assert program.bucket is not None
         name = trace_name(program.name, program.bucket.name)
-        if tokens is None or program.bucket.tokens[0] <= tokens <= program.bucket.tokens[1]:
-            timed = times.get(name, _Times(tokens=(), seconds=()))
-            step = _step(program, artifact, tokens, context, timed.tokens)
-            calls = _calls(program, artifact, step, choices.get(name, _Choice()), timed.seconds)
-            buckets.append(BucketCosts(program.name, program.bucket.name, step, tuple(calls)))
+        timed = times.get(name, _Times(tokens=(), seconds=()))
+        step = asked.step(program.bucket, limits, timed.tokens) if asked.in_class(program.bucket) else None
+        classes = [one.bucket for one in programs if one.name == program.name and one.bucket is not None]
+        if step is not None and serving(step, classes) == program.bucket:
+            choice = choices.get(name, _Choice())
+            calls = tuple(_calls(program, artifact, step, choice, timed.seconds))
+            costs = BucketCosts(program.name, program.bucket.name, step, calls)
+            buckets.append(clock.timed(costs, program, choice.tiles) if clock is not None else costs)
     if not buckets:
-        raise OptionError(f"no bucket class has steps of {tokens} tokens", where="--tokens", expected="a step's tokens")
+        raise OptionError(
+            f"no bucket class has steps of {asked.tokens} tokens", where="--step", expected="T, a step's tokens"
+        )
     return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)))
 
 
@@ -68,6 +75,7 @@ class _Refusal(_Record):
 
 class _Choice(_Record):
     candidates: dict[str, dict[str, float]] = {}
+    tiles: dict[str, tuple[TileChoice, ...]] = {}
     refusals: tuple[_Refusal, ...] = ()
 
 
@@ -107,45 +115,10 @@ def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
 # Calls.
 
 
-def _step(
-    program: Program, artifact: Artifact, tokens: int | None, context: int | None, timed: tuple[int, ...]
-) -> Step:
-    assert program.bucket is not None
-    longest, most = (_limit(artifact, name) for name in ("max_seq_len", "max_batch"))
-    if context is not None and not 1 <= context <= longest:
-        raise OptionError(f"the context is {context}", where="--context", expected=f"1 to {longest}, max_seq_len")
-    fed = _default_tokens(program.bucket) if tokens is None else tokens
-    cached = context or min(longest, _CONTEXT)
-    sequences = min(fed, most) if fed <= FEW_TOKENS else min(most, math.ceil(fed / cached))
-    if tokens is None:
-        fed = min(fed, sequences * cached)
-    if fed > sequences * cached:
-        raise OptionError(
-            f"{sequences} sequences of {cached} positions do not hold {fed} tokens",
-            where="--tokens",
-            expected="fewer tokens or a longer context",
-        )
-    return Step(fed, sequences, cached, timed)
-
-
-def _limit(artifact: Artifact, name: str) -> int:
-    value = artifact.manifest.model.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ArtifactError(f"the limit {name} is {value!r:.80}", where="manifest.json, model", expected="a number")
-    return value
-
-
-def _default_tokens(bucket: BucketClass) -> int:
-    return bucket.tokens[1] if bucket.few_tokens else max(bucket.tokens[0], min(bucket.tokens[1], _PROMPT_TOKENS))
-
-
 def _calls(
     program: Program, artifact: Artifact, step: Step, choice: _Choice, seconds: tuple[float, ...]
 ) -> Iterator[Call]:
-    pages = math.ceil(step.context / _limit(artifact, "page_size"))
-    slots = program.dims["S"].hi if "S" in program.dims else 1
-    sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages, "S": slots}
-    sizes["pages"] = pages * step.sequences
+    sizes = step_sizes(step, program, limits_of(artifact).page_size)
     refused: dict[str, dict[str, str]] = {}
     for refusal in choice.refusals:
         provider, _, reason = refusal.reason.partition(": ")

@@ -1,10 +1,12 @@
 """What `explain` gives: each call with its cost and who asked for how much, and where passes nearly applied."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ingot.debug.step_time.times import CallTime, StepTime
 from ingot.ir.ops.registry import Cost
 
 
@@ -14,6 +16,7 @@ class Call:
 
     `op` is the printed target. `layer` is None outside layers. `claims` says of each provider that was asked the cost
     of its claim, or its No. `seconds` is the median over the steps of the golden run, None where nothing was timed.
+    `time` is None for a call inside a region, and where the artifact is not for a GPU.
     """
 
     name: str
@@ -26,6 +29,7 @@ class Call:
     claims: dict[str, float | str]
     seconds: float | None = None
     region: str = ""
+    time: CallTime | None = None
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,20 @@ class Step:
     context: int
     timed: tuple[int, ...] = ()
 
+    def pages(self, page_size: int) -> int:
+        """Of all sequences together, each with whole pages of its own."""
+        return self.sequences * math.ceil(self.context / page_size)
+
 
 @dataclass(frozen=True)
 class BucketCosts:
-    """The calls of a bucket class in order, those of a region behind it."""
+    """The calls of a bucket class in order, those of a region behind it; `time` is of the step as a whole."""
 
     entry: str
     bucket: str
     step: Step
     calls: tuple[Call, ...]
+    time: StepTime | None = None
 
     def total(self) -> Cost:
         """Of all calls, regions as they run: what stays inside one moves no bytes."""

@@ -13,6 +13,7 @@ from ingot.debug.explained import BucketCosts, Explained
 from ingot.ir.artifact import TIMINGS
 from ingot.ir.errors import ArtifactError
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
+from ingot.report.step_times import DrawnStep, drawn_steps
 from ingot.runtime.artifact import Artifact
 
 
@@ -85,7 +86,8 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the page shows. `start_up` holds seconds by part, empty where nobody measured them."""
+    """All that the page shows. `start_up` holds seconds by part, empty where nobody measured them; `step_times` are
+    there for a GPU alone."""
 
     title: str
     build_id: str
@@ -97,12 +99,14 @@ class Report:
     memories: tuple[StepMemory, ...]
     nodes: tuple[NodeTable, ...]
     start_up: Mapping[str, float]
+    step_times: tuple[DrawnStep, ...] = ()
 
 
 def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
     """All of an open artifact that the page shows. Raises ArtifactError."""
     manifest, plans = artifact.manifest, read_plans(artifact)
-    steps = read_steps(artifact)
+    steps, explained = read_steps(artifact), explain(artifact.folder)
+    nodes = node_tables(explained, steps)
     return Report(
         title=manifest.name,
         build_id=artifact.build_id,
@@ -112,8 +116,9 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
         times=_times(artifact),
         resident=resident(plans),
         memories=step_memories(plans),
-        nodes=node_tables(explain(artifact.folder), steps),
+        nodes=nodes,
         start_up=start_up or {},
+        step_times=drawn_steps(explained.buckets, [table.step for table in nodes], [table.basis for table in nodes]),
     )
 
 

@@ -38,6 +38,8 @@ MODULES = (
     "inspector.js",
     "time_view.js",
     "memory_view.js",
+    "roofline.js",
+    "step_view.js",
     "nodes_view.js",
     "tabs.js",
     "theme.js",

@@ -20,6 +20,7 @@ def report_value(report: Report) -> dict[str, Any]:
     start_up   pairs of a part and its seconds
     memory     one for each bucket class
     nodes      the table of each bucket class, its rows as the fields of NodeRow in order
+    step_times one for each bucket class of a GPU, its calls as the fields of DrawnCall in order
     """
     table: dict[ProgramLine, int] = {}
     programs = [[table.setdefault(line, len(table)) for line in program_lines(step.text)] for step in report.steps]
@@ -40,6 +41,10 @@ def report_value(report: Report) -> dict[str, Any]:
             {**asdict(one), "storages": [astuple(storage) for storage in one.storages]} for one in report.memories
         ],
         "nodes": [{**vars(table), "rows": [astuple(row) for row in table.rows]} for table in report.nodes],
+        "step_times": [
+            {"step": one.step, "basis": one.basis, "time": asdict(one.time), "calls": list(map(list, one.calls))}
+            for one in report.step_times
+        ],
     }
 
 

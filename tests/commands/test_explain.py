@@ -32,7 +32,7 @@ def names(text: str) -> list[str]:
 
 
 def test_tables(ask: Callable[..., str]) -> None:
-    text = ask("--tokens", "4", "--context", "100")
+    text = ask("--step", "T=4,context=100")
     assert text.startswith("any: 4 tokens of 4 sequences, context 100\n")
     assert "linear" in text and "rowwise 1e+09" in text and "layer 0, models/dense.py" in text
     assert "\nflops " in text and "\nbytes " in text and "the median of steps of 22, 16, 3, 3, 3 tokens" in text
@@ -74,7 +74,12 @@ def test_json(ask: Callable[..., str]) -> None:
         (["--pass", "cse", "--op", "linear"], "--pass together"),
         (["--layer", "77"], "no call is like that"),
         (["--provider", "nobody"], "no call is like that"),
-        (["--tokens", "0"], "no bucket class has steps of 0 tokens"),
+        (["--step", "T=0"], "no bucket class has steps of 0 tokens"),
+        (["--step", "T=4,tokens=3"], "'tokens=3' is no part of a step"),
+        (["--step", "T=4,T=3"], "'T=3' is no part of a step"),
+        (["--step", "T=-4"], "'T=-4' is no part of a step"),
+        (["--measure"], "--measure does not say which step"),
+        (["--measure", "--step", "T=4"], "the artifact is for cpu"),
         (["--sort", "size"], "sort"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from resign import edit_json, sign
 
+from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import _alike, explain
 from ingot.debug.explained import BucketCosts, Call, Explained
 from ingot.ir.artifact import TIMINGS
@@ -50,7 +51,7 @@ def test_every_instruction_has_its_cost(plain: Path, checkpoint: Callable[[str],
     hidden, vocab, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim") or hidden // heads
-    bucket = only(explain(plain, tokens=2, context=40))
+    bucket = only(explain(plain, AskedStep(tokens=2, context=40)))
     assert (bucket.step.tokens, bucket.step.sequences, bucket.step.context) == (2, 2, 40)
     plan = json.loads((plain / "plan.json").read_text())["plans"]["main"]["buckets"][0]["instructions"]
     assert [(call.op, call.provider) for call in bucket.calls] == [(one["target"], one["provider"]) for one in plan]
@@ -109,7 +110,7 @@ def test_regions(artifact: Artifacts) -> None:
     outside = [call for call in extend.calls if not call.region]
     assert extend.total().bytes == sum(call.bytes for call in outside)
     # Both classes compute the same: a product has one cost, in a region or not.
-    same = explain(artifact("llama-biased", backend="inductor"), tokens=17)
+    same = explain(artifact("llama-biased", backend="inductor"), AskedStep(tokens=17))
     assert [one.bucket for one in same.buckets] == ["extend"]
 
 
@@ -177,12 +178,14 @@ def test_choosing_and_sorting(plain: Path) -> None:
         ({"tokens": 1025}, "no bucket class has steps of 1025 tokens"),
         ({"context": 0}, "the context is 0"),
         ({"context": 161}, "the context is 161"),
-        ({"tokens": 1000, "context": 100}, "8 sequences of 100 positions do not hold 1000 tokens"),
+        ({"tokens": 1000, "context": 100}, "8 sequences of 100 positions are not fed 1000 tokens"),
+        ({"tokens": 3, "sequences": 4}, "4 sequences of 160 positions are not fed 3 tokens"),
+        ({"sequences": 9}, "the sequences are 9"),
     ],
 )
 def test_steps_that_cannot_be(plain: Path, options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        explain(plain, **options)
+        explain(plain, AskedStep(**options))
 
 
 @reference
@@ -211,6 +214,7 @@ def test_neither_compiler_nor_weights(plain: Path) -> None:
 import sys
 import torch
 before = set(sys.modules)
+from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import explain
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)

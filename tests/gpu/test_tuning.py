@@ -27,25 +27,38 @@ def test_a_tuned_artifact_runs_and_is_reproduced(
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     tuned = compile_model(checkpoint("llama-plain"), tmp_path / "a.ingot", **OPTIONS, tune=True)
     log = read_log(tuned.output, Target.detect("cuda"))
-    products = [choice for choice in log.choices if choice.kernel == "linear"]
-    assert products and all(choice.source == "measured" and choice.microseconds for choice in products)
+    assert {choice.kernel for choice in log.choices} == {"linear", "decode_attention"}
+    assert all(choice.source == "measured" and choice.microseconds for choice in log.choices)
     assert verify(tuned.output).holds
     again = compile_model(checkpoint("llama-plain"), tmp_path / "b.ingot", **OPTIONS, tuning_log=tuned.output)
     assert again.plans.executables.keys() == tuned.plans.executables.keys()
 
 
-@pytest.mark.parametrize("tokens", [1, 16])
-def test_it_is_no_slower_than_what_is_known_and_within_the_time(tokens: int) -> None:
-    from ingot.backends.triton.emit import Triton
-    from ingot.backends.triton.lower.linear_choice import known_tiles
-    from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+def _problem(kernel: str, tokens: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """The fields of a problem of an 8B model, and the tiles known for it."""
+    from ingot.backends.triton.lower import attention_choice, linear_choice
+    from ingot.backends.triton.lower.attention_problem import DecodeProblem
+    from ingot.backends.triton.lower.linear_problem import LinearProblem
 
-    problem = LinearProblem(6144, 4096, tokens, "bf16", "bf16", norm=True)
-    tiles = known_tiles(problem.product(), tokens, 90)[0]
-    choice = Choice(kernel=LINEAR, problem=problem.fields(), tiles=vars(tiles), source="table")
+    if kernel == "linear":
+        product = LinearProblem(6144, 4096, tokens, "bf16", "bf16", norm=True)
+        return product.fields(), vars(linear_choice.known_tiles(product.product(), tokens, 90)[0])
+    attention = DecodeProblem(8, 4, 128, 16, "bf16", tokens, append=True)
+    return attention.fields(), vars(attention_choice.known_tiles(attention)[0])
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+@pytest.mark.parametrize("kernel", ["linear", "decode_attention"])
+def test_it_is_no_slower_than_what_is_known_and_within_the_time(kernel: str, tokens: int) -> None:
+    from ingot.backends.triton.emit import Triton
+
+    problem, tiles = _problem(kernel, tokens)
+    choice = Choice(kernel=kernel, problem=problem, tiles=tiles, source="table")
     target = Target.detect("cuda")
     first = Triton().measure(choice, target, 0.0)  # what starts up does so here
     begin = time.monotonic()
     found = Triton().measure(choice, target, 3.0)
     assert time.monotonic() - begin < 6.0
-    assert first.microseconds and found.microseconds and found.microseconds < 1.05 * first.microseconds
+    # Attention is chosen for several mixes of contexts, and its time is that of one of them.
+    slack = 1.05 if kernel == "linear" else 1.25
+    assert first.microseconds and found.microseconds and found.microseconds < slack * first.microseconds

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from ingot.debug.explained import BucketCosts
+    from ingot.debug.step_time.times import CallTime, StepTime
     from ingot.ir.program import Program
     from ingot.report.data import Report
 
@@ -61,6 +62,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
     from ingot.passes.manager import run_pipeline
     from ingot.report.data import Step, linked, node_tables
     from ingot.report.memory import resident, step_memories
+    from ingot.report.step_times import drawn_steps
 
     model = traced(json.loads((deep_checkpoint / "config.json").read_text()))
     buckets = BucketClass(name="decode", tokens=(1, 16)), BucketClass(name="extend", tokens=(17, 256))
@@ -85,10 +87,12 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
     costs = tuple(_costs(program) for program in lowered.programs.values())
     explained = Explained(Path(), plain_report.build_id, costs, ())
     plans = merged_plans({"main": lowered})
+    nodes = node_tables(explained, steps)
     return replace(
         plain_report,
         steps=steps,
-        nodes=node_tables(explained, steps),
+        nodes=nodes,
+        step_times=drawn_steps(costs, [one.step for one in nodes], [one.basis for one in nodes]),
         memories=step_memories(plans),
         resident=resident(plans),
         start_up={"Python": 0.1, "imports": 2.5},
@@ -96,7 +100,10 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
 
 
 def _costs(program: Program) -> BucketCosts:
-    """Every call of a lowered program, those of a region behind it, with costs that tell them apart."""
+    """Every call of a lowered program, those of a region behind it, with costs that tell them apart; the first three
+    with times, as if a GPU ran two products and a norm."""
+    from dataclasses import replace as changed
+
     from ingot.debug.explained import BucketCosts, Call, Step
     from ingot.ir.program import RegionCall, target_name
     from ingot.report.lines import layer_of
@@ -115,7 +122,24 @@ def _costs(program: Program) -> BucketCosts:
             for inner in program.regions[node.target.name].body.calls():
                 add(inner, node.meta["provider"], node.name)
     assert program.bucket is not None
-    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128, (5, 1, 5)), tuple(calls))
+    times, step = _times()
+    calls[:3] = [changed(call, flops=900, bytes=90, time=time) for call, time in zip(calls, times, strict=False)]
+    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128, (5, 1, 5)), tuple(calls), step)
+
+
+def _times() -> tuple[list[CallTime], StepTime]:
+    from ingot.debug.step_time.times import CallTime, Gap, StepTime, kind_times
+
+    calls = [
+        CallTime("products", "compute", 2e-6, 3e-6),
+        CallTime("products", "compute", 2e-6, 3e-6),
+        CallTime("norms", "memory", 1e-6, 4e-6),
+    ]
+    gaps = (Gap("norm", 1, 3e-6, "fused, it is saved"), Gap("between calls", 0, 2e-6, "launched one by one"))
+    step = StepTime(
+        "NVIDIA H200", 10**12, 10**15, "constants", True, 5e-6, 12e-6, None, kind_times(calls, 12e-6, None), gaps
+    )
+    return calls, step
 
 
 @pytest.fixture(scope="session")

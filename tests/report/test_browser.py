@@ -23,7 +23,7 @@ Show = Callable[..., Any]
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("report")]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-TABS = ("program", "time", "memory", "nodes")
+TABS = ("program", "time", "step", "memory", "nodes")
 
 
 def number_of(report: Report, name: str, bucket: str | None = None) -> int:
@@ -436,6 +436,35 @@ def test_what_was_not_recorded_is_said(show: Show, plain_report: Report) -> None
     assert page.get_by_text("ingot report --start-up").count() == 1
     page.get_by_role("tab", name="Nodes").click()
     assert "No pass chose providers" in page.inner_text("#panel-nodes")
+
+
+def test_a_step_on_a_gpu_is_drawn(show: Show, region_report: Report) -> None:
+    opened = show(region_report, hash="#tab=step")
+    page, (one, *_) = opened.page, region_report.step_times
+    panels = {text.split("\n")[0]: text for text in page.locator("#panel-step .panel").all_inner_texts()}
+    assert panels.keys() == {"A step, by kind", "Roofline", "Along the step", "Above the roofline"}
+    assert "products 2 calls" in panels["A step, by kind"] and "gaps between calls" in panels["A step, by kind"]
+    assert "42 % of the roofline on NVIDIA H200: 1.0 TB/s" in panels["A step, by kind"]
+    assert all(gap.closing in panels["Above the roofline"] for gap in one.time.gaps)
+    # Every call is as wide as it takes, and the strip below as the roofline asks for.
+    widths = page.locator(".along rect").evaluate_all("all => all.map(one => one.width.baseVal.value)")
+    total = one.time.predicted
+    assert widths == pytest.approx([1000 * s / total for call in one.calls for s in (call.taken, call.roofline)])
+    # Equal calls are one point, below the roof: higher is faster, further right more flops a byte.
+    points = page.locator(".roofline circle").evaluate_all(
+        "all => all.map(one => [one.cx, one.cy].map(at => at.baseVal.value))"
+    )
+    assert len(points) == len({call[1:] for call in one.calls if call.flops and call.bytes})
+    for x, y in points:
+        assert 54 <= x <= 640 and 20 <= y <= 286
+    page.locator(".along rect").first.click()
+    assert one.calls[0].name in page.inner_text(".inspector")
+    assert not opened.complaints
+
+
+def test_without_a_gpu_there_is_no_step_to_draw(show: Show, plain_report: Report) -> None:
+    page = show(plain_report, hash="#tab=step").page
+    assert "this artifact is not for one" in page.inner_text("#panel-step")
 
 
 def test_memory_shows_what_lives_at_an_instruction(show: Show, region_report: Report) -> None:

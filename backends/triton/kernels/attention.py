@@ -45,6 +45,24 @@ def weighed(
 
 
 @triton.jit
+def rows_of(
+    kv,
+    pages,
+    place,
+    inside,
+    head,
+    PAGE_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Where the cache holds a head's keys at the positions `place` [N] of the sequence with page ids `pages`, as
+    pointers; those not `inside` are on page 0."""
+    page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
+    return kv + page * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
+
+
+@triton.jit
 def attended(
     total,
     weight_sum,
@@ -78,8 +96,7 @@ def attended(
     for start in range(begin, end, step):
         place = start + tl.arange(0, BLOCK_N)
         inside = place < end
-        page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
-        rows = kv + page * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
+        rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
         held = inside[:, None] & (d < DIM)[None, :]
         keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")

@@ -13,91 +13,93 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, in_base_two, weighed
-from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, rows_of, weighed
+from ingot.backends.triton.kernels.attention_splits import (
+    further_item,
+    owner_of,
+    positions_read,
+    put_together,
+    share_of,
+    splits_of,
+)
+from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepared, turned, with_partners
 
 
 @triton.jit
-def _owner(token, q_starts, q_lens, sequences):
-    """The sequence that owns a token, or -1."""
-    sequence = -1
-    for first in range(0, sequences, 32):  # a warp's worth: reductions stay within each warp
-        b = first + tl.arange(0, 32)
-        start = tl.load(q_starts + b, mask=b < sequences, other=0)
-        count = tl.load(q_lens + b, mask=b < sequences, other=0)
-        sequence = tl.maximum(sequence, tl.max(tl.where((start <= token) & (token < start + count), b, -1)))
-    return sequence
-
-
-@triton.jit
-def _read(length, count, WINDOW: tl.constexpr, APPEND: tl.constexpr):
-    """Cached positions that the first of a sequence's `count` tokens reads of `length`; fed ones are not read where
-    they are appended."""
-    read = length - count if APPEND else length
-    if WINDOW is not None:
-        read = tl.minimum(read, WINDOW)
-    return read
-
-
-@triton.jit
-def _splits(read, share, BASE: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """BASE, or more for a longer context: beyond BASE no more than read / share, by which grids are bounded."""
-    return tl.minimum(tl.maximum((read + share // 2) // share, BASE), MAX_SPLITS)
-
-
-@triton.jit
-def _share(
-    q_lens, kv_lens, sequences, SHARES: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr, APPEND: tl.constexpr
+def _walked(
+    total,
+    weight_sum,
+    peak,
+    query,
+    kv,
+    pages,
+    head,
+    begin,
+    end,
+    step,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Positions of a split: what all tokens together read, in SHARES parts."""
-    work = 0
-    for first in range(0, sequences, 32):
-        b = first + tl.arange(0, 32)
-        count = tl.load(q_lens + b, mask=b < sequences, other=0)
-        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
-        work += tl.sum(count * _read(length, count, WINDOW, APPEND))
-    return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
+    d = tl.arange(0, BLOCK_DIM)
+    offsets = tl.arange(0, CHUNK)
+    page = tl.load(pages + (begin + offsets) // PAGE, mask=begin + offsets < end, other=0)
+    for start in range(begin, end, step):
+        place = start + offsets
+        inside = place < end
+        rows = kv + page.to(tl.int64) * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
+        following = place + step
+        page = tl.load(pages + following // PAGE, mask=following < end, other=0)
+        held = inside[:, None] & (d < DIM)[None, :]
+        keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        values = tl.load(rows[:, None] + PART_STRIDE + d[None, :], mask=held, other=0.0)
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCALE, SOFT_CAP)
+    return total, weight_sum, peak
 
 
 @triton.jit
-def _further_item(
-    item,
-    share,
-    q_lens,
-    kv_lens,
-    sequences,
-    KV_HEADS: tl.constexpr,
-    BASE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    APPEND: tl.constexpr,
+def _fetch_chunk(
+    kv,
+    pages,
+    head,
+    place,
+    end,
+    PAGE_STRIDE: tl.constexpr,
+    PART_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
 ):
-    """Of the items behind the first BASE of each (token, head): (sequence or -1, the item's place among those of its
-    sequence, how many of them each (token, head) has there)."""
-    sequence = -1
-    place = 0
-    more = 1
-    before = 0
-    for first in range(0, sequences, 32):
-        b = first + tl.arange(0, 32)
-        count = tl.load(q_lens + b, mask=b < sequences, other=0)
-        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
-        splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
-        items = count * KV_HEADS * (splits - BASE)
-        end = before + tl.cumsum(items, 0)
-        own = (item >= end - items) & (item < end)
-        sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
-        place += tl.sum(tl.where(own, item - (end - items), 0))
-        more += tl.sum(tl.where(own, splits - BASE - 1, 0))
-        before += tl.sum(items)
-    return sequence, place, more
+    """Ask for the keys and values at positions `place` below `end` to come into the L2 cache, and wait for nothing."""
+    LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (DIM + LINE - 1) // LINE
+    inside = place < end
+    # Positions behind the end are asked for on page 0, again and again.
+    rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
+    line = tl.arange(0, LINES) * LINE
+    for part in tl.static_range(2):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0",
+            "=r,l",
+            [(rows[:, None] + part * PART_STRIDE + line[None, :]).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def decode_attention(
     out,
     partial,
-    stats,
+    sizes,
     arrived,
     kv,
     q,
@@ -145,12 +147,16 @@ def decode_attention(
     MAX_SPLITS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CARRIED: tl.constexpr,
+    EARLY_TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid: tokens * KV_HEADS * BASE items, and SHARES * KV_HEADS further ones; SHARES may be 0.
 
-    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] and `stats` f32[tokens, KV_HEADS, MAX_SPLITS, 2, GROUP] take
-    what a split computed, `arrived` i32[tokens, KV_HEADS] counts the splits that have ended.
+    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each split, `sizes` f32[tokens,
+    KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, KV_HEADS]
+    counts the splits that have ended.
 
     With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
     step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
@@ -160,7 +166,8 @@ def decode_attention(
     if DEPENDENT:
         gdc_launch_dependents()
     # Rows that are not known to be cached may hold anything until the length is known; a window begins by the length.
-    EARLY: tl.constexpr = APPEND and WINDOW is None
+    KNOWN: tl.constexpr = APPEND and WINDOW is None
+    EARLY: tl.constexpr = KNOWN and EARLY_TILE
     item = tl.program_id(0)
     pairs = tokens * KV_HEADS
     first_items = pairs * BASE
@@ -172,23 +179,39 @@ def decode_attention(
     own = (g < GROUP)[:, None] & (d < DIM)[None, :]
     sequence = -1
     if item < first_items:
-        sequence = _owner(token, q_starts, q_lens, sequences)
+        sequence = owner_of(token, q_starts, q_lens, sequences)
     early_place = split * CHUNK + tl.arange(0, CHUNK)
     if EARLY:
         held = (sequence >= 0) & (early_place // PAGE < width)
-        ids = tl.load(page_table + sequence.to(tl.int64) * width + early_place // PAGE, mask=held, other=0)
-        early_rows = kv + ids.to(tl.int64) * PAGE_STRIDE + early_place % PAGE * SLOT_STRIDE + head * DIM
+        pages = page_table + sequence.to(tl.int64) * width
+        early_rows = rows_of(kv, pages, early_place, held, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
         early = held[:, None] & (d < DIM)[None, :]
         early_keys = tl.load(early_rows[:, None] + d[None, :], mask=early, other=0.0)
         early_values = tl.load(early_rows[:, None] + PART_STRIDE + d[None, :], mask=early, other=0.0)
-    one = tl.zeros((1,), tl.int32)
+    if KNOWN and DEPENDENT and AHEAD > 0:
+        # By a guess of the length: in all layers but the first it has long been there.
+        cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
+        cached = tl.where(sequence >= 0, tl.minimum(cached, width * PAGE), 0)
+        for later in tl.static_range(EARLY, AHEAD + EARLY):
+            _fetch_chunk(
+                kv, page_table + sequence.to(tl.int64) * width, head, early_place + later * BASE * CHUNK, cached,
+                PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM,
+            )  # fmt: skip
     if APPEND:
         # A guess: in all layers but the first, the positions of this step have long been there.
-        guess = tl.load(positions + token + one, cache_modifier=".cg")
+        guess = tl.load(positions + token, cache_modifier=".cg")
         guess = tl.minimum(tl.maximum(guess, 0), POSITIONS - 1)
-        cos, sin = angles(table, guess, INTERLEAVED, ROTARY, BLOCK_DIM)
+        # As many rows as the tile of q, and of k and v below: tiles of one shape have one layout, and nothing moves.
+        cos, sin = angles(table, guess + tl.zeros_like(g), INTERLEAVED, ROTARY, BLOCK_DIM)
+        q_gain, other_q_gain = gains(q_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        k_gain, other_k_gain = gains(k_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    if SHARES > 0:
+        b = tl.arange(0, 32)
+        counts = tl.load(q_lens + b, mask=b < sequences, other=0)
     if DEPENDENT:
         gdc_wait()
+    if SHARES > 0:
+        lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
 
     if (sequence < 0) & (split == 0):
         into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
@@ -197,8 +220,8 @@ def decode_attention(
     more = 1
     if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
-            sequence, place, more = _further_item(
+            share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+            sequence, place, more = further_item(
                 item - first_items, share, q_lens, kv_lens, sequences, KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND
             )
     if sequence < 0:
@@ -214,21 +237,32 @@ def decode_attention(
     rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
     # All that does not depend on the length is asked for before the length is looked at.
     if APPEND:
-        position = tl.load(positions + token + one, cache_modifier=".cg")
+        position = tl.load(positions + token, cache_modifier=".cg")
         slot = tl.load(slots + token)
-        new_value = tl.load(v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + d, mask=d < DIM, other=0.0)[None, :]
-        if tl.max(position != guess, 0):
-            cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
-        query = prepared(q, rows, g < GROUP, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + one
-        new_key = prepared(k, from_k, one == 0, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        itself = g == 0
+        own_q, other_q = with_partners(q, rows, g < GROUP, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + tl.zeros_like(g)
+        own_k, other_k = with_partners(k, from_k, itself, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        from_v = v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + tl.zeros_like(g)[:, None] + d[None, :]
+        new_value = tl.load(from_v, mask=itself[:, None] & (d < DIM)[None, :], other=0.0)
+        if position != guess:
+            cos, sin = angles(table, position + tl.zeros_like(g), INTERLEAVED, ROTARY, BLOCK_DIM)
+        dtype: tl.constexpr = q.dtype.element_ty
+        query = turned(
+            own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype,
+            EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM,
+        )  # fmt: skip
+        new_key = turned(
+            own_k, other_k, cos, sin, k_gain, other_k_gain, k_weight is not None, dtype,
+            EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM,
+        )  # fmt: skip
     else:
         query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
 
     splits = BASE
     if SHARES > 0:
-        share = _share(q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
-        splits = _splits(_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
+        share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+        splits = splits_of(positions_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
     nth = token - first
     cached = length - count
     own_place = cached + nth
@@ -236,9 +270,13 @@ def decode_attention(
     low = 0
     if WINDOW is not None:
         low = tl.maximum(own_place - WINDOW + 1, 0)
-    # Splits that have no chunk do not even count; the first has the token itself at least.
-    chunks = tl.maximum(tl.cdiv(tl.maximum(end - low, 0), CHUNK), 1)
-    splits = tl.minimum(splits, chunks)
+    # Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and
+    # the first split does where there is none.
+    chunks = tl.cdiv(tl.maximum(end - low, 0), CHUNK)
+    feeding = 0
+    if APPEND:
+        feeding = tl.where((chunks > 1) & (chunks < splits), chunks, 0)
+    splits = tl.minimum(splits, tl.maximum(chunks, feeding + 1))
     if split >= splits:
         return
 
@@ -250,18 +288,22 @@ def decode_attention(
             peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
     if APPEND:  # noqa: SIM102
-        if split == 0:
-            into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM + d[None, :]
-            written = (slot >= 0) & (d < DIM)[None, :]
+        if split == feeding:
+            into = (
+                kv
+                + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE)
+                + head * DIM
+                + d[None, :]
+                + tl.zeros_like(g)[:, None]
+            )
+            written = (slot >= 0) & itself[:, None] & (d < DIM)[None, :]
             tl.store(into, new_key, mask=written)
             tl.store(into + PART_STRIDE, new_value, mask=written)
             # The token itself is the first that the rows see.
-            score = in_base_two(tl.sum(query.to(tl.float32) * new_key.to(tl.float32), 1), SCALE, SOFT_CAP)
-            higher = tl.maximum(peak, score)
-            weight = tl.exp2(score - higher)
-            weight_sum = weight_sum * tl.exp2(peak - higher) + weight
-            total = weight[:, None] * new_value.to(tl.float32)
-            peak = higher
+            own_score = tl.dot(query, tl.trans(new_key), input_precision="ieee")
+            total, weight_sum, peak = weighed(
+                own_score, new_value, total, weight_sum, peak, itself[None, :], SCALE, SOFT_CAP
+            )
             # Then those of its sequence that were fed in front of it.
             for start in tl.range(0, nth, 16, num_stages=1):
                 fed = start + tl.arange(0, 16)
@@ -282,7 +324,7 @@ def decode_attention(
 
     begin = low + split * CHUNK
     if EARLY:  # noqa: SIM102
-        if item < first_items:
+        if (item < first_items) & (split * CHUNK < end):
             inside = early_place < end
             scores = tl.dot(query, tl.trans(early_keys), input_precision="ieee")
             # What lies behind the end may be NaN, which a weight of zero does not silence.
@@ -293,70 +335,32 @@ def decode_attention(
         pages = page_table + sequence.to(tl.int64) * width
         places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
         # Every cached position from `low` on is seen.
-        total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
-            SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
-        )  # fmt: skip
+        if CARRIED:
+            total, weight_sum, peak = _walked(
+                total, weight_sum, peak, query, kv, pages, head, begin, end, splits * CHUNK,
+                SCALE, SOFT_CAP, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+            )  # fmt: skip
+        else:
+            total, weight_sum, peak = attended(
+                total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
+                SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+            )  # fmt: skip
 
     pair = token * KV_HEADS + head
+    mean = total / weight_sum[:, None]
     if splits == 1:
         into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-        tl.store(into, (total / weight_sum[:, None]).to(out.dtype.element_ty), mask=own)
+        tl.store(into, mean.to(out.dtype.element_ty), mask=own)
         return
     here = pair * MAX_SPLITS + split
-    tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], total, mask=own)
-    tl.store(stats + here * (2 * GROUP) + g, peak, mask=g < GROUP)
-    tl.store(stats + here * (2 * GROUP) + GROUP + g, weight_sum, mask=g < GROUP)
+    tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], mean, mask=own)
+    tl.store(sizes + here * GROUP + g, peak + tl.log2(weight_sum), mask=g < GROUP)
     # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
     tl.debug_barrier()
     ended = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
-        _combine(
-            out, partial, stats, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
+        put_together(
+            out, partial, sizes, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
         )  # fmt: skip
-
-
-@triton.jit
-def _combine(
-    out,
-    partial,
-    stats,
-    pair,
-    splits,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-):
-    """The attention of a (token, head) from its splits.
-
-    Other multiprocessors wrote them during this launch: they are read past the first cache.
-    """
-    g = tl.arange(0, BLOCK_HEADS)
-    d = tl.arange(0, BLOCK_DIM)
-    peak = tl.full((BLOCK_HEADS,), LOWEST, tl.float32)
-    weight_sum = tl.zeros((BLOCK_HEADS,), tl.float32)
-    total = tl.zeros((BLOCK_HEADS, BLOCK_DIM), tl.float32)
-    for start in tl.range(0, splits, BLOCK_SPLITS, num_stages=1):
-        s = start + tl.arange(0, BLOCK_SPLITS)
-        held = (s < splits)[:, None] & (g < GROUP)[None, :]
-        here = (pair * MAX_SPLITS + s)[:, None]
-        from_stats = stats + here * (2 * GROUP) + g[None, :]
-        from_partial = partial + (here * GROUP + g[None, :])[:, :, None] * DIM + d[None, None, :]
-        inside = held[:, :, None] & (d < DIM)[None, None, :]
-        peaks = tl.load(from_stats, mask=held, other=LOWEST, cache_modifier=".cg")
-        sums = tl.load(from_stats + GROUP, mask=held, other=0.0, cache_modifier=".cg")
-        parts = tl.load(from_partial, mask=inside, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(peak, tl.max(peaks, 0))
-        share = tl.exp2(peaks - higher[None, :])
-        shrunk = tl.exp2(peak - higher)
-        weight_sum = weight_sum * shrunk + tl.sum(sums * share, 0)
-        total = total * shrunk[:, None] + tl.sum(parts * share[:, :, None], 0)
-        peak = higher
-    into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-    result = (total / weight_sum[:, None]).to(out.dtype.element_ty)
-    tl.store(into, result, mask=(g < GROUP)[:, None] & (d < DIM)[None, :])

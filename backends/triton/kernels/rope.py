@@ -34,6 +34,79 @@ def angles(
 
 
 @triton.jit
+def _partners(INTERLEAVED: tl.constexpr, ROTARY: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Which element of a head each one is turned against."""
+    HALF: tl.constexpr = ROTARY // 2
+    d = tl.arange(0, BLOCK_DIM)
+    if INTERLEAVED:
+        return d ^ 1
+    else:
+        return tl.where(d < HALF, d + HALF, d - HALF)
+
+
+@triton.jit
+def with_partners(
+    x,
+    rows,
+    held,
+    INTERLEAVED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Heads at the offsets `rows` [N] of x, where `held` [N], and for each element the one that it is turned against:
+    twice [N, BLOCK_DIM] in float32, zero elsewhere. Partners come from memory as well: registers hold no shuffle."""
+    d = tl.arange(0, BLOCK_DIM)
+    partner = _partners(INTERLEAVED, ROTARY, BLOCK_DIM)
+    own = tl.load(x + rows[:, None] + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0)
+    other = tl.load(x + rows[:, None] + partner[None, :], mask=held[:, None] & (d < ROTARY)[None, :], other=0.0)
+    return own.to(tl.float32), other.to(tl.float32)
+
+
+@triton.jit
+def gains(weight, INTERLEAVED: tl.constexpr, ROTARY: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """What a norm multiplies each element and its partner by: `weight` [DIM], or ones where it is None, twice."""
+    d = tl.arange(0, BLOCK_DIM)
+    own = tl.full((1, BLOCK_DIM), 1.0, tl.float32)
+    other = own
+    if weight is not None:
+        partner = _partners(INTERLEAVED, ROTARY, BLOCK_DIM)
+        own = tl.load(weight + d, mask=d < DIM, other=0.0)[None, :]
+        other = tl.load(weight + partner, mask=d < ROTARY, other=0.0)[None, :]
+    return own, other
+
+
+@triton.jit
+def turned(
+    own,
+    other,
+    cos,
+    sin,
+    gain,
+    other_gain,
+    NORMED: tl.constexpr,
+    dtype: tl.constexpr,
+    EPS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ROTARY: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, BLOCK_DIM] in `dtype`.
+
+    `cos` and `sin` [N or 1, BLOCK_DIM] are their angles. The norm is rounded before the rotation.
+    """
+    d = tl.arange(0, BLOCK_DIM)
+    if NORMED:
+        rstd = tl.rsqrt(tl.sum(own * own, 1) / DIM + EPS)[:, None]
+        own = _normed(own, rstd, gain, dtype)
+        other = _normed(other, rstd, other_gain, dtype)
+    first = d % 2 == 0 if INTERLEAVED else d < ROTARY // 2
+    sign = tl.where(first, -1.0, 1.0)
+    return tl.where((d < ROTARY)[None, :], own * cos + sign[None, :] * other * sin, own).to(dtype)
+
+
+@triton.jit
 def prepared(
     x,
     rows,
@@ -47,31 +120,12 @@ def prepared(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """Heads normed by `weight` (None: not normed) and rotated: [N, BLOCK_DIM] in x's dtype.
-
-    `rows` [N] are the offsets of heads in x, `cos` and `sin` [N or 1, BLOCK_DIM] their angles; a head that `held` [N]
-    does not hold is zero, as are the elements from DIM on. The norm is rounded before the rotation.
-    """
+    """Heads at the offsets `rows` [N] of x, where `held` [N], `turned`; zeros elsewhere."""
+    own, other = with_partners(x, rows, held, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    gain, other_gain = gains(weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     dtype: tl.constexpr = x.dtype.element_ty
-    HALF: tl.constexpr = ROTARY // 2
-    d = tl.arange(0, BLOCK_DIM)
-    inside = held[:, None] & (d < DIM)[None, :]
-    own = tl.load(x + rows[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    # Each element is turned against its partner, which comes from memory as well: registers hold no shuffle of it.
-    if INTERLEAVED:
-        partner = d ^ 1
-        sign = tl.where(d % 2 == 0, -1.0, 1.0)
-    else:
-        partner = tl.where(d < HALF, d + HALF, d - HALF)
-        sign = tl.where(d < HALF, -1.0, 1.0)
-    rotary = d < ROTARY
-    both = held[:, None] & rotary[None, :]
-    other = tl.load(x + rows[:, None] + partner[None, :], mask=both, other=0.0).to(tl.float32)
-    if weight is not None:
-        rstd = tl.rsqrt(tl.sum(own * own, 1) / DIM + EPS)[:, None]
-        own = _normed(own, rstd, tl.load(weight + d, mask=d < DIM, other=0.0)[None, :], dtype)
-        other = _normed(other, rstd, tl.load(weight + partner, mask=rotary, other=0.0)[None, :], dtype)
-    return tl.where(both, own * cos + sign[None, :] * other * sin, own).to(dtype)
+    normed: tl.constexpr = weight is not None
+    return turned(own, other, cos, sin, gain, other_gain, normed, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
 
 
 @triton.jit
@@ -99,10 +153,10 @@ def rope(
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
     rows = token * TOKEN_STRIDE + head * HEAD_STRIDE
     cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
-    turned = prepared(x, rows, head < HEADS, cos, sin, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    rotated = prepared(x, rows, head < HEADS, cos, sin, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
     d = tl.arange(0, BLOCK_DIM)
     into = out + token * HEADS * DIM + head[:, None] * DIM + d[None, :]
-    tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
+    tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
 
 
 @triton.jit
@@ -191,17 +245,17 @@ def qk_norm_rope_append(
     if block < Q_BLOCKS:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         rows = token * Q_TOKEN + head * Q_HEAD
-        turned = prepared(q, rows, head < HEADS, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        rotated = prepared(q, rows, head < HEADS, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         into = out + token * HEADS * DIM + head[:, None] * DIM + d
-        tl.store(into, turned, mask=(head < HEADS)[:, None] & (d < DIM))
+        tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < DIM))
     else:
         slot = tl.load(slots + token)
         head = (block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         held = (head < KV_HEADS) & (slot >= 0)
         rows = token * K_TOKEN + head * K_HEAD
-        turned = prepared(k, rows, held, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        rotated = prepared(k, rows, held, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
         inside = held[:, None] & (d < DIM)
         into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * DIM + d
-        tl.store(into, turned, mask=inside)
+        tl.store(into, rotated, mask=inside)
         value = tl.load(v + token * V_TOKEN + head[:, None] * V_HEAD + d, mask=inside)
         tl.store(into + PART_STRIDE, value, mask=inside)

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 
 from ingot.backends.triton.lower.attention_decode import MOST_DECODED, schedule_decode
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
+from ingot.backends.triton.lower.attention_problem import DECODE_TOKENS
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import BucketClass
-
-# The largest step that is decoded: there, a token is a program's business. Larger ones take tokens in blocks.
-DECODE_TOKENS = 64
 
 
 def _decodes(bucket: BucketClass) -> bool:

@@ -6,8 +6,10 @@ import torch
 
 from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import Term, times
+from ingot.backends.triton.lower.attention_choice import known_tiles
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
-from ingot.backends.triton.lower.attention_tiles import DECODE_ATTENTION, DecodeTiles
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotation
@@ -23,45 +25,27 @@ _COMBINED = 4096
 _HALVED = 16
 
 
-def decode_tiles(attention: Attention, most_tokens: int) -> DecodeTiles:
-    """64 keys of 128 elements of two bytes, 16 KiB, and values as many: two programs of three such pairs fit into the
-    227 KiB of a multiprocessor (compute capability 9.0). One token has little to read: small programs begin sooner.
-    """
-    keys = max(16, min(64, 64 * 128 * 2 // (attention.block_dim * attention.itemsize)))
-    return DecodeTiles(keys, stages=3 if most_tokens == 1 else 7, programs=2 if most_tokens <= _HALVED else 1)
+def _problem(call: Call, attention: Attention, schedule: Schedule, *, append: bool) -> DecodeProblem:
+    cache = attention.cache
+    most_tokens = schedule.bucket.tokens[1]
+    return DecodeProblem(
+        cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), most_tokens, append
+    )
 
 
-def _problem(call: Call, attention: Attention, schedule: Schedule, *, append: bool) -> dict[str, bool | int | str]:
-    """What the tuning log knows attention by: how the cache lies, and the most tokens of a step."""
-    return {
-        "kv_heads": attention.cache.kv_heads,
-        "group": attention.group,
-        "dim": attention.cache.dim,
-        "page": attention.cache.page,
-        "dtype": call.dtype_name("q"),
-        "tokens": schedule.bucket.tokens[1],
-        "append": append,
-    }
-
-
-def schedule_decode(
-    call: Call, schedule: Schedule, *, append: bool, tiles: DecodeTiles | None = None
-) -> tuple[Value, ...]:
-    """Attention; with `append` q and k are prepared and k and v written first, in the same launch. `tiles` are sizes
-    to try instead of those that the schedule is given or that are known."""
+def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
+    """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
     most_tokens = schedule.bucket.tokens[1]
-    if tiles is None:
-        problem = _problem(call, attention, schedule, append=append)
-        known = decode_tiles(attention, most_tokens)
-        tiles = schedule.choose(DECODE_ATTENTION, problem, DecodeTiles, lambda: (known, "heuristic"))
+    problem = _problem(call, attention, schedule, append=append)
+    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
     cache, heads = attention.cache, power_of_two(attention.group)
     shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
     # A step of one token needs no more than the certain items; with many tokens, long contexts get what is to spare.
     max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
     base = 2 if most_tokens <= _HALVED else 1
     if most_tokens == 1:
-        base = max_splits = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        base = max_splits = min(_MAX_SPLITS, shares if tiles.exact else 1 << (shares.bit_length() - 1))
         shares = 0
     pairs = times(attention.tokens, cache.kv_heads)
     items = Term(op="add", left=times(pairs, base), right=shares * cache.kv_heads)
@@ -81,7 +65,7 @@ def schedule_decode(
         {
             "out": out,
             "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
-            "stats": schedule.scratch(torch.float32, (*left, 2, attention.group)),
+            "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
             "arrived": schedule.counter((most_tokens, cache.kv_heads)),
             **attention.arguments,
             **prologue,
@@ -96,7 +80,10 @@ def schedule_decode(
             "SHARES": shares,
             "MAX_SPLITS": max_splits,
             "BLOCK_HEADS": heads,
-            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, _COMBINED // (heads * attention.block_dim))),
+            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, tiles.combined // (heads * attention.block_dim))),
+            "AHEAD": tiles.ahead,
+            "CARRIED": tiles.carried,
+            "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,
         },
         warps=tiles.warps,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from ingot.backends.triton.kernels.linear_matvec import linear_matvec
-from ingot.backends.triton.kernels.linear_norm import normalize_rows
 from ingot.backends.triton.kernels.linear_tile import linear_tile
+from ingot.backends.triton.kernels.norm import norm as norm_kernel
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
-from ingot.backends.triton.lower.linear_choice import known_tiles
+from ingot.backends.triton.lower.linear_choice import known_microseconds, known_tiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.schedule import Schedule, Value
@@ -100,7 +100,11 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     tokens = padded_tokens(_most_rows(linear, schedule))
     problem = linear.problem(tokens)
     chosen = schedule.choose(
-        LINEAR, problem.fields(), problem.tiles_kind, lambda: known_tiles(problem.product(), tokens, schedule.sm)
+        LINEAR,
+        problem.fields(),
+        problem.tiles_kind,
+        lambda: known_tiles(problem.product(), tokens, schedule.sm),
+        known_microseconds(problem.product(), tokens, schedule.sm),
     )
     if isinstance(chosen, MatvecTiles):
         return _matvec(linear, schedule, chosen)
@@ -215,17 +219,23 @@ def _share(depth: int, chosen: Tiles) -> int:
 
 
 def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
+    """The norm in front of a product of several rows, as a launch of its own: the programs of the product share its
+    rows, and each would read all of x twice to norm it by itself."""
     rows, depth = x.type.shape[0], _size(x.type.shape[1])
     normed = schedule.scratch(x.type.dtype, (rows, depth))
+    groups = {"GROUPS": 1, "X_GROUP": 0, "RESIDUAL_GROUP": 0, "WEIGHT_GROUP": 0, "BLOCK_GROUPS": 1}
     schedule.launch(
-        normalize_rows,
-        (rows,),
-        {"x": x, "gain": norm.weight, "y": normed},
+        norm_kernel,
+        (rows, 1),
+        {"x": x, "residual": None, "weight": norm.weight, "total": None, "result": normed},
         {
-            "K": depth,
-            "X_STRIDE": x.strides[0],
+            **groups,
+            "WIDTH": depth,
+            "X_ROW": x.strides[0],
+            "RESIDUAL_ROW": 0,
             "EPS": norm.eps,
-            "BLOCK_K": _power_from(depth),
+            "CENTRED": False,
+            "BLOCK": _power_from(depth),
             "DEPENDENT": schedule.dependent,
         },
         warps=8,

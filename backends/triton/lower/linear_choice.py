@@ -1,16 +1,15 @@
 """Tile sizes for a product: those of the measured one that is most like it, as far as they fit."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
-from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, MatvecTiles, Product, Tiles
+from ingot.backends.triton.lower.linear_tiles import MATVEC, MEASURED_SM, TILES, MatvecTiles, Measured, Product, Tiles
+from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.ir.tuning import Source
 
-# Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical specifications).
-_SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 # The smallest tile of a tensor-core product in Triton has 16 columns to sum up over.
 _LEAST = 16
 # Whoever arrives last holds the sums of this many splits in registers at once.
@@ -19,21 +18,26 @@ _MOST_SPLITS = 8
 
 def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | Tiles, Source]:
     """Those for `tokens` rows of x, padded, and whether they were measured for this very product."""
-    measured = MATVEC if tokens == 1 else TILES[tokens]
     chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, sm)
-    return chosen, "table" if product in measured else "heuristic"
+    return chosen, "table" if product in _measured(tokens) else "heuristic"
+
+
+def known_microseconds(product: Product, tokens: int, sm: int) -> float | None:
+    """What a call takes with those, where just that was measured: the table is of one kind of device."""
+    measured = _measured(tokens)
+    return measured[product].microseconds if sm == MEASURED_SM and product in measured else None
 
 
 def matvec_tiles(product: Product) -> MatvecTiles:
     """For one row of x."""
-    found = MATVEC[_nearest(product, MATVEC)]
+    found = MATVEC[_nearest(product, MATVEC)].tiles
     return replace(found, block_k=_block_k(found.block_k, product))
 
 
 def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     """For `tokens` rows of x: 16, 32 or 64."""
     nearest = _nearest(product, TILES[tokens])
-    found = TILES[tokens][nearest]
+    found = TILES[tokens][nearest].tiles
     block_k = _block_k(found.block_k, product)
     programs = _blocks(nearest, found) * found.splits
     # As many programs as there, as far as there are blocks for them.
@@ -45,9 +49,8 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     return replace(found, block_k=block_k, splits=splits, stages=max(1, stages))
 
 
-def shared_memory(sm: int) -> int:
-    """Bytes that a block may have; on a capability that is not known, those of the one before it."""
-    return _SHARED_KB[max((one for one in _SHARED_KB if one <= sm), default=min(_SHARED_KB))] << 10
+def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[Product, Measured[Tiles]]:
+    return MATVEC if tokens == 1 else TILES[tokens]
 
 
 def _nearest(product: Product, measured: Iterable[Product]) -> Product:

@@ -1,10 +1,9 @@
 """What the tuning log knows a product by, and the sizes that it may get."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ingot.backends.triton.lower.linear_tiles import TILES, MatvecTiles, Product, Tiles
+from ingot.backends.triton.lower.problem import read_problem
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES
 
@@ -31,12 +30,7 @@ class LinearProblem:
     @staticmethod
     def of(choice: Choice) -> "LinearProblem":
         """What a choice is about. Raises TypeError or ValueError when that is no product."""
-        fields: Mapping[str, Any] = choice.problem
-        problem = LinearProblem(**fields)
-        for name, value in problem.fields().items():
-            wanted = {"dtype": str, "result": str, "gated": bool, "norm": bool, "residual": bool}.get(name, int)
-            if type(value) is not wanted or (value == 0 and wanted is int):
-                raise ValueError(f"{name} is {value!r}")
+        problem = read_problem(LinearProblem, choice)
         if problem.tokens not in ROWS or not {problem.dtype, problem.result} <= DTYPES.keys():
             raise ValueError(f"{problem.tokens} rows of {problem.dtype}, giving {problem.result}")
         return problem

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -45,79 +46,91 @@ class Tiles:
     lines: int = 0
 
 
-# The fastest of those that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
-# 3.6.0), for the products of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with what a region has around them, in rows of
-# equal launches. Behind each: bytes of weights a second, as a share of a copy's; reading alone can be faster than that.
-# By rows of x: one; and 8, 32 and 64 of up to 16, 32 and 64.
+T = TypeVar("T")
 
-MATVEC: Mapping[Product, MatvecTiles] = {
-    Product(128256, 4096): MatvecTiles(2, 4096, 4),  # 107%
-    Product(128256, 2048): MatvecTiles(4, 1024, 4),  # 106%
-    Product(151936, 1024): MatvecTiles(8, 1024, 8),  # 104%
-    Product(4096, 14336): MatvecTiles(2, 4096, 4, lines=8),  # 104%
-    Product(6144, 4096): MatvecTiles(4, 2048, 8),  # 92%
-    Product(4096, 4096): MatvecTiles(8, 2048, 4),  # 93%
-    Product(2048, 8192): MatvecTiles(4, 4096, 8),  # 94%
-    Product(3072, 2048): MatvecTiles(4, 1024, 4),  # 74%
-    Product(2048, 2048): MatvecTiles(2, 2048, 4),  # 71%
-    Product(4096, 1024): MatvecTiles(8, 1024, 4, lines=16),  # 62%
-    Product(1024, 3072): MatvecTiles(2, 2048, 4),  # 57%
-    Product(1024, 2048): MatvecTiles(2, 2048, 4),  # 53%
-    Product(14336, 4096, gated=True): MatvecTiles(2, 4096, 8),  # 103%
-    Product(8192, 2048, gated=True): MatvecTiles(8, 1024, 4),  # 98%
-    Product(3072, 1024, gated=True): MatvecTiles(4, 1024, 4),  # 70%
+
+@dataclass(frozen=True)
+class Measured(Generic[T]):
+    """Sizes, and the microseconds that a call takes with them in a row of equal ones."""
+
+    tiles: T
+    microseconds: float
+
+
+# The capability of the device that these are of.
+MEASURED_SM = 90
+# The fastest of those that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
+# 3.6.0), for the products of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with what a region has around them, over
+# weights that no cache holds. By rows of x: one; and 8, 32 and 64 of up to 16, 32 and 64.
+
+MATVEC: Mapping[Product, Measured[MatvecTiles]] = {
+    Product(128256, 4096): Measured(MatvecTiles(2, 4096, 4), 230.4),
+    Product(128256, 2048): Measured(MatvecTiles(4, 1024, 4), 116.56),
+    Product(151936, 1024): Measured(MatvecTiles(8, 1024, 8), 70.14),
+    Product(4096, 14336): Measured(MatvecTiles(2, 4096, 4, lines=8), 26.54),
+    Product(6144, 4096): Measured(MatvecTiles(4, 2048, 8), 12.84),
+    Product(4096, 4096): Measured(MatvecTiles(8, 2048, 4), 8.51),
+    Product(2048, 8192): Measured(MatvecTiles(4, 4096, 8), 8.34),
+    Product(3072, 2048): Measured(MatvecTiles(4, 1024, 4), 3.99),
+    Product(2048, 2048): Measured(MatvecTiles(2, 2048, 4), 2.77),
+    Product(4096, 1024): Measured(MatvecTiles(8, 1024, 4, lines=16), 3.16),
+    Product(1024, 3072): Measured(MatvecTiles(2, 2048, 4), 2.57),
+    Product(1024, 2048): Measured(MatvecTiles(2, 2048, 4), 1.86),
+    Product(14336, 4096, gated=True): Measured(MatvecTiles(2, 4096, 8), 53.35),
+    Product(8192, 2048, gated=True): Measured(MatvecTiles(8, 1024, 4), 16.13),
+    Product(3072, 1024, gated=True): Measured(MatvecTiles(4, 1024, 4), 4.2),
 }
 
-TILES: Mapping[int, Mapping[Product, Tiles]] = {
+TILES: Mapping[int, Mapping[Product, Measured[Tiles]]] = {
     16: {
-        Product(128256, 4096): Tiles(64, 128, 1, 4, 5),  # 102%
-        Product(128256, 2048): Tiles(64, 128, 1, 4, 5),  # 99%
-        Product(151936, 1024): Tiles(128, 128, 1, 8, 5),  # 94%
-        Product(4096, 14336): Tiles(64, 256, 2, 4, 4),  # 89%
-        Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 73%
-        Product(4096, 4096): Tiles(64, 256, 2, 4, 4),  # 72%
-        Product(2048, 8192): Tiles(64, 256, 4, 4, 4),  # 72%
-        Product(3072, 2048): Tiles(128, 128, 2, 4, 4, lines=4),  # 41%
-        Product(4096, 1024): Tiles(64, 256, 2, 4, 3, lines=4),  # 38%
-        Product(2048, 2048): Tiles(64, 256, 4, 4, 3, lines=4),  # 43%
-        Product(1024, 3072): Tiles(64, 256, 8, 4, 3, lines=4),  # 30%
-        Product(1024, 2048): Tiles(64, 128, 8, 4, 3, lines=4),  # 19%
-        Product(14336, 4096, gated=True): Tiles(64, 256, 1, 4, 3),  # 94%
-        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5),  # 85%
-        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4, lines=4),  # 48%
+        Product(128256, 4096): Measured(Tiles(64, 128, 1, 4, 5), 243.89),
+        Product(128256, 2048): Measured(Tiles(64, 128, 1, 4, 5), 125.82),
+        Product(151936, 1024): Measured(Tiles(128, 128, 1, 8, 5), 78.43),
+        Product(4096, 14336): Measured(Tiles(64, 256, 2, 4, 4), 31.41),
+        Product(6144, 4096): Measured(Tiles(64, 128, 1, 4, 8, lines=4), 16.37),
+        Product(4096, 4096): Measured(Tiles(64, 256, 2, 4, 4), 11.03),
+        Product(2048, 8192): Measured(Tiles(64, 256, 4, 4, 4), 11.08),
+        Product(3072, 2048): Measured(Tiles(128, 128, 2, 4, 4, lines=4), 7.28),
+        Product(4096, 1024): Measured(Tiles(64, 256, 2, 4, 3, lines=4), 5.28),
+        Product(2048, 2048): Measured(Tiles(64, 256, 4, 4, 3, lines=4), 4.66),
+        Product(1024, 3072): Measured(Tiles(64, 256, 8, 4, 3, lines=4), 4.91),
+        Product(1024, 2048): Measured(Tiles(64, 128, 8, 4, 3, lines=4), 5.16),
+        Product(14336, 4096, gated=True): Measured(Tiles(64, 256, 1, 4, 3), 59.11),
+        Product(8192, 2048, gated=True): Measured(Tiles(64, 128, 1, 4, 5), 18.77),
+        Product(3072, 1024, gated=True): Measured(Tiles(64, 128, 1, 4, 4, lines=4), 6.29),
     },
     32: {
-        Product(128256, 4096): Tiles(128, 128, 1, 8, 2),  # 100%
-        Product(128256, 2048): Tiles(128, 64, 1, 8, 5),  # 95%
-        Product(151936, 1024): Tiles(64, 128, 1, 4, 4, lines=4),  # 92%
-        Product(4096, 14336): Tiles(32, 256, 1, 4, 6, lines=4),  # 90%
-        Product(6144, 4096): Tiles(64, 128, 1, 4, 8, lines=4),  # 75%
-        Product(4096, 4096): Tiles(64, 256, 2, 4, 4, lines=4),  # 72%
-        Product(2048, 8192): Tiles(64, 256, 4, 4, 4, lines=4),  # 71%
-        Product(3072, 2048): Tiles(64, 128, 3, 4, 4, lines=4),  # 37%
-        Product(2048, 2048): Tiles(64, 128, 4, 4, 5, lines=8),  # 38%
-        Product(4096, 1024): Tiles(64, 128, 2, 4, 5, lines=4),  # 36%
-        Product(1024, 3072): Tiles(16, 256, 2, 4, 7, lines=8),  # 30%
-        Product(1024, 2048): Tiles(16, 256, 1, 4, 8, lines=16),  # 20%
-        Product(14336, 4096, gated=True): Tiles(64, 128, 1, 4, 2),  # 92%
-        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 5, lines=4),  # 82%
-        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4, lines=4),  # 46%
+        Product(128256, 4096): Measured(Tiles(128, 128, 1, 8, 2), 250.6),
+        Product(128256, 2048): Measured(Tiles(128, 64, 1, 8, 5), 131.83),
+        Product(151936, 1024): Measured(Tiles(64, 128, 1, 4, 4, lines=4), 80.45),
+        Product(4096, 14336): Measured(Tiles(32, 256, 1, 4, 6, lines=4), 31.1),
+        Product(6144, 4096): Measured(Tiles(64, 128, 1, 4, 8, lines=4), 15.89),
+        Product(4096, 4096): Measured(Tiles(64, 256, 2, 4, 4, lines=4), 10.99),
+        Product(2048, 8192): Measured(Tiles(64, 256, 4, 4, 4, lines=4), 11.3),
+        Product(3072, 2048): Measured(Tiles(64, 128, 3, 4, 4, lines=4), 8.12),
+        Product(2048, 2048): Measured(Tiles(64, 128, 4, 4, 5, lines=8), 5.23),
+        Product(4096, 1024): Measured(Tiles(64, 128, 2, 4, 5, lines=4), 5.48),
+        Product(1024, 3072): Measured(Tiles(16, 256, 2, 4, 7, lines=8), 5.04),
+        Product(1024, 2048): Measured(Tiles(16, 256, 1, 4, 8, lines=16), 5.02),
+        Product(14336, 4096, gated=True): Measured(Tiles(64, 128, 1, 4, 2), 60.84),
+        Product(8192, 2048, gated=True): Measured(Tiles(64, 128, 1, 4, 5, lines=4), 19.4),
+        Product(3072, 1024, gated=True): Measured(Tiles(64, 128, 1, 4, 4, lines=4), 6.51),
     },
     64: {
-        Product(128256, 4096): Tiles(128, 128, 1, 4, 4, lines=4),  # 95%
-        Product(128256, 2048): Tiles(128, 128, 1, 8, 4),  # 87%
-        Product(151936, 1024): Tiles(128, 128, 1, 4, 4, lines=4),  # 83%
-        Product(4096, 14336): Tiles(64, 256, 2, 4, 3, lines=4),  # 83%
-        Product(6144, 4096): Tiles(64, 128, 1, 4, 6, lines=4),  # 72%
-        Product(4096, 4096): Tiles(64, 256, 2, 4, 3, lines=4),  # 63%
-        Product(2048, 8192): Tiles(64, 256, 4, 4, 3, lines=4),  # 62%
-        Product(3072, 2048): Tiles(64, 128, 2, 4, 4, lines=4),  # 38%
-        Product(4096, 1024): Tiles(64, 128, 1, 4, 4, lines=4),  # 37%
-        Product(2048, 2048): Tiles(64, 128, 4, 4, 5, lines=4),  # 32%
-        Product(1024, 3072): Tiles(16, 256, 2, 4, 5, lines=4),  # 25%
-        Product(1024, 2048): Tiles(16, 128, 2, 4, 8, lines=8),  # 20%
-        Product(14336, 4096, gated=True): Tiles(64, 128, 1, 4, 4),  # 89%
-        Product(8192, 2048, gated=True): Tiles(64, 128, 1, 4, 4, lines=4),  # 79%
-        Product(3072, 1024, gated=True): Tiles(64, 128, 1, 4, 4),  # 38%
+        Product(128256, 4096): Measured(Tiles(128, 128, 1, 4, 4, lines=4), 262.26),
+        Product(128256, 2048): Measured(Tiles(128, 128, 1, 8, 4), 143.18),
+        Product(151936, 1024): Measured(Tiles(128, 128, 1, 4, 4, lines=4), 88.76),
+        Product(4096, 14336): Measured(Tiles(64, 256, 2, 4, 3, lines=4), 33.64),
+        Product(6144, 4096): Measured(Tiles(64, 128, 1, 4, 6, lines=4), 16.69),
+        Product(4096, 4096): Measured(Tiles(64, 256, 2, 4, 3, lines=4), 12.58),
+        Product(2048, 8192): Measured(Tiles(64, 256, 4, 4, 3, lines=4), 12.92),
+        Product(3072, 2048): Measured(Tiles(64, 128, 2, 4, 4, lines=4), 7.77),
+        Product(4096, 1024): Measured(Tiles(64, 128, 1, 4, 4, lines=4), 5.34),
+        Product(2048, 2048): Measured(Tiles(64, 128, 4, 4, 5, lines=4), 6.13),
+        Product(1024, 3072): Measured(Tiles(16, 256, 2, 4, 5, lines=4), 5.92),
+        Product(1024, 2048): Measured(Tiles(16, 128, 2, 4, 8, lines=8), 5.07),
+        Product(14336, 4096, gated=True): Measured(Tiles(64, 128, 1, 4, 4), 62.56),
+        Product(8192, 2048, gated=True): Measured(Tiles(64, 128, 1, 4, 4, lines=4), 20.23),
+        Product(3072, 1024, gated=True): Measured(Tiles(64, 128, 1, 4, 4), 7.91),
     },
 }

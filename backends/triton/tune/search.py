@@ -3,16 +3,18 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any, Protocol
 
 import triton
 
-from ingot.backends.triton.lower.linear_problem import LinearProblem
-from ingot.backends.triton.tune.bench import Bench, Timed, compile_all
-from ingot.backends.triton.tune.candidates import AnyTiles, Machine, candidates, more_candidates
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.tune import attention, attention_candidates, linear, linear_candidates
+from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.ir.errors import BackendError
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
@@ -21,38 +23,86 @@ from ingot.ir.tuning import Choice
 _FIRST = 0.75
 
 
-def measure(choice: Choice, target: Target, seconds: float) -> Choice:
-    """The fastest tiles for what `choice` is about, its own among them, found in about `seconds`. Raises BackendError
-    where those do not run."""
-    assert target.sm is not None
-    machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
-    problem = LinearProblem.of(choice)
-    try:
-        bench, compilers = _bench(), _compilers()
-        begin = time.monotonic()
-        first = bench.measure(machine, problem, problem.tiles_kind(**choice.tiles))
-    except Exception as error:  # whatever Triton and the driver raise
-        raise BackendError(f"no time could be taken of {choice}: {type(error).__name__}: {error}"[:500]) from error
-    found = [first]
-    tried = [tiles for tiles in candidates(problem, machine) if tiles != first.tiles]
-    found += measure_all(bench, compilers, machine, [(problem, tiles) for tiles in tried], begin + _FIRST * seconds)
-    best = min(found, key=microseconds)
-    more = [tiles for tiles in more_candidates(problem, best.tiles) if tiles != best.tiles]
-    found += measure_all(bench, compilers, machine, [(problem, tiles) for tiles in more], begin + seconds)
-    best = min(found, key=microseconds)
-    return choice.model_copy(
-        update={"tiles": asdict(best.tiles), "microseconds": round(best.microseconds, 3), "source": "measured"}
-    )
+class Timed(Protocol):
+    """A measurement."""
+
+    @property
+    def problem(self) -> Any: ...
+    @property
+    def tiles(self) -> Any: ...
+    @property
+    def microseconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """How one kind of problem is tuned: read, compiled, timed (`bench` takes a pool), and the best found."""
+
+    read: Callable[[Choice], Any]
+    bench: Callable[[Pool], Any]
+    compile_all: Callable[[Machine, Any, Any], None]
+    candidates: Callable[[Any, Machine], Sequence[Any]]
+    more_candidates: Callable[[Any, Any], Sequence[Any]]
+    best: Callable[[Sequence[Any]], Timed]
 
 
 def microseconds(timed: Timed) -> float:
     return timed.microseconds
 
 
+def fastest(found: Sequence[Timed]) -> Timed:
+    return min(found, key=microseconds)
+
+
+# By the kernel that a choice is for.
+SUBJECTS = {
+    LINEAR: Subject(
+        LinearProblem.of, linear.Bench, linear.compile_all,
+        linear_candidates.candidates, linear_candidates.more_candidates, fastest,
+    ),
+    DECODE_ATTENTION: Subject(
+        DecodeProblem.of, attention.Bench, attention.compile_all,
+        attention_candidates.candidates, attention_candidates.more_candidates, attention.best,
+    ),
+}  # fmt: skip
+
+
+def measure(choice: Choice, target: Target, seconds: float) -> Choice:
+    """The best tiles for what `choice` is about, its own among them, found in about `seconds`. Raises BackendError
+    where those do not run."""
+    assert target.sm is not None
+    machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
+    subject = SUBJECTS[choice.kernel]
+    problem = subject.read(choice)
+    try:
+        bench, compilers = _bench(choice.kernel), _compilers()
+        begin = time.monotonic()
+        first = bench.measure(machine, problem, problem.tiles_kind(**choice.tiles))
+    except Exception as error:  # whatever Triton and the driver raise
+        raise BackendError(f"no time could be taken of {choice}: {type(error).__name__}: {error}"[:500]) from error
+
+    def tried(tiles: Sequence[Any], deadline: float) -> list[Timed]:
+        others = [(problem, one) for one in tiles if one not in [timed.tiles for timed in found]]
+        return measure_all(bench, compilers, subject.compile_all, machine, others, deadline)
+
+    found: list[Timed] = [first]
+    found += tried(subject.candidates(problem, machine), begin + _FIRST * seconds)
+    found += tried(subject.more_candidates(problem, subject.best(found).tiles), begin + seconds)
+    best = subject.best(found)
+    return choice.model_copy(
+        update={"tiles": asdict(best.tiles), "microseconds": round(best.microseconds, 3), "source": "measured"}
+    )
+
+
 @cache
-def _bench() -> "Bench":
-    """One for the process: it fills its pool first."""
-    return Bench()
+def _pool() -> Pool:
+    """One for the process, which all benches read from."""
+    return Pool()
+
+
+@cache
+def _bench(kernel: str) -> Any:
+    return SUBJECTS[kernel].bench(_pool())
 
 
 @cache
@@ -78,15 +128,16 @@ def compilers() -> ProcessPoolExecutor:
 
 
 def measure_all(
-    bench: Bench,
+    bench: Any,
     compilers: ProcessPoolExecutor,
+    compile_all: Callable[[Machine, Any, Any], None],
     machine: Machine,
-    jobs: Sequence[tuple[LinearProblem, AnyTiles]],
+    jobs: Sequence[tuple[Any, Any]],
     deadline: float,
-) -> list[Timed]:
-    """In the order in which the kernels come out of the compilers. What is left at the deadline (`time.monotonic`) is
-    left out, and so are tiles that do not fit or give wrong results."""
-    found: list[Timed] = []
+) -> list[Any]:
+    """Measurements of problems with tiles, in the order in which the kernels come out of the compilers. What is left at
+    the deadline (`time.monotonic`) is left out, and so are tiles that do not fit or give wrong results."""
+    found: list[Any] = []
     compiled = {compilers.submit(compile_all, machine, problem, tiles): (problem, tiles) for problem, tiles in jobs}
     try:
         for future in as_completed(compiled, timeout=max(0.1, deadline - time.monotonic())):

@@ -10,12 +10,13 @@ import { readPayload } from "./payload.js";
 import { Programs } from "./program.js";
 import { createProgramView } from "./program_view.js";
 import { Store, fromHash, toHash } from "./store.js";
+import { stepView } from "./step_view.js";
 import { createTabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
 import { timeView } from "./time_view.js";
 import { createSlider, createTimeline } from "./timeline.js";
 
-const TABS = ["program", "time", "memory", "nodes"];
+const TABS = ["program", "time", "step", "memory", "nodes"];
 
 /** The first pass that changed a node: more to see than in the program as traced. */
 function firstBusy(programs) {
@@ -113,6 +114,7 @@ async function start() {
   const tabs = createTabs(app, [
     ["program", "Program", () => programTab(app, search)],
     ["time", "Time", timeView],
+    ["step", "Step", stepView],
     ["memory", "Memory", memoryView],
     ["nodes", "Nodes", nodesView],
   ]);

@@ -6,14 +6,25 @@ import pytest
 import torch
 import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
-from ingot.backends.triton.lower.linear_choice import matvec_tiles, tiles
+from ingot.backends.triton.lower.linear_choice import known_microseconds, matvec_tiles, tiles
 from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, Product
 
 
 def test_measured_products_get_what_was_measured() -> None:
-    assert all(matvec_tiles(product) == found for product, found in MATVEC.items())
+    assert all(matvec_tiles(product) == found.tiles for product, found in MATVEC.items())
     for tokens, measured in TILES.items():
-        assert all(tiles(product, tokens, sm=90) == found for product, found in measured.items())
+        assert all(tiles(product, tokens, sm=90) == found.tiles for product, found in measured.items())
+
+
+def test_times_are_those_of_the_device_that_was_measured() -> None:
+    """No product can be read faster than an H200's memory gives it (4.8 TB/s), and none of these is far off."""
+    for tokens, measured in {1: MATVEC, **TILES}.items():
+        for product in measured:
+            taken = known_microseconds(product, tokens, sm=90)
+            floor = product.columns * (2 if product.gated else 1) * product.depth * 2 / 4.8e6
+            assert taken is not None and floor < taken < 2.5 * floor + 6, (tokens, product)
+            assert known_microseconds(product, tokens, sm=100) is None
+    assert known_microseconds(Product(100, 100), 1, sm=90) is None
 
 
 # Of a block, from the same table of the CUDA C++ programming guide, in bytes.

@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
 import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
-from ingot.backends.triton.lower.linear_choice import known_tiles, shared_memory
+from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import search
-from ingot.backends.triton.tune.bench import Timed, make_schedule
-from ingot.backends.triton.tune.candidates import AnyTiles, Machine, candidates, more_candidates
+from ingot.backends.triton.tune.device import Machine
+from ingot.backends.triton.tune.linear import Timed, make_schedule
+from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
 from ingot.ir.errors import BackendError
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
@@ -84,9 +86,9 @@ class FakeBench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBench]:
     bench = FakeBench()
     with ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(search, "_bench", lambda: bench)
+        monkeypatch.setattr(search, "_bench", lambda kernel: bench)
         monkeypatch.setattr(search, "_compilers", lambda: pool)
-        monkeypatch.setattr(search, "compile_all", lambda *_: None)
+        monkeypatch.setattr(search, "SUBJECTS", {LINEAR: replace(search.SUBJECTS[LINEAR], compile_all=lambda *_: None)})
         yield bench
 
 

@@ -8,9 +8,10 @@ import triton_schedules  # noqa: F401, turns the interpreter on before anything 
 
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
-from ingot.backends.triton.tune import bench as module
-from ingot.backends.triton.tune.bench import Bench, Call
-from ingot.backends.triton.tune.candidates import AnyTiles, Machine
+from ingot.backends.triton.tune import device, linear
+from ingot.backends.triton.tune.device import Launcher, Machine, Pool
+from ingot.backends.triton.tune.linear import Bench
+from ingot.backends.triton.tune.linear_candidates import AnyTiles
 
 MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch
 MATVEC, TILE, SPLIT = MatvecTiles(4, 64, 4), Tiles(16, 32, 1, 4, 2), Tiles(16, 32, 2, 4, 2)
@@ -27,19 +28,19 @@ CASES = [
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench on the CPU, with a small pool, whose clock says a millisecond for whatever runs."""
 
-    def seconds(self: Bench, work: Callable[[], object], rounds: int = 7) -> float:
+    def seconds(work: Callable[[], object], rounds: int = 7) -> float:
         work()
         return 1e-3
 
-    def graph_seconds(self: Bench, launches: Iterable[Callable[[], None]]) -> float:
-        return self.seconds(lambda: [launch() for launch in launches])
+    def graph_seconds(launches: Iterable[Callable[[], None]]) -> float:
+        return seconds(lambda: [launch() for launch in launches])
 
-    monkeypatch.setattr(module, "DEVICE", "cpu")
-    monkeypatch.setattr(module, "POOL", 1 << 18)
-    monkeypatch.setattr(module, "MOST_LAUNCHES", 4)
-    monkeypatch.setattr(Bench, "seconds", seconds)
-    monkeypatch.setattr(Bench, "graph_seconds", graph_seconds)
-    return Bench()
+    monkeypatch.setattr(device, "DEVICE", "cpu")
+    monkeypatch.setattr(device, "POOL", 1 << 18)
+    monkeypatch.setattr(linear, "MOST_LAUNCHES", 4)
+    monkeypatch.setattr(device, "seconds", seconds)
+    monkeypatch.setattr(device, "graph_seconds", graph_seconds)
+    return Bench(Pool())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
@@ -47,8 +48,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def test_what_runs_is_the_product(bench: Bench, problem: LinearProblem, tiles: AnyTiles) -> None:
     found = bench.measure(MACHINE, problem, tiles)
     assert (found.problem, found.tiles, found.microseconds) == (problem, tiles, pytest.approx(1000 / 4))
-    assert bench.copy == pytest.approx((1 << 18) / 1e-3)
-    assert found.fraction == pytest.approx(problem.bytes / 250e-6 / bench.copy)
+    assert bench.pool.copy == pytest.approx((1 << 18) / 1e-3)
+    assert found.fraction == pytest.approx(problem.bytes / 250e-6 / bench.pool.copy)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
@@ -56,13 +57,13 @@ def test_what_runs_is_the_product(bench: Bench, problem: LinearProblem, tiles: A
 def test_wrong_results_are_found(
     bench: Bench, problem: LinearProblem, tiles: AnyTiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Call.__call__
+    right = Launcher.__call__
 
-    def wrong(self: Call, inputs: list[torch.Tensor]) -> None:
+    def wrong(self: Launcher, inputs: list[torch.Tensor]) -> None:
         right(self, inputs)
         self.output[0, 3] += 20
 
-    monkeypatch.setattr(Call, "__call__", wrong)
+    monkeypatch.setattr(Launcher, "__call__", wrong)
     with pytest.raises(RuntimeError, match="the result is wrong by"):
         bench.measure(MACHINE, problem, tiles)
 

@@ -1,24 +1,17 @@
 """The tile sizes that are worth a try for a product."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
-from ingot.backends.triton.lower.linear_choice import known_tiles, shared_memory
+from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.tune.device import Machine
 from ingot.ir.types import DTYPES
 
 AnyTiles = MatvecTiles | Tiles
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What kernels are compiled for, as a Schedule has it."""
-
-    sm: int
-    cores: int
-    dependent: bool = True
 
 
 def candidates(problem: LinearProblem, machine: Machine) -> list[AnyTiles]:

@@ -1,0 +1,147 @@
+"""Splits of contexts: which a program has, how many there are, and how their results are put together."""
+
+import triton
+import triton.language as tl
+
+from ingot.backends.triton.kernels.attention import LOWEST
+
+
+@triton.jit
+def owner_of(token, q_starts, q_lens, sequences):
+    """The sequence that owns a token, or -1."""
+    sequence = -1
+    for first in range(0, sequences, 32):  # a warp's worth: reductions stay within each warp
+        b = first + tl.arange(0, 32)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        sequence = tl.maximum(sequence, tl.max(tl.where((start <= token) & (token < start + count), b, -1)))
+    return sequence
+
+
+@triton.jit
+def positions_read(length, count, WINDOW: tl.constexpr, APPEND: tl.constexpr):
+    """Cached positions that the first of a sequence's `count` tokens reads of `length`; fed ones are not read where
+    they are appended."""
+    read = length - count if APPEND else length
+    if WINDOW is not None:
+        read = tl.minimum(read, WINDOW)
+    return read
+
+
+@triton.jit
+def splits_of(read, share, BASE: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """BASE, or more for a longer context: beyond BASE no more than read / share, by which grids are bounded."""
+    return tl.minimum(tl.maximum((read + share // 2) // share, BASE), MAX_SPLITS)
+
+
+@triton.jit
+def share_of(
+    counts,
+    lengths,
+    q_lens,
+    kv_lens,
+    sequences,
+    SHARES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    APPEND: tl.constexpr,
+):
+    """Positions of a split: what all tokens together read, in SHARES parts. `counts` and `lengths` [32] are those of
+    the first sequences."""
+    work = tl.sum(counts * positions_read(lengths, counts, WINDOW, APPEND))
+    for first in range(32, sequences, 32):
+        b = first + tl.arange(0, 32)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        work += tl.sum(count * positions_read(length, count, WINDOW, APPEND))
+    return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
+
+
+@triton.jit
+def further_item(
+    item,
+    share,
+    q_lens,
+    kv_lens,
+    sequences,
+    KV_HEADS: tl.constexpr,
+    BASE: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    APPEND: tl.constexpr,
+):
+    """Of the items behind the first BASE of each (token, head): (sequence or -1, the item's place among those of its
+    sequence, how many of them each (token, head) has there)."""
+    sequence = -1
+    place = 0
+    more = 1
+    before = 0
+    for first in range(0, sequences, 32):
+        b = first + tl.arange(0, 32)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        splits = splits_of(positions_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
+        items = count * KV_HEADS * (splits - BASE)
+        end = before + tl.cumsum(items, 0)
+        own = (item >= end - items) & (item < end)
+        sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
+        place += tl.sum(tl.where(own, item - (end - items), 0))
+        more += tl.sum(tl.where(own, splits - BASE - 1, 0))
+        before += tl.sum(items)
+    return sequence, place, more
+
+
+@triton.jit
+def put_together(
+    out,
+    partial,
+    sizes,
+    pair,
+    splits,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    """The attention of a (token, head) from its splits.
+
+    Other multiprocessors wrote them during this launch: they are read past the first cache.
+    """
+    WIDTH: tl.constexpr = BLOCK_HEADS * BLOCK_DIM
+    # All heads in one row, so that a thread has columns of its own, and nothing is added up between threads.
+    g = tl.arange(0, BLOCK_HEADS)
+    column = tl.arange(0, WIDTH)
+    inside = (column // BLOCK_DIM < GROUP) & (column % BLOCK_DIM < DIM)
+    column = column // BLOCK_DIM * DIM + column % BLOCK_DIM
+    # Rounds that no split is left for load nothing. There is no loop: what goes round one is moved between threads.
+    for first in tl.static_range(0, MAX_SPLITS, BLOCK_SPLITS):
+        s = first + tl.arange(0, BLOCK_SPLITS)
+        held = (s < splits)[:, None]
+        here = (pair * MAX_SPLITS + s)[:, None]
+        size = tl.load(
+            sizes + here * GROUP + g[None, :], mask=held & (g < GROUP)[None, :], other=LOWEST, cache_modifier=".cg"
+        )
+        part = tl.load(
+            partial + here * (GROUP * DIM) + column[None, :],
+            mask=held & inside[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        size = tl.broadcast_to(size[:, :, None], (BLOCK_SPLITS, BLOCK_HEADS, BLOCK_DIM))
+        size = tl.reshape(size, (BLOCK_SPLITS, WIDTH))
+        if first == 0:
+            peak = tl.max(size, 0)
+            share = tl.exp2(size - peak[None, :])
+            weight_sum = tl.sum(share, 0)
+            total = tl.sum(part * share, 0)
+        else:
+            higher = tl.maximum(peak, tl.max(size, 0))
+            share = tl.exp2(size - higher[None, :])
+            shrunk = tl.exp2(peak - higher)
+            weight_sum = weight_sum * shrunk + tl.sum(share, 0)
+            total = total * shrunk + tl.sum(part * share, 0)
+            peak = higher
+    result = (total / weight_sum).to(out.dtype.element_ty)
+    tl.store(out + pair.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)

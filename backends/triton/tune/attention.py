@@ -1,0 +1,240 @@
+"""Attention of few tokens over pages that no cache holds, timed over mixes of contexts.
+
+Sizes are chosen before any length is known, so they are tried on several mixes of lengths. The best have the least mean
+of time / least time over the mixes, the least time being that of all sizes tried. A mix counts by its weight,
+whether it takes long or not: what a step can lose is relative to what it has to read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+
+from ingot.backends.triton.lower.attention_decode import schedule_decode
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.schedule import Schedule, Value
+from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
+from ingot.ir.ops import OPS
+from ingot.ir.plan import BucketClass
+from ingot.ir.tables import make_table
+from ingot.ir.tuning import Choice
+from ingot.ir.types import DTYPES, TensorType
+
+TRAFFIC = 1 << 29  # bytes that a graph reads at least: ten times the last-level cache of an H200
+LAUNCHES = (4, 128)  # of a graph, at least and at most: to record one takes longer than to run it
+_EPS, _THETA = 1e-5, 5e5
+_POSITIONS = 1 << 16  # that are turned: the longest context of all mixes
+# Of the pool's numbers of 0.02, so that scores, which are products with others of them, are about one.
+_Q_SCALE = 2500.0
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What a step may look like: the cached positions of each sequence, the fed one included."""
+
+    contexts: tuple[int, ...]
+    weight: int = 1
+
+
+# By the most tokens of a step. Chats and documents of 512 to 2048 tokens are what is usual, and count twice; splits are
+# for a number of sequences that does not divide well, and for one long context among short ones.
+MIXES: Mapping[int, tuple[Mix, ...]] = {
+    1: (Mix((512,), 2), Mix((2048,), 2), Mix((128,)), Mix((8192,)), Mix((32768,))),
+    16: (Mix((512,) * 8, 2), Mix((2048,) * 8, 2), Mix((2048,) * 3), Mix((16384,) * 8), Mix((32768, *(1024,) * 7))),
+    32: (Mix((512,) * 32, 2), Mix((2048,) * 32, 2), Mix((1024,) * 20), Mix((65536, *(2048,) * 31))),
+    64: (Mix((512,) * 64, 2), Mix((2048,) * 64, 2), Mix((1024,) * 40), Mix((65536, *(1024,) * 63))),
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Microseconds of a call for each mix of its problem, in order."""
+
+    problem: DecodeProblem
+    tiles: DecodeTiles
+    times: tuple[float, ...]
+
+    @property
+    def microseconds(self) -> float:
+        """Of the first mix, the most usual one."""
+        return self.times[0]
+
+
+def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
+    """Those of the class of steps, with no more sequences than its steps have tokens."""
+    size = next(size for size in MIXES if problem.tokens <= size)
+    cut = (Mix(mix.contexts[: problem.tokens], mix.weight) for mix in MIXES[size])
+    return tuple(dict.fromkeys(cut))
+
+
+def best(found: Sequence[Timed]) -> Timed:
+    """The least weighted mean, over the mixes of one problem, of time / least time."""
+    weights = [mix.weight for mix in mixes_of(found[0].problem)]
+    least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
+
+    def cost(one: Timed) -> float:
+        return sum(weight * time / low for weight, time, low in zip(weights, one.times, least, strict=True))
+
+    return min(found, key=cost)
+
+
+def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> tuple[Schedule, Value]:
+    """The launch with these tiles. Inputs in the order of `_types`."""
+    bucket = BucketClass(name="tuning", tokens=(1, problem.tokens))
+    schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
+    choice = Choice(kernel=DECODE_ATTENTION, problem=problem.fields(), tiles=asdict(tiles), source="measured")
+    schedule.given = {choice.key: choice}
+    types = _types(problem)
+    values = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
+    result = TensorType(DTYPES[problem.dtype], types["q"].shape)
+    call = Call(_op(problem), values, _attributes(problem), (result,))
+    return schedule, schedule_decode(call, schedule, append=problem.append)[0]
+
+
+def compile_all(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> None:
+    """Fill Triton's cache on disk with the kernel of a measurement, without touching the GPU."""
+    count = len(mixes_of(problem)[0].contexts)
+    compile_launches(make_schedule(machine, problem, tiles)[0], {"T": count, "B": count, "P": 1})
+
+
+def _op(problem: DecodeProblem) -> str:
+    return "append_attention" if problem.append else "paged_attention"
+
+
+def _attributes(problem: DecodeProblem) -> dict[str, Any]:
+    scale: dict[str, Any] = {"scale": problem.dim**-0.5}
+    return {**scale, "eps": _EPS, "interleaved": False} if problem.append else scale
+
+
+def _types(problem: DecodeProblem) -> dict[str, TensorType]:
+    """Inputs by name, in the op's order; q, k and v are parts of one product."""
+    dtype, heads, dim = DTYPES[problem.dtype], problem.kv_heads, problem.dim
+    row = (problem.group + 2) * heads * dim
+    q = TensorType(dtype, ("T", problem.group * heads, dim), (row, dim, 1))
+    kv = TensorType(dtype, ("pages", 2, problem.page, heads, dim))
+    lens = {"page_table": TensorType(torch.int32, ("B", "P"))}
+    lens |= {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+    if not problem.append:
+        return {"q": q, "kv": kv, **lens}
+    few = TensorType(dtype, ("T", heads, dim), (row, dim, 1))
+    table = TensorType(torch.float32, (_POSITIONS, dim))
+    slots = TensorType(torch.int64, ("T",))
+    positions = TensorType(torch.int32, ("T",))
+    return {"kv": kv, "q": q, "k": few, "v": few, "positions": positions, "table": table, "slots": slots, **lens}
+
+
+@cache
+def _table(dim: int) -> torch.Tensor:
+    """Cosines and sines of a rotary embedding."""
+    rope = {"kind": "rope", "rope_type": "default", "positions": _POSITIONS, "theta": _THETA}
+    return make_table({**rope, "rotary_dim": dim})
+
+
+class Steps:
+    """Steps of one mix, each over pages of its own in a random order; the pool's beginning again when it has ended."""
+
+    def __init__(self, problem: DecodeProblem, mix: Mix, pool: Pool) -> None:
+        self.problem, self.mix = problem, mix
+        heads, dim = problem.kv_heads, problem.dim
+        self.needed = [-(-length // problem.page) for length in mix.contexts]
+        page = 2 * problem.page * heads * dim
+        memory = pool.of(DTYPES[problem.dtype], 2 * sum(self.needed) * page * DTYPES[problem.dtype].itemsize)
+        self._kv = memory[: memory.numel() // page * page].view(-1, 2, problem.page, heads, dim)
+        self._order = torch.randperm(len(self._kv), generator=pool.generator, device=device.DEVICE).int()
+        self._lens = torch.tensor(mix.contexts, dtype=torch.int32, device=device.DEVICE)
+        self._table = _table(dim).to(device.DEVICE)
+
+    @property
+    def bytes(self) -> int:
+        """Of the keys and values of one step."""
+        return sum(self.mix.contexts) * 2 * self.problem.kv_heads * self.problem.row_bytes
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        count = len(self.mix.contexts)
+        return {"T": count, "B": count, "P": max(self.needed)}
+
+    @cached_property
+    def inputs(self) -> list[list[torch.Tensor]]:
+        """Of each step of a graph, in the op's order."""
+        count = min(LAUNCHES[1], max(LAUNCHES[0], TRAFFIC // self.bytes))
+        return [list(self._named(step).values()) for step in range(count)]
+
+    @cached_property
+    def expected(self) -> torch.Tensor:
+        """The attention of the first step, by the op's reference over a copy of its pages, renumbered."""
+        given, own, page = self._named(0), self._pages(0).long(), self.problem.page
+        place = torch.zeros(len(self._kv), dtype=torch.int64, device=device.DEVICE)
+        place[own] = torch.arange(len(own), device=device.DEVICE)
+        given["kv"], given["page_table"] = self._first.clone(), place[given["page_table"].long()].int()
+        if self.problem.append:
+            given["slots"] = place[given["slots"] // page] * page + given["slots"] % page
+        result = OPS[_op(self.problem)].reference(*given.values(), **_attributes(self.problem))
+        return (result[0] if self.problem.append else result).float()
+
+    @cached_property
+    def _first(self) -> torch.Tensor:
+        """What the pages of the first step hold before anything has run."""
+        return self._kv[self._pages(0).long()]
+
+    def restore(self) -> None:
+        """Put back what steps of other mixes have written into the pages of the first step."""
+        self._kv[self._pages(0).long()] = self._first
+
+    def _pages(self, step: int) -> torch.Tensor:
+        """Page ids of all sequences, one behind the other."""
+        total = sum(self.needed)
+        begin = step % (len(self._order) // total) * total
+        return self._order[begin : begin + total]
+
+    def _named(self, step: int) -> dict[str, torch.Tensor]:
+        problem, count = self.problem, len(self.mix.contexts)
+        heads, page = problem.kv_heads, problem.page
+        merged = (
+            self._kv.flatten()[: count * (problem.group + 2) * heads * problem.dim].view(count, -1, problem.dim).clone()
+        )
+        merged[:, : problem.group * heads] *= _Q_SCALE
+        q, k, v = merged.split([problem.group * heads, heads, heads], 1)
+        table = torch.nn.utils.rnn.pad_sequence(list(self._pages(step).split(self.needed)), batch_first=True)
+        places = (self._lens - 1).long()
+        given = {
+            "kv": self._kv, "q": q, "k": k, "v": v, "positions": places.int(), "table": self._table,
+            "slots": table.gather(1, (places // page)[:, None])[:, 0].long() * page + places % page,
+            "page_table": table, "kv_lens": self._lens, "q_lens": torch.ones_like(self._lens),
+            "q_starts": torch.arange(count, dtype=torch.int32, device=device.DEVICE),
+        }  # fmt: skip
+        return {name: given[name] for name in _types(problem)}
+
+
+def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
+    """Of a step. Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
+    call = Launcher(*make_schedule(machine, steps.problem, tiles), steps.sizes)
+    steps.restore()
+    for _ in range(2):  # the second finds the counters as the first left them
+        call.output.fill_(float("nan"))
+        call(steps.inputs[0])
+        error = float((call.output.float() - steps.expected).norm() / steps.expected.norm())
+        if not error < 1e-2:  # bf16 rounds by 2e-3
+            raise RuntimeError(f"the result is wrong by {error}")
+    return device.graph_seconds(partial(call, given) for given in steps.inputs) / len(steps.inputs)
+
+
+class Bench:
+    """Times attention over pages from a pool. It keeps the steps of the last problem."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._problem: DecodeProblem | None = None
+        self._steps: list[Steps] = []
+
+    def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> Timed:
+        """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
+        if problem != self._problem:
+            self._problem = problem
+            self._steps = [Steps(problem, mix, self.pool) for mix in mixes_of(problem)]
+        return Timed(problem, tiles, tuple(seconds_of(machine, tiles, steps) * 1e6 for steps in self._steps))

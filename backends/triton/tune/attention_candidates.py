@@ -1,0 +1,33 @@
+"""The tile sizes that are worth a try for attention of few tokens."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ingot.backends.triton.lower.attention_choice import known_tiles
+from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.tune.device import Machine
+
+
+def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
+    """The best known, and such as leave room for as many programs as there shall be."""
+    return list(dict.fromkeys([known_tiles(problem)[0], *_sizes(problem, machine)]))
+
+
+def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
+    for keys, programs, stages in product((32, 64, 128), (1, 2, 4), (3, 5, 7)):
+        tiles = DecodeTiles(keys, stages, programs)
+        if _bytes(problem, tiles) * min(programs, 3) <= shared_memory(machine.sm):
+            yield tiles
+
+
+def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
+    """Of shared memory: keys and values on the way, in half of the stages, and one tile more of what is computed."""
+    return (tiles.stages - 1) // 2 * 2 * tiles.keys * problem.row_bytes
+
+
+def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
+    """The best tiles so far, with more or less fetched ahead."""
+    return [replace(tiles, ahead=ahead) for ahead in (0, 1, 2, 4)]

@@ -1,0 +1,145 @@
+"""Schedules on the GPU: compiled ahead by Triton, launched by its own launcher, and timed in rows as CUDA graphs.
+
+Each launch of a graph may begin before the one in front has ended.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import MockTensor, create_function_from_signature
+
+from ingot.backends.triton.launches import Expr, evaluate
+from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
+from ingot.ir.types import DTYPES
+
+DEVICE = "cuda"
+POOL = 3 << 30  # bytes that launches read from at random: sixty times the last-level cache of an H200
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What kernels are compiled for, as a Schedule has it."""
+
+    sm: int
+    cores: int
+    dependent: bool = True
+
+
+def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
+    """Fill Triton's cache on disk with the kernels of a schedule for such sizes, without touching the GPU.
+
+    A kernel is found there by how its arguments are specialized, so Triton itself says how, for stand-ins of them.
+    """
+    target = GPUTarget("cuda", schedule.sm, 32)
+    backend = make_backend(target)
+    for launch in schedule.launches:
+        arguments = {name: _stand_in(value, sizes) for name, value in launch.arguments.items()}
+        given = {**arguments, **launch.constants, **_options(launch)}
+        given |= {"debug": launch.kernel.debug or knobs.runtime.debug}
+        given |= {"instrumentation_mode": knobs.compilation.instrumentation_mode}
+        binder = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
+        bound, specialization, options = binder(**given)
+        options, signature, constants, attributes = launch.kernel._pack_args(
+            backend, given, bound, specialization, options
+        )
+        source = ASTSource(launch.kernel, signature, constants, attributes)
+        triton.compile(source, target=target, options=options.__dict__)
+
+
+def _stand_in(value: "Value | Expr | None", sizes: Mapping[str, int]) -> Any:
+    """An argument as far as Triton looks at it: tensors lie at multiples of 16 bytes."""
+    if isinstance(value, Value):
+        return MockTensor(value.type.dtype)
+    return None if value is None else evaluate(value, sizes)
+
+
+def _options(launch: KernelLaunch) -> dict[str, Any]:
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": launch.dependent}
+
+
+@dataclass
+class Launcher:
+    """A schedule with its buffers for a step of these sizes, to be launched on any inputs of its types."""
+
+    schedule: Schedule
+    result: Value
+    sizes: Mapping[str, int]
+    buffers: dict[str, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buffers = {
+            name: torch.zeros(
+                [evaluate(size, self.sizes) for size in buffer.shape], dtype=DTYPES[buffer.dtype], device=DEVICE
+            )
+            for name, buffer in self.schedule.buffers.items()
+        }
+
+    @property
+    def output(self) -> torch.Tensor:
+        return self.buffers[str(self.result.buffer)]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
+        for launch in self.schedule.launches:
+            arguments = {name: self._argument(value, inputs) for name, value in launch.arguments.items()}
+            grid = tuple(evaluate(size, self.sizes) for size in launch.grid)
+            launch.kernel[grid](**arguments, **launch.constants, **_options(launch))
+
+    def _argument(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        if isinstance(value, Value):
+            return inputs[value.input] if value.input is not None else self.buffers[str(value.buffer)]
+        return None if value is None else evaluate(value, self.sizes)
+
+
+class Pool:
+    """Memory full of random numbers of one dtype, 0.02 each in the mean: weights, or pages of keys and values.
+
+    `copy` is the bandwidth of a copy on this device: bytes a second, read and written together.
+    """
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator(DEVICE).manual_seed(1)
+        self._memory = torch.empty(POOL // 2, dtype=torch.bfloat16, device=DEVICE)
+        self._filled = False
+        half = self._memory.numel() // 2
+        self.copy = POOL / seconds(lambda: self._memory[:half].copy_(self._memory[half:]))
+
+    def of(self, dtype: torch.dtype, least: int) -> torch.Tensor:
+        """All of it, which is `least` bytes at least: the same memory as long as dtype and size allow it."""
+        count = max(POOL, least) // dtype.itemsize
+        if not self._filled or self._memory.dtype is not dtype or self._memory.numel() < count:
+            self._memory = torch.empty(0, device=DEVICE)  # the old one first: two may be too much
+            self._memory = torch.empty(count, dtype=dtype, device=DEVICE)
+            for begin in range(0, count, 1 << 28):
+                self._memory[begin : begin + (1 << 28)].normal_(generator=self.generator).mul_(0.02)
+            self._filled = True
+        return self._memory
+
+
+def seconds(work: Callable[[], object], rounds: int = 7) -> float:
+    """The median time of `work`, by events of the device."""
+    work()
+    times: list[float] = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)) * 1e-3)
+    return statistics.median(times)
+
+
+def graph_seconds(launches: Iterable[Callable[[], None]]) -> float:
+    """The time of a CUDA graph of the launches."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    return seconds(graph.replay)

@@ -1,0 +1,127 @@
+"""Products on weights that no cache holds, timed."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+
+from ingot.backends.triton.lower.linear import Gate, Linear, Norm, schedule_linear
+from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.schedule import Schedule, Value
+from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
+from ingot.backends.triton.tune.linear_candidates import AnyTiles
+from ingot.ir.plan import BucketClass
+from ingot.ir.tuning import Choice
+from ingot.ir.types import DTYPES, TensorType
+
+EPS = 1e-5
+TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
+MOST_LAUNCHES = 128  # in a graph: to record one takes longer than to run it
+# Steps that are timed, by the rows that a kernel works on, and the bucket classes that have them.
+STEPS = {1: 1, 16: 8, 32: 32, 64: 64}
+_BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measurement: microseconds of one call, and the share of a copy's bandwidth at which it read its weights."""
+
+    problem: LinearProblem
+    tiles: AnyTiles
+    microseconds: float
+    fraction: float
+
+
+def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> tuple[Schedule, Value]:
+    """The launches with these tiles, else with the best known. Inputs in order: x, weight, gain, residual."""
+    dtype = DTYPES[problem.dtype]
+    bucket = BucketClass(name="tuning", tokens=_BUCKETS[problem.tokens])
+    schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
+    if tiles is not None:
+        choice = Choice(kernel=LINEAR, problem=problem.fields(), tiles=asdict(tiles), source="measured")
+        schedule.given = {choice.key: choice}
+    linear = Linear(
+        Value(TensorType(dtype, ("T", problem.depth)), input=0),
+        Value(TensorType(dtype, (problem.rows, problem.depth)), input=1),
+        None,
+        TensorType(DTYPES[problem.result], ("T", problem.columns)),
+        norm=Norm(Value(TensorType(dtype, (problem.depth,)), input=2), EPS) if problem.norm else None,
+        gate=Gate("silu", 0, problem.columns) if problem.gated else None,
+        residual=Value(TensorType(dtype, ("T", problem.columns)), input=3) if problem.residual else None,
+    )
+    return schedule, schedule_linear(linear, schedule)
+
+
+def compile_all(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> None:
+    """Fill Triton's cache on disk with the kernels of a measurement, without touching the GPU."""
+    compile_launches(make_schedule(machine, problem, tiles)[0], {"T": STEPS[problem.tokens]})
+
+
+def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launcher:
+    """A product with its buffers, to be launched on weights anywhere in the pool."""
+    return Launcher(*make_schedule(machine, problem, tiles), {"T": STEPS[problem.tokens]})
+
+
+class Bench:
+    """Times products on weights from a pool, one stretch of it after the other."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._vectors = torch.randn(64, 1 << 18, generator=pool.generator, device=device.DEVICE)
+        self._place = 0
+
+    def weight(self, problem: LinearProblem) -> torch.Tensor:
+        """The next stretch of the pool as a weight."""
+        count = problem.rows * problem.depth
+        memory = self.pool.of(DTYPES[problem.dtype], 2 * problem.bytes)
+        if self._place + count > memory.numel():
+            self._place = 0
+        weight = memory[self._place : self._place + count].view(problem.rows, problem.depth)
+        self._place += count
+        return weight
+
+    def inputs(self, problem: LinearProblem) -> list[torch.Tensor]:
+        dtype, tokens = DTYPES[problem.dtype], STEPS[problem.tokens]
+        vectors = self._vectors_of(dtype)
+
+        def matrix(size: int) -> torch.Tensor:
+            return vectors.flatten()[: tokens * size].view(tokens, size)
+
+        return [matrix(problem.depth), self.weight(problem), vectors[1, : problem.depth], matrix(problem.columns)]
+
+    def _vectors_of(self, dtype: torch.dtype) -> torch.Tensor:
+        if self._vectors.dtype is not dtype:
+            self._vectors = self._vectors.to(dtype)
+        return self._vectors
+
+    def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Timed:
+        """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
+        call = launcher(machine, problem, tiles)
+        inputs = self.inputs(problem)
+        call(inputs)
+        _check(problem, call, inputs)
+        count = min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
+        seconds = device.graph_seconds(partial(call, self.inputs(problem)) for _ in range(count)) / count
+        return Timed(problem, tiles, seconds * 1e6, problem.bytes / seconds / self.pool.copy)
+
+
+def _check(problem: LinearProblem, call: Launcher, inputs: Sequence[torch.Tensor]) -> None:
+    """The first columns against the same in float32."""
+    dtype = DTYPES[problem.dtype]
+    x, weight, gain, residual = (value.float() for value in (inputs[0], inputs[1][:256], inputs[2], inputs[3]))
+    if problem.norm:
+        x = ((x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)).to(dtype).float() * gain).to(dtype).float()
+    if problem.gated:
+        columns = min(256, problem.columns)
+        up = inputs[1][problem.columns : problem.columns + columns].float()
+        expected = torch.nn.functional.silu(x @ weight[:columns].T) * (x @ up.T)
+    else:
+        expected = x @ weight.T
+    if problem.residual:
+        expected += residual[:, :256]
+    found = call.output[:, :256].float()
+    error = float((found - expected).norm() / expected.norm())
+    if not error < 1e-2:  # bf16 rounds by 2e-3
+        raise RuntimeError(f"the result is wrong by {error}")

@@ -1,0 +1,128 @@
+"""The step that costs and times are asked for."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.debug.explained import Step
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.program import Program
+from ingot.runtime.artifact import Artifact
+
+# Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in.
+_PROMPT_TOKENS = 512
+_CONTEXT = 1024
+_OPTION = "--step"
+_FIELDS = {"T": "tokens", "B": "sequences", "context": "context"}
+_EXPECTED = "as in T=32,context=512: T tokens of B sequences, and the positions that each then has"
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The limits of an artifact that bound its steps; `most_tokens` are those of its largest bucket class."""
+
+    max_seq_len: int
+    max_batch: int
+    page_size: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """A step as far as somebody says: `tokens` fed evenly of `sequences`, each of which then has `context` cached
+    positions, in whole pages.
+
+    In a bucket class below the largest one, and up to 16 tokens in any, a step is by default one token of each
+    sequence; otherwise as few sequences as hold the tokens.
+    """
+
+    tokens: int | None = None
+    sequences: int | None = None
+    context: int | None = None
+
+    def check(self, limits: StepLimits) -> None:
+        """Raises OptionError for what no step of an artifact has."""
+        if self.context is not None:
+            _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
+        if self.sequences is not None:
+            _check("the sequences are", self.sequences, limits.max_batch, "max_batch")
+
+    @staticmethod
+    def parse(text: str) -> "AskedStep":
+        """What --step says. Raises OptionError."""
+        values: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, value = part.strip().partition("=")
+            if name not in _FIELDS or not re.fullmatch(r"[0-9]{1,9}", value) or _FIELDS[name] in values:
+                raise OptionError(f"'{part:.80}' is no part of a step", where=_OPTION, expected=_EXPECTED)
+            values[_FIELDS[name]] = int(value)
+        return AskedStep(**values)
+
+    def in_class(self, bucket: BucketClass) -> bool:
+        """Whether a bucket class has such steps. Without sequences several may: of one token each, or of prompts."""
+        if self.tokens is None:
+            return True
+        most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
+        return bucket.holds(self.tokens, most)
+
+    def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> Step:
+        """The step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises OptionError for
+        one that the artifact cannot run."""
+        cached = self.context or min(limits.max_seq_len, _CONTEXT)
+        one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
+        fed = self.tokens or _default_tokens(bucket, one_each=one_each)
+        if self.sequences is not None:
+            sequences = self.sequences
+        elif one_each or fed <= FEW_TOKENS:
+            sequences = min(fed, limits.max_batch)
+        else:
+            sequences = min(limits.max_batch, math.ceil(fed / cached))
+        if self.tokens is None:
+            fed = min(fed, sequences * cached)
+        if not sequences <= fed <= sequences * cached:
+            raise OptionError(
+                f"{sequences} sequences of {cached} positions are not fed {fed} tokens",
+                where=_OPTION,
+                expected=f"{sequences} to {sequences * cached} tokens, or another context",
+            )
+        return Step(fed, sequences, cached, timed)
+
+
+def serving(step: Step, classes: Sequence[BucketClass]) -> BucketClass | None:
+    """Of an entry's bucket classes, in order, the one that runs a step: the first that has such steps."""
+    most = math.ceil(step.tokens / step.sequences)
+    return next((one for one in classes if one.holds(step.tokens, most)), None)
+
+
+def step_sizes(step: Step, program: Program, page_size: int) -> Mapping[str, int]:
+    """The dims of a step; every sequence is given a row of logits."""
+    pages = step.pages(page_size)
+    slots = program.dims["S"].hi if "S" in program.dims else 1
+    sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences, "S": slots}
+    return {**sizes, "pages": pages}
+
+
+def limits_of(artifact: Artifact) -> StepLimits:
+    """Raises ArtifactError where the manifest has them not."""
+    names = ("max_seq_len", "max_batch", "page_size", "max_tokens")
+    return StepLimits(*(_limit(artifact, name) for name in names))
+
+
+def _limit(artifact: Artifact, name: str) -> int:
+    value = artifact.manifest.model.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ArtifactError(f"the limit {name} is {value!r:.80}", where="manifest.json, model", expected="a number")
+    return value
+
+
+def _check(what: str, value: int, most: int, limit: str) -> None:
+    if not 1 <= value <= most:
+        raise OptionError(f"{what} {value}", where=_OPTION, expected=f"1 to {most}, {limit}")
+
+
+def _default_tokens(bucket: BucketClass, *, one_each: bool) -> int:
+    if one_each or bucket.few_tokens:
+        return bucket.tokens[1]
+    return max(bucket.tokens[0], min(bucket.tokens[1], _PROMPT_TOKENS))

@@ -1,0 +1,1 @@
+"""How long a step takes, call by call: at best, by prediction, and measured."""

@@ -1,0 +1,85 @@
+"""What stands above the roofline, the most first, and what would close it: sentences made of the facts of the calls."""
+
+from collections.abc import Sequence
+
+from ingot.backends.triton.lower.linear_problem import LINEAR
+from ingot.debug.step_time.device import Device
+from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime
+from ingot.debug.step_time.work import Work
+from ingot.ir.tuning import Choice
+
+_SHOWN = 8
+# Below this share of a step's time nobody would look for it.
+_LEAST_SHARE = 0.005
+# From this share of a gap on, it is the launch that is to be said.
+_MOSTLY = 0.5
+
+
+def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, device: Device) -> tuple[Gap, ...]:
+    """The largest gaps of a step."""
+    groups: dict[str, list[tuple[Work, CallTime]]] = {}
+    for work, time in zip(works, times, strict=True):
+        if work.kernels:
+            groups.setdefault(work.what, []).append((work, time))
+    found = [_of_calls(what, group, device) for what, group in groups.items()]
+    taken = step.predicted if step.measured is None else step.measured
+    between = next(one for one in step.kinds if one.kind == GAPS)
+    found.append(_between(between.predicted if between.measured is None else between.measured, works, times, step))
+    large = [one for one in found if one.seconds > _LEAST_SHARE * taken]
+    return tuple(sorted(large, key=lambda one: -one.seconds)[:_SHOWN])
+
+
+def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device) -> Gap:
+    over = sum(time.taken - time.roofline for _, time in group)
+    work, time = group[0]
+    each = over / len(group)
+    latency = sum(device.times.of(name).latency for name in work.kernels)
+    reached = f"reaches {time.roofline / time.taken:.0%} of {_limit(time)}: {_us(each)} a call above the floor"
+    launching = f"{_us(min(latency, each))} of it for launching"
+    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}")
+
+
+def _limit(time: CallTime) -> str:
+    return "bandwidth" if time.bound == "memory" else "the rate of products"
+
+
+def _remedy(work: Work, time: CallTime, latency: float, each: float) -> str:
+    if work.choice is not None and work.choice.kernel == LINEAR:
+        return _of_tiles(work.choice)
+    if time.kind == "attention":
+        return "the rest waits for the cache: of more sequences, or longer ones, more is on the way at once"
+    if latency > _MOSTLY * each:
+        return "fused into a neighbour, a call has no launch of its own"
+    if time.kind == "products":
+        if time.bound == "memory":
+            return f"{work.provider} reads the weight for few tokens: more of them cost next to nothing"
+        return f"{work.provider} chooses its tiles: more tokens in a step fill them better"
+    return "what it reads was just written, and could stay where it was made: in a region with the calls around it"
+
+
+def _of_tiles(choice: Choice) -> str:
+    match choice.source:
+        case "heuristic":
+            return "its tile sizes were never timed: --tune finds the best ones"
+        case "table":
+            return "its tile sizes come from a table of measurements: --tune may find better ones"
+    if choice.microseconds is None:
+        return "its tile sizes were given, and not timed: --tune finds the best ones"
+    return "its tile sizes were timed, so that a smaller weight is left: quantize"
+
+
+def _between(seconds: float, works: Sequence[Work], times: Sequence[CallTime], step: StepTime) -> Gap:
+    if step.captured:
+        closing = "from the last kernel of a step to the first of the next: tokens go out, and inputs come in"
+    else:
+        launches = sum(bool(work.kernels) for work in works)
+        running = sum(time.taken for time in times)
+        closing = (
+            f"the host launches {launches} calls one by one, and the device runs {_us(running)} of them: a captured"
+            " step would not wait for the host"
+        )
+    return Gap("between calls", 0, seconds, closing)
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,171 @@
+"""Times on this machine's GPU: of each instruction of a step by itself, and of the step as it is served."""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.debug.asked_step import limits_of
+from ingot.debug.explained import Step
+from ingot.debug.step_time.inputs import step_inputs
+from ingot.debug.step_time.served import padded
+from ingot.runtime.artifact import open_artifact
+from ingot.runtime.bucket import Call
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.step import StepSizes
+
+# Weights and caches that the calls of a row go over, in last-level caches: what a call reads was pushed out since it
+# was read before, as in a step, where all other layers come between.
+_CACHES = 4
+_COPIES = 64  # at most, of the weights of one instruction
+_COPIED = 1 << 16  # bytes: what is smaller is not copied, a call waits for it no longer than for its own launch
+_CALLS = 48  # in a row at least: a graph's launch takes as long as some of them
+_ROUNDS = 5
+_STEPS = 20  # of a whole step, in a row
+
+
+@dataclass(frozen=True)
+class InstructionTime:
+    """Seconds of one call in a row of equal ones: on the device, and of the host until it has launched it."""
+
+    device: float
+    host: float
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """Seconds of a step as it is served, one behind the other, and of its instructions in order."""
+
+    seconds: float
+    instructions: tuple[InstructionTime, ...]
+
+
+def measure_artifact(folder: Path, step: Step, served: StepSizes | None) -> StepMeasurement:
+    """Load an artifact for one step alone, and time it. Raises IngotError where it does not run on this machine."""
+    limits = limits_of(open_artifact(folder))
+    return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served)
+
+
+def measure_step(loaded: Loaded, step: Step, served: StepSizes | None = None) -> StepMeasurement:
+    """Time a step of the entry main, its calls with the padding of a graph that it is `served` from. States hold
+    anything afterwards: nothing else may be served."""
+    executor = loaded.executor
+    assert isinstance(executor, CudaExecutor)
+    inputs = step_inputs(step, loaded.limits.page_size, loaded.limits.vocab_size)
+    calls: list[Call] = []
+
+    def keep(call: Call) -> Any:
+        calls.append(call)
+        return call()
+
+    executor.launch(inputs if served is None else padded(inputs, served), watch=keep).tokens()
+    resident = {
+        tensor.untyped_storage().data_ptr() for tensor in (*executor.params.values(), *executor.states.values())
+    }
+    groups: dict[object, list[int]] = {}
+    for number, call in enumerate(calls):
+        groups.setdefault(_alike(call), []).append(number)
+    times: dict[int, InstructionTime] = {}
+    with torch.cuda.stream(executor.stream):
+        for numbers in groups.values():
+            taken = _time_row(_rotated([calls[number] for number in numbers], resident))
+            times |= dict.fromkeys(numbers, taken)
+    return StepMeasurement(_step_seconds(executor, inputs), tuple(times[number] for number in range(len(calls))))
+
+
+def _alike(call: Call) -> object:
+    """Equal for calls of the same code on tensors of the same kind."""
+    instruction = call.instruction
+    values = (*call.args, *(value for _, value in sorted(call.kwargs.items())))
+    return instruction.calls or instruction.target, instruction.provider, tuple(map(_kind, values))
+
+
+def _kind(value: object) -> object:
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _rotated(calls: Sequence[Call], resident: set[int]) -> list[Call]:
+    """The calls, and as many more on copies of their weights and caches that no cache of the device holds them all."""
+    size = sum(_resident_bytes(call, resident) for call in calls)
+    wanted = _CACHES * torch.cuda.get_device_properties().L2_cache_size
+    copies = 0 if size < _COPIED else min(_COPIES, math.ceil(wanted / size)) - 1
+    return [*calls, *(_on_copies(call, resident) for _ in range(copies) for call in calls)]
+
+
+def _resident_bytes(call: Call, resident: set[int]) -> int:
+    return sum(value.numel() * value.itemsize for value in call.args if _is_resident(value, resident))
+
+
+def _is_resident(value: object, resident: set[int]) -> bool:
+    return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in resident
+
+
+def _on_copies(call: Call, resident: set[int]) -> Call:
+    args = tuple(_copy(value) if _is_resident(value, resident) else value for value in call.args)
+    return Call(call.bucket, call.number, args, call.kwargs, call._run)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """With the same strides, which compiled kernels rely on."""
+    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return like.copy_(tensor)
+
+
+def _time_row(calls: Sequence[Call]) -> InstructionTime:
+    """Of one call, from a graph of a row of them, or launched one by one where no graph can hold them."""
+    row = list(itertools.islice(itertools.cycle(calls), len(calls) * math.ceil(_CALLS / len(calls))))
+
+    def run() -> None:
+        for call in row:
+            call()
+
+    run()
+    torch.cuda.current_stream().synchronize()
+    begin = time.perf_counter()
+    run()
+    host = (time.perf_counter() - begin) / len(row)
+    torch.cuda.current_stream().synchronize()
+    graph = _captured(run)
+    return InstructionTime(_seconds(graph.replay if graph else run) / len(row), host)
+
+
+def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    """None where the calls ask the host for something."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            run()
+    except RuntimeError:
+        torch.cuda.current_stream().synchronize()
+        return None
+    return graph
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The median of some rounds, by events of the device."""
+    work()
+    times: list[float] = []
+    for _ in range(_ROUNDS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)) * 1e-3)
+    return statistics.median(times)
+
+
+def _step_seconds(executor: CudaExecutor, inputs: Mapping[str, torch.Tensor]) -> float:
+    def run() -> None:
+        for _ in range(_STEPS):
+            executor.launch(inputs)
+
+    with torch.cuda.stream(executor.stream):
+        return _seconds(run) / _STEPS

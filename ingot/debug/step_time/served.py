@@ -1,0 +1,26 @@
+"""The sizes that a step is served in: a captured graph has rows of padding where the step has fewer."""
+
+import torch
+
+from ingot.debug.explained import Step
+from ingot.ir.plan import BucketPlan, Plan
+from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
+from ingot.runtime.cuda.staging import HostInputs
+from ingot.runtime.step import StepInputs, StepSizes, step_views
+
+
+def served_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes | None:
+    """Those of the graph that a step of a bucket class is replayed from, once it is captured; None where the host
+    launches its calls."""
+    graphs = decode_steps(plan) if step.tokens == step.sequences else prompt_steps(plan)
+    held = (
+        size for size, one in graphs.items() if one is bucket and step.tokens <= size.T and step.sequences <= size.B
+    )
+    return min(held, key=lambda size: (size.T, size.B), default=None)
+
+
+def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
+    """The inputs of a step with the padding that a graph of this size adds to them."""
+    host = HostInputs(size)
+    host.fill(inputs)
+    return step_views(host.flat.host, size)

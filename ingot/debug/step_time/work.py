@@ -1,0 +1,186 @@
+"""The calls of a step as a GPU sees them: what each has to do, and which kernels do it."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from torch import fx
+
+from ingot.backends.triton.launches import LAUNCHES, Launches
+from ingot.ir import ops
+from ingot.ir.artifact import EXE_FOLDER
+from ingot.ir.costs import call_cost
+from ingot.ir.errors import ArtifactError
+from ingot.ir.infer import sized_meta_tensor
+from ingot.ir.ops import op_of
+from ingot.ir.ops.registry import Cost, bytes_of
+from ingot.ir.plan import BucketPlan, Executable, Instruction
+from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.tuning import Choice
+from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
+from ingot.runtime.artifact import Artifact, malformed
+
+# What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
+KINDS = ("products", "attention", "norms", "sampling", "rest")
+_PRODUCTS = ("linear", "quant_linear")
+_KIND_OF = {
+    **dict.fromkeys((*_PRODUCTS, "moe"), "products"),
+    **dict.fromkeys(
+        ("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append", "rope", "attention"), "attention"
+    ),
+    **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm"), "norms"),
+    **dict.fromkeys(("sample", "penalize", "count_tokens", "top_logprobs"), "sampling"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call of the node `name`, `what` in a reader's words, which costs `least`. It does `done`: rows of padding are
+    computed too, and results are written. `dtype` is that of what it multiplies, `positions` what its sequences have
+    cached. `kernels` are its launches by name, none for a view, `compiled` ones or a library's. `choice` has the tile
+    sizes of a product or of attention."""
+
+    name: str
+    what: str
+    kind: str
+    least: Cost
+    done: Cost
+    dtype: str
+    positions: int
+    provider: str
+    kernels: tuple[str, ...]
+    compiled: bool
+    choice: Choice | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step: its dims as `asked`, as they run (`served`), and the cached positions of each sequence."""
+
+    asked: Mapping[str, int]
+    served: Mapping[str, int]
+    context: int
+
+
+def works(
+    program: Program,
+    plan: BucketPlan,
+    shape: Shape,
+    choices: Mapping[str, Sequence[Choice]],
+    kernels: Mapping[str, tuple[str, ...]],
+) -> list[Work]:
+    """The calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile sizes by
+    node or region, `kernels` the names of an executable's launches by its id. Raises ArtifactError for a plan of
+    another program."""
+    nodes = [node for node in program.calls() if node.target is not operator.getitem]
+    if len(nodes) != len(plan.instructions):
+        raise ArtifactError(
+            f"the plan has {len(plan.instructions)} instructions",
+            where=f"plan.json, bucket class {plan.bucket.name}",
+            expected=f"{len(nodes)}, the calls of the program",
+        )
+    return [
+        _work(node, instruction, program, shape, choices, kernels)
+        for node, instruction in zip(nodes, plan.instructions, strict=True)
+    ]
+
+
+def _work(
+    node: fx.Node,
+    instruction: Instruction,
+    program: Program,
+    shape: Shape,
+    choices: Mapping[str, Sequence[Choice]],
+    kernels: Mapping[str, tuple[str, ...]],
+) -> Work:
+    inner = _calls(node, program)
+    names = [_op_name(one) for one in inner]
+    kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
+    product = next((one for one in inner if _op_name(one) in _PRODUCTS), None)
+    chosen = choices.get(node.target.name if isinstance(node.target, RegionCall) else node.name, ())
+    return Work(
+        name=node.name,
+        what=_what(names, product),
+        kind=kind,
+        least=call_cost(node, program, shape.asked),
+        # Rows of padding have nothing cached.
+        done=_done(node, program, shape.asked if kind == "attention" else shape.served),
+        dtype=_dtype(product if product is not None else node),
+        positions=shape.context,
+        provider=instruction.provider,
+        kernels=_kernels(node, instruction, kernels),
+        compiled=instruction.calls is not None,
+        choice=chosen[0] if chosen else None,
+    )
+
+
+def kernel_names(artifact: Artifact, target: str, executables: Sequence[Executable]) -> dict[str, tuple[str, ...]]:
+    """The names of the kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in executables:
+        if LAUNCHES in one.files:
+            relpath = f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}"
+            try:
+                launches = Launches.model_validate_json(artifact.read_text(relpath)).launches
+            except ValidationError as error:
+                raise malformed(relpath, error) from None
+            found[one.id] = tuple(launch.entry for launch in launches)
+    return found
+
+
+def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
+    """The call itself, or those of its region."""
+    if not isinstance(node.target, RegionCall):
+        return [node]
+    return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
+
+
+def _op_name(node: fx.Node) -> str:
+    op = op_of(node.target)
+    return op.name if op is not None else target_name(node.target)
+
+
+def _what(names: Sequence[str], product: fx.Node | None) -> str:
+    """In a reader's words: a product by the shape of its weight, other calls by their ops."""
+    if product is None:
+        return " + ".join(dict.fromkeys(names))
+    weight = _weight(product)
+    size = "x".join(map(str, weight)) if weight else "?"
+    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != _op_name(product)]
+    return f"product of {size}" + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
+
+
+def _weight(product: fx.Node) -> tuple[int, ...] | None:
+    weight = ops.op_of(product.target).bind(product.args, dict(product.kwargs))["weight"]  # type: ignore[union-attr]
+    value_type = weight.meta["type"]
+    return tuple(int(size) for size in value_type.shape) if isinstance(value_type, TensorType) else None
+
+
+def _dtype(node: fx.Node) -> str:
+    """Of the first tensor of floats that a call is given: that of x in a product, of q in attention."""
+    for source in node.all_input_nodes:
+        value_type = source.meta["type"]
+        if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
+            return DTYPE_NAMES[value_type.dtype]
+    return "f32"
+
+
+def _done(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
+    """What a call does in any case; its results are written, whether or not something asks for that."""
+    if node.target in VIEWS:
+        return Cost()
+    cost = call_cost(node, program, sizes)
+    return Cost(cost.flops, max(cost.bytes, _written(node, sizes)))
+
+
+def _written(node: fx.Node, sizes: Mapping[str, int]) -> int:
+    value_type = node.meta["type"]
+    items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
+    return bytes_of(*(sized_meta_tensor(item, sizes) for item in items if isinstance(item, TensorType)))
+
+
+def _kernels(node: fx.Node, instruction: Instruction, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    if instruction.calls in known:
+        return known[str(instruction.calls)]
+    return () if node.target in VIEWS else (f"{instruction.provider} {_op_name(node)}",)

@@ -1,0 +1,137 @@
+// How long a step takes on the GPU: by kinds of calls, along the step, under the roofline, and what would shorten it.
+
+import { stackedBar } from "./bars.js";
+import { h, svg } from "./dom.js";
+import { bucketName, bytes, count, microseconds, plural } from "./format.js";
+import { rooflinePlot } from "./roofline.js";
+
+const FIELDS = "name kind flops bytes roofline taken".split(" ");
+const WIDTH = 1000; // of the drawing's own units; it is stretched to the width that there is
+const HEIGHT = 44;
+const FLOOR = 14; // of the strip that shows what the roofline allows
+
+export function stepView(app) {
+  const steps = app.data.step_times.map((one) => ({
+    ...one,
+    calls: one.calls.map((fields) => Object.fromEntries(FIELDS.map((field, at) => [field, fields[at]]))),
+  }));
+  if (!steps.length)
+    return h(
+      "div",
+      { class: "panel" },
+      h("p", { class: "quiet" }, "Times of a step follow for a GPU; this artifact is not for one."),
+    );
+  const shown = h("div", { class: "columns" });
+  const bucket = h(
+    "select",
+    { "aria-label": "Bucket class of the step" },
+    steps.map(({ step }, at) => h("option", { value: at }, bucketName(app.data.steps[step]))),
+  );
+  const change = () => shown.replaceChildren(...panels(app, steps[Number(bucket.value)]));
+  bucket.addEventListener("change", change);
+  change();
+  return h("div", {}, h("div", { class: "controls" }, bucket), shown);
+}
+
+function panels(app, one) {
+  const { time } = one;
+  const kinds = time.kinds.map(({ kind }) => kind);
+  const hueOf = (kind) => `hue-${kinds.indexOf(kind) % 8}`;
+  const select = (name) => app.select(name, one.step, true);
+  const device = `${time.device}: ${bytes(time.bandwidth)}/s, ${count(time.rate)}flop/s; ${time.basis}`;
+  // What overlaps takes less than nothing, which no bar can show.
+  const parts = time.kinds.map(({ kind, calls, predicted }) => [
+    kind,
+    Math.max(0, predicted),
+    calls ? plural(calls, "call") : "between calls",
+  ]);
+  const share = ((100 * time.roofline) / time.predicted).toFixed(0);
+  return [
+    h(
+      "div",
+      { class: "panel" },
+      stackedBar("A step, by kind", parts, microseconds),
+      h("p", { class: "quiet" }, `${one.basis}; ${time.captured ? "a captured graph" : "launched call by call"}`),
+      h("p", { class: "quiet" }, `${share} % of the roofline on ${device}`),
+    ),
+    h("div", { class: "panel" }, rooflinePlot(one, hueOf, select)),
+    h("div", { class: "panel wide" }, timeline(one, hueOf, select)),
+    time.gaps.length > 0 && h("div", { class: "panel wide" }, gapTable(time.gaps)),
+  ].filter(Boolean);
+}
+
+/** Every call in its order, as wide as it takes; the strip below shows how much of that the roofline asks for. */
+function timeline({ time, calls }, hueOf, select) {
+  const total = Math.max(
+    time.predicted,
+    calls.reduce((sum, { taken }) => sum + taken, 0),
+  );
+  const units = (value) => (value / total) * WIDTH;
+  let place = 0;
+  const pieces = calls.map((call) => {
+    const at = units(place);
+    place += call.taken;
+    const text = `${call.name}: ${microseconds(call.taken)}, at least ${microseconds(call.roofline)}`;
+    return [
+      svg(
+        "rect",
+        {
+          x: at,
+          y: 0,
+          width: units(call.taken),
+          height: HEIGHT - FLOOR - 2,
+          class: hueOf(call.kind),
+          onclick: () => select(call.name),
+        },
+        svg("title", {}, text),
+      ),
+      svg("rect", {
+        x: at,
+        y: HEIGHT - FLOOR,
+        width: units(Math.min(call.roofline, call.taken)),
+        height: FLOOR,
+        class: "floor",
+      }),
+    ];
+  });
+  return h(
+    "figure",
+    { class: "stacked along" },
+    h("figcaption", {}, h("h3", {}, "Along the step"), h("b", {}, microseconds(time.predicted))),
+    svg(
+      "svg",
+      {
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": `${calls.length} calls of a step of ${microseconds(time.predicted)}`,
+      },
+      pieces,
+    ),
+    h("p", { class: "quiet" }, "above: what each call takes; below: what of that the roofline asks for"),
+  );
+}
+
+function gapTable(gaps) {
+  const cell = (tag, text, figure) => h(tag, { class: figure ? "figure" : null }, text);
+  return [
+    h("h3", {}, "Above the roofline"),
+    h(
+      "table",
+      { class: "parts above" },
+      h(
+        "tbody",
+        {},
+        gaps.map((gap) =>
+          h(
+            "tr",
+            {},
+            h("th", { scope: "row" }, gap.what, gap.calls > 0 && h("span", { class: "quiet" }, ` ${plural(gap.calls, "call")}`)),
+            cell("td", microseconds(gap.seconds), true),
+            cell("td", gap.closing),
+          ),
+        ),
+      ),
+    ),
+  ];
+}

@@ -1,0 +1,48 @@
+"""The time of a step on a GPU as the page draws it: every call that runs there, and what they come to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ingot.debug.explained import BucketCosts, Call
+from ingot.debug.step_time.times import StepTime
+
+
+class DrawnCall(NamedTuple):
+    """A call of the step, by its node; `taken` are its seconds, as predicted."""
+
+    name: str
+    kind: str
+    flops: int
+    bytes: int
+    roofline: float
+    taken: float
+
+
+@dataclass(frozen=True)
+class DrawnStep:
+    """A step of one bucket class, after the pass with the number `step`; `basis` says in words which step it is."""
+
+    step: int
+    basis: str
+    time: StepTime
+    calls: tuple[DrawnCall, ...]
+
+
+def drawn_steps(buckets: Sequence[BucketCosts], steps: Sequence[int], bases: Sequence[str]) -> tuple[DrawnStep, ...]:
+    """The steps whose time is known, each with the number of its pass and its basis; none where the artifact is not for
+    a GPU."""
+    return tuple(
+        DrawnStep(step, basis, costs.time, tuple(_drawn(call) for call in costs.calls if _runs(call)))
+        for costs, step, basis in zip(buckets, steps, bases, strict=True)
+        if costs.time is not None
+    )
+
+
+def _runs(call: Call) -> bool:
+    return call.time is not None and call.time.taken > 0
+
+
+def _drawn(call: Call) -> DrawnCall:
+    assert call.time is not None
+    return DrawnCall(call.name, call.time.kind, call.flops, call.bytes, call.time.roofline, call.time.taken)

@@ -1,0 +1,28 @@
+"""An artifact with kernels for a GPU that this machine need not have."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ingot.ir.target
+from ingot.ir.errors import TargetError
+from ingot.ir.gpus import Gpu
+
+NO_GPU = "this machine has no GPU that can be used"
+
+
+def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU, wherever the tests run."""
+
+    def find() -> Gpu:
+        raise TargetError(NO_GPU)
+
+    monkeypatch.setattr(ingot.ir.target, "find_gpu", find)
+
+
+def kernels_artifact(artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Steps of up to two tokens, for sm_90. Tests that ask for it belong into the group "sm-90-kernels"."""
+    unplug(monkeypatch)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # other tests in this process may want the interpreter
+    return artifact("llama-plain", target="sm_90", dtype="bfloat16", max_batch=2, max_tokens=2)
