@@ -22,13 +22,14 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from children import ChildError, run_child, run_command
 from compile_time import depth_ratio
 from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, read_result, revision, write_result
+
+from ingot.bench.children import ChildError, run_child, run_command
+from ingot.bench.machine import installed
 
 HERE = Path(__file__).parent
 PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "compile_again")
@@ -146,19 +147,11 @@ def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
         name_of(options),
         {"shape": options.shape, "batch": options.batch, "compile": options.options},
         found.figures | depth_ratio(found.figures),
-        packages=[name for name in PACKAGES if _installed(name)],
-        versions=found.versions,
+        packages=(),
+        versions={**installed(PACKAGES), **found.versions},
         folder=folder,
         missing=found.missing,
     )
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

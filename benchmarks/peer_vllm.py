@@ -18,12 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from children import ChildError, Ended, run_child
 from cold_start import first_token_figures
 from decode_method import Decoded, Lengths, add_length_options, length_arguments
 from engine_figures import serve_figures, step_figures
 from results import Figure, add_json_option, report
 from serve_method import Load, Served, add_load_options, load_arguments, load_of
+
+from ingot.bench.children import ChildError, Ended, run_child
+from ingot.bench.startup import start_of
 
 CHILD = Path(__file__).with_name("vllm_child.py")
 # Where vLLM and the compilers that it calls keep what they made.
@@ -79,8 +81,8 @@ def environment(site: Path | None, caches: Path) -> dict[str, str]:
 
 def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
     """Of vLLM's starts and steps, under the names of Ingot's with `vllm_` in front."""
-    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
-    found |= {f"vllm_{name}": figure for name, figure in first_token_figures(warm).items()}
+    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([start_of(cold)]).items()}
+    found |= {f"vllm_{name}": figure for name, figure in first_token_figures([start_of(one) for one in warm]).items()}
     for batch, measured in warm[-1].value["decode"].items():
         found |= {f"vllm_{name}": figure for name, figure in step_figures(int(batch), _decoded(measured)).items()}
     if served := warm[-1].value["served"]:

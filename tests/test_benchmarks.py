@@ -22,6 +22,7 @@ from safetensors import safe_open
 from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot import compile_model
+from ingot.bench import children
 from ingot.ir.plan import Plans
 from ingot.ir.program import Program
 from ingot.ir.target import Target
@@ -298,12 +299,7 @@ def script_of(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.fixture
-def children(benchmarks: None) -> ModuleType:
-    return importlib.import_module("children")
-
-
-def test_a_child_answers(children: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = script_of(
         tmp_path, "print('seen')\njson.dump([os.environ['GIVEN'], time.time()], open(sys.argv[-1], 'w'))"
     )
@@ -321,16 +317,16 @@ def test_a_child_answers(children: ModuleType, tmp_path: Path, capsys: pytest.Ca
         ("pass", "left no answer"),
     ],
 )
-def test_a_child_that_fails_says_why(children: ModuleType, tmp_path: Path, text: str, reason: str) -> None:
+def test_a_child_that_fails_says_why(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(children.ChildError, match=reason):
         children.run_child([script_of(tmp_path, text)])
 
 
-def test_a_child_that_takes_too_long_is_ended_with_its_children(children: ModuleType, tmp_path: Path) -> None:
+def test_a_child_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     """The child runs a child in a session of its own, as benchmarks do that gpu.py runs."""
     inner = tmp_path / "inner.py"
     inner.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
-    text = f"sys.path.append({str(BENCHMARKS)!r})\nfrom children import run_command\n"
+    text = "from ingot.bench.children import run_command\n"
     with pytest.raises(children.ChildError, match=r"ended after 2\.5 s"):
         children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=2.5)
     with pytest.raises(ProcessLookupError):
@@ -388,7 +384,6 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
 ) -> None:
     """With a compile of our own, which takes a second a layer and finds executables in its cache."""
     compile_time, checkpoints = (importlib.import_module(name) for name in ("compile_time", "random_checkpoint"))
-    children = importlib.import_module("children")
     commands = []
 
     def run_command(command: Any, *, env: dict[str, str], **_: Any) -> Any:

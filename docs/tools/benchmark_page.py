@@ -87,7 +87,7 @@ _TRAFFIC = ("weights", "cache", "bandwidth")
 def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
     """What both engines were measured by, with the ratio; and a compile against the start that compiles."""
     steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
-    starts = ["first_token", *(f"first_token_{name}" for name, _ in PHASES.values())]
+    starts = ["first_token", *(f"first_token_{name}" for name in PHASES)]
     rows = [(figures[name].what, name, f"{_PEER}{name}") for name in (*steps, *_SERVED, *starts) if name in figures]
     if "compile" in figures:
         rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))

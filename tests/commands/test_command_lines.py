@@ -14,7 +14,7 @@ import ingot.cli as cli
 
 pytestmark = pytest.mark.xdist_group("cli")
 
-COMMANDS = ("compile", "run", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
+COMMANDS = ("compile", "run", "bench", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
 
 HELP = f"""
 import contextlib, io, sys

@@ -1,0 +1,74 @@
+"""`ingot bench throughput`: how many tokens a second come of many requests that are given at once."""
+
+from ingot.commands.bench import options
+
+
+def bench_throughput(
+    artifact: str,
+    /,
+    *,
+    dataset: options.Dataset = "random",
+    num_prompts: int = 1000,
+    input_len: int = 1024,
+    output_len: int = 128,
+    seed: int = 0,
+    json: str | None = None,
+) -> None:
+    """Measure how many tokens a second come of many requests that are given at once.
+
+    Prompts are random token ids; outputs are greedy and go on past the end tokens. Ctrl-C ends it with what was
+    measured so far.
+
+    Parameters
+    ----------
+    artifact
+        An artifact folder.
+    dataset
+        random: all lengths are equal. sharegpt: drawn as those of ShareGPT's conversations are spread.
+    num_prompts
+        Requests.
+    input_len
+        Tokens of each prompt, with --dataset random.
+    output_len
+        Tokens to make behind each, with --dataset random.
+    seed
+        Of prompts and lengths.
+    json
+        Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench throughput`.
+    """
+    options.at_least(1, num_prompts=num_prompts, input_len=input_len, output_len=output_len)
+    options.check_file(json)
+    from ingot.bench.answer import answer
+    from ingot.bench.drive import drive
+    from ingot.bench.engine import open_engine
+    from ingot.bench.metrics import throughput_metrics
+    from ingot.bench.steps import step_metrics
+    from ingot.bench.workload import make_workload
+    from ingot.progress import live_progress
+    from ingot.runtime.artifact import open_artifact
+
+    opened = open_artifact(artifact, verify=False)
+    lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, seed)
+    with live_progress() as progress:
+        progress("load", 0, 0)
+        engine = open_engine(opened.folder, stream=False)
+        options.warm_up(engine, lengths, seed, progress)
+        run = drive(
+            engine,
+            make_workload(lengths, engine.tokens, seed),
+            on_finished=lambda count: progress("measure", count, num_prompts),
+        )
+    metrics = throughput_metrics(run)
+    steps = step_metrics(engine.executor.steps, run.duration)
+    asked = {"dataset": dataset, "num_prompts": num_prompts, "seed": seed, "interrupted": run.interrupted}
+    equal = {"input_len": input_len, "output_len": output_len} if dataset == "random" else {}
+    rows = [
+        ("requests", f"{metrics['num_requests']:,} in {options.seconds(metrics['elapsed_time'])}"),
+        ("throughput", options.per_second(metrics["requests_per_second"], "requests")),
+        ("", options.per_second(metrics["tokens_per_second"], "tokens", ", in and out")),
+        ("", options.per_second(metrics["output_tokens_per_second"], "tokens", ", out alone")),
+        *options.step_rows(steps),
+    ]
+    options.tell(json, answer(opened, {**asked, **equal}, {**metrics, "steps": steps}), f"{dataset}, at once", rows)
+    if run.interrupted:
+        raise KeyboardInterrupt
