@@ -15,7 +15,7 @@ def bench_latency(
     num_iters_warmup: int = 10,
     num_iters: int = 30,
     seed: int = 0,
-    json: str | None = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure how long one batch of equal requests takes, from giving it to its last token.
 

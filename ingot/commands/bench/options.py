@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from ingot.console import console, facts, json_text, print_json, print_table
 from ingot.ir.errors import ArtifactError, OptionError, OutputError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from ingot.runtime.artifact import Artifact
 
 Dataset = Literal["random", "sharegpt"]
+JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-"
 _WARM_UP_TOKENS = 8  # of each output; a batch of them meets every size of decode step
 _SHORTEST = 8  # tokens of a sequence that `sharegpt_lengths` can draw
 
@@ -87,7 +90,7 @@ def check_file(json: str | None) -> None:
     if json in (None, "-"):
         return
     path = Path(str(json))
-    if path.is_dir() or not path.parent.is_dir():
+    if path.is_dir() or not path.parent.is_dir() or path.name.startswith("-"):
         raise OutputError(f"{path} cannot be written", where="--json", expected="a file in a folder that exists, or -")
 
 

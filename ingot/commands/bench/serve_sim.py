@@ -34,7 +34,7 @@ def bench_serve_sim(
     metric_percentiles: str = "99",
     seed: int = 0,
     save_detailed: Flag = False,
-    json: str | None = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure how long requests that arrive one by one wait for their tokens. The engine runs in this process.
 

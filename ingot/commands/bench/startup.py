@@ -13,7 +13,7 @@ def bench_startup(
     num_iters: int = 5,
     input_len: int = 128,
     timeout: float = 300.0,
-    json: str | None = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure how long a process takes from its start until it can serve, and to its first token.
 

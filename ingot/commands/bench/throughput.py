@@ -12,7 +12,7 @@ def bench_throughput(
     input_len: int = 1024,
     output_len: int = 128,
     seed: int = 0,
-    json: str | None = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure how many tokens a second come of many requests that are given at once.
 
