@@ -1,8 +1,21 @@
 """The figures of what was measured of an engine, for every engine the same."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from decode_method import Decoded
 from results import Figure
 from serve_method import Served
+
+from ingot.bench.metrics import serve_metrics
+
+# Of requests that were driven one by one: the field of `serve_metrics`, and what it says.
+_WAITS = {
+    "ttft": ("mean_ttft_ms", "until the first token, on average"),
+    "ttft_p99": ("p99_ttft_ms", "until the first token, the 99th percentile"),
+    "tpot": ("mean_tpot_ms", "a token behind the first, on average"),
+    "tpot_p99": ("p99_tpot_ms", "a token behind the first, the 99th percentile"),
+}
 
 
 def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
@@ -17,20 +30,27 @@ def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
 
 
 def serve_figures(served: Served) -> dict[str, Figure]:
-    load = served.load
-    return {
-        "prompt": Figure(
-            value=min(served.prompt),
-            unit="s",
-            what=f"the first token behind a prompt of {load.prompt}, the least",
-            values=served.prompt,
-        ),
-        "throughput": Figure(
-            value=served.throughput,
-            unit="tokens/s",
-            what=f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once",
-        ),
-    }
+    load, found = served.load, {}
+    if served.prompt:
+        what = f"the first token behind a prompt of {load.prompt}, the least"
+        found["prompt"] = Figure(value=min(served.prompt), unit="s", what=what, values=served.prompt)
+    if load.requests:
+        what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"
+        found["throughput"] = Figure(value=served.throughput, unit="tokens/s", what=what)
+    if load.arrivals:
+        arriving = f"{load.arrivals} requests like ShareGPT's, {load.rate:g} of them a second"
+        found |= _driven("arrivals", serve_metrics(served.arrivals), arriving)
+    if load.sharing:
+        sharing = f"{load.sharing} requests at once with {load.prefix} tokens in common"
+        found |= _driven("prefix", serve_metrics(served.prefix), sharing)
+    return found
+
+
+def _driven(part: str, metrics: Mapping[str, Any], asked: str) -> Iterator[tuple[str, Figure]]:
+    for name, (field, what) in _WAITS.items():
+        yield f"{part}_{name}", Figure(value=metrics[field] / 1e3, unit="s", what=f"{asked}: {what}")
+    made = Figure(value=metrics["output_throughput"], unit="tokens/s", what=f"{asked}: tokens made in a second")
+    yield f"{part}_throughput", made
 
 
 def _tries(seconds: tuple[float, ...], what: str) -> Figure:

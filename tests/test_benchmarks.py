@@ -262,12 +262,21 @@ def test_serving(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
     less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
-    call("serve", artifact, *less, "--json", tmp_path / "found.json")
+    arriving = ("--arrivals", 5, "--rate", 50, "--conversation", 64, "--sharing", 3, "--prefix", 32)
+    call("serve", artifact, *less, *arriving, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
+    for part in ("arrivals", "prefix"):
+        for name in ("ttft", "tpot"):
+            assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 1
+        assert figures[f"{part}_throughput"].value > 10
+    assert figures["arrivals_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
     assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
     assert figures["throughput"].value > 10 and figures["throughput"].unit == "tokens/s"
     with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
         call("serve", artifact)
+    none = [item for name in ("prompt", "requests", "arrivals", "sharing") for item in (f"--{name}", 0)]
+    call("serve", artifact, *none, "--json", tmp_path / "found.json")
+    assert results.read_result(tmp_path / "found.json").figures == {}
 
 
 def test_a_cold_start(
@@ -335,33 +344,60 @@ def test_a_child_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) 
 
 # What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes two milliseconds.
 FAKE_VLLM = """
-import os, time
+import os, sys, time
 from types import SimpleNamespace as Fields
+from vllm.sampling_params import RequestOutputKind
 __version__ = "0.0.1"
 class SamplingParams:
-    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize, output_kind=RequestOutputKind.CUMULATIVE):
         assert temperature == 0 and ignore_eos and not detokenize
-        self.max_tokens = max_tokens
+        self.max_tokens, self.output_kind = max_tokens, output_kind
+class LLMEngine:
+    def __init__(self):
+        self.open = {}
+    def add_request(self, request_id, prompt, params):
+        assert request_id not in self.open and params.output_kind == RequestOutputKind.DELTA
+        assert 4 <= len(prompt["prompt_token_ids"]) <= 64 + 128
+        self.open[request_id] = params.max_tokens
+    def has_unfinished_requests(self):
+        return bool(self.open)
+    def step(self):
+        time.sleep(2e-3)
+        for name in list(self.open):
+            self.open[name] -= 1
+            last = not self.open[name]
+            yield Fields(request_id=name, outputs=[Fields(token_ids=[0])], finished=last)
+            if last:
+                del self.open[name]
 class LLM:
-    def __init__(self, *, model, load_format, enable_prefix_caching, **more):
-        assert os.path.exists(f"{model}/config.json") and load_format == "dummy" and not enable_prefix_caching
+    def __init__(self, *, model, load_format, enable_prefix_caching, max_model_len, **more):
+        assert os.path.exists(f"{model}/config.json") and load_format == "dummy"
+        assert enable_prefix_caching and max_model_len == 5001
+        assert not any(os.path.exists(f"{folder}/vllm_child.py") for folder in sys.path)
+        self.llm_engine = LLMEngine()
         cold = not os.path.exists(os.environ["VLLM_CACHE_ROOT"])
         os.makedirs(os.environ["VLLM_CACHE_ROOT"], exist_ok=True)
         time.sleep(0.4 if cold else 0.01)
     def generate(self, prompts, params, *, use_tqdm):
-        assert all(len(prompt["prompt_token_ids"]) == 128 for prompt in prompts)
+        assert all(len(prompt["prompt_token_ids"]) in (128, 5000) for prompt in prompts)
         time.sleep(params.max_tokens * 2e-3)
         return [Fields(outputs=[Fields(token_ids=[0] * params.max_tokens)]) for _ in prompts]
+"""
+FAKE_PARAMS = """
+from enum import Enum
+RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA"])
 """
 
 
 def test_the_peer(results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
+    (tmp_path / "vllm" / "sampling_params.py").write_text(FAKE_PARAMS)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     less = ("--long", 60, "--short", 20, "--tries", 3)
-    load = ("--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
-    call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, "--json", tmp_path / "found.json")
+    load = ("--prompt", 5000, "--requests", 8, "--input", 128, "--output", 20)
+    arriving = ("--arrivals", 12, "--rate", 100, "--conversation", 64, "--sharing", 3, "--prefix", 64)
+    call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, *arriving, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
     assert found.versions["vllm"] == "0.0.1"
     for batch in (1, 32):
@@ -369,6 +405,9 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
     most = 8 * 20 / 40e-3  # a busy machine makes less of it
     assert most / 10 < found.figures["vllm_throughput"].value <= most
     assert 2e-3 <= found.figures["vllm_prompt"].value < 0.1
+    for part in ("arrivals", "prefix"):
+        assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 0.02
+    assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
     with pytest.raises(SystemExit, match="vLLM is not in"):
@@ -449,13 +488,23 @@ def test_one_call_goes_on_when_a_part_fails(
 
 def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
-    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "-x", "site": tmp_path, "skip": "serve"}
+    asked = {
+        "work": tmp_path,
+        "shape": "8b",
+        "batch": "1",
+        "options": "-x",
+        "site": tmp_path,
+        "skip": "serve",
+        "load": "--rate 9",
+    }
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS
+    assert commands["serve"][-2:] == ["--rate", "9"] and commands["peer"][-1] == "--no-serve"
+    assert dict(gpu.commands(argparse.Namespace(**{**asked, "skip": ""})))["peer"][-2:] == ["--rate", "9"]
     for part, (script, *arguments) in commands.items():
         options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()
-        assert all(f'"{option}"' in known for option in options)
+        assert all(f'"{option}"' in known for option in options if option != "--rate")
         assert part == "checkpoint" or "add_json_option(parser)" in known
 
 

@@ -79,7 +79,8 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield _provenance(result)
 
 
-_SERVED = ("prompt", "throughput")
+_DRIVEN = ("ttft", "ttft_p99", "tpot", "tpot_p99", "throughput")
+_SERVED = ("prompt", "throughput", *(f"{part}_{name}" for part in ("arrivals", "prefix") for name in _DRIVEN))
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 

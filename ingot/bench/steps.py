@@ -105,19 +105,23 @@ class _WatchedHandle:
         return getattr(self._handle, name)
 
 
-def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float | int | None]:
-    """What the steps of a run took, of the `duration` seconds of all of it.
-
-    `host_share` is what neither launching nor waiting took: scheduling, outputs, and sleeping until the next arrival.
-    `decode_idle_share` is how much of the time between the ends of successive decode steps the GPU had nothing to do;
-    None without a GPU.
-    """
-    launch, wait = (sum(getattr(one, name) for one in steps) for name in ("launch", "wait"))
+def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
+    """How much of the time between the ends of successive decode steps a GPU had nothing to do; None without one."""
     busy = since = 0.0
     for one in steps:
         if one.decode and one.after_decode and one.device is not None and one.since is not None:
             # A step could begin when the one before had ended, however early its launch was.
             busy, since = busy + min(one.device, one.since), since + one.since
+    return 1 - busy / since if since else None
+
+
+def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float | int | None]:
+    """What the steps of a run took, of the `duration` seconds of all of it.
+
+    `host_share` is what neither launching nor waiting took: scheduling, outputs, and sleeping until the next arrival.
+    """
+    launch, wait = (sum(getattr(one, name) for one in steps) for name in ("launch", "wait"))
+    device = [one.device for one in steps if one.device is not None]
     return {
         "steps": len(steps),
         "decode_steps": sum(1 for one in steps if one.decode),
@@ -125,10 +129,8 @@ def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float
         "launch_share": launch / duration,
         "wait_share": wait / duration,
         "host_share": 1 - (launch + wait) / duration,
-        "device_seconds": sum(one.device for one in steps if one.device is not None)
-        if any(one.device is not None for one in steps)
-        else None,
-        "decode_idle_share": 1 - busy / since if since else None,
+        "device_seconds": sum(device) if device else None,
+        "decode_idle_share": decode_idle_share(steps),
     }
 
 
