@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_world import Command, Done
 
 import ingot.bench.startup as startup
 from ingot.bench.children import ChildError
 from ingot.bench.drive import Progress
 from ingot.bench.engine import BenchEngine
 from ingot.bench.startup import Start
-from ingot.cli import BAD_INPUT, DONE, INGOT, INTERRUPTED, run
+from ingot.cli import BAD_INPUT, DONE, INTERRUPTED
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
 
@@ -23,30 +23,16 @@ STEP = BenchEngine.step
 SMALL = ("--input-len", "20", "--output-len", "3")
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def value(self) -> dict[str, Any]:
-        assert self.code == DONE, self.err
-        found: dict[str, Any] = json.loads(self.out)
-        return found
-
-
 @pytest.fixture
-def bench(artifact: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def bench(artifact: Callable[..., Path], ingot: Command) -> Command:
     """Runs `ingot bench NAME ARTIFACT …` in this process."""
+    return lambda name, *options: ingot("bench", name, artifact("llama-plain", backend="reference"), *options)
 
-    def bench(name: str, *options: object) -> Done:
-        folder = artifact("llama-plain", backend="reference")
-        code = run(INGOT, ["bench", name, str(folder), *map(str, options)])
-        said = capsys.readouterr()
-        return Done(code, said.out, said.err)
 
-    return bench
+def value_of(done: Done) -> dict[str, Any]:
+    assert done.code == DONE, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
 
 
 def check_origin(value: dict[str, Any]) -> None:
@@ -57,9 +43,9 @@ def check_origin(value: dict[str, Any]) -> None:
     assert {"ingot", "torch", "python"} <= value["versions"].keys()
 
 
-def test_latency(bench: Callable[..., Done]) -> None:
+def test_latency(bench: Command) -> None:
     done = bench("latency", *SMALL, "--batch-size", 3, "--num-iters-warmup", 1, "--num-iters", 4, "--json", "-")
-    value = done.value
+    value = value_of(done)
     assert value["input_len"] == 20 and value["batch_size"] == 3 and value["num_iters"] == 4
     assert len(value["latencies"]) == 4 and 0 < min(value["latencies"]) <= value["avg_latency"] < 5
     assert value["percentiles"]["10"] <= value["percentiles"]["99"] and not value["interrupted"]
@@ -67,7 +53,7 @@ def test_latency(bench: Callable[..., Done]) -> None:
     check_origin(value)
 
 
-def test_throughput(bench: Callable[..., Done], tmp_path: Path) -> None:
+def test_throughput(bench: Command, tmp_path: Path) -> None:
     done = bench("throughput", *SMALL, "--num-prompts", 11, "--json", tmp_path / "found.json")
     value = json.loads((tmp_path / "found.json").read_text())
     assert value["num_requests"] == 11 and value["total_num_tokens"] == 11 * 23 and value["total_output_tokens"] == 33
@@ -78,7 +64,7 @@ def test_throughput(bench: Callable[..., Done], tmp_path: Path) -> None:
     check_origin(value)
 
 
-def test_serve_sim(bench: Callable[..., Done], tmp_path: Path) -> None:
+def test_serve_sim(bench: Command, tmp_path: Path) -> None:
     options = (
         "--num-prompts",
         9,
@@ -91,7 +77,7 @@ def test_serve_sim(bench: Callable[..., Done], tmp_path: Path) -> None:
         "--save-detailed",
     )
     more = ("--goodput", "ttft:60000", "e2el:60000", "--metric-percentiles", "50,99", "--seed", 3)
-    value = bench("serve-sim", *options, *more, "--json", "-").value
+    value = value_of(bench("serve-sim", *options, *more, "--json", "-"))
     assert value["completed"] == 9 and value["failed"] == 0 and value["max_concurrent_requests"] <= 3
     assert value["request_goodput"] == value["request_throughput"] == pytest.approx(9 / value["duration"])
     assert value["total_input_tokens"] == sum(value["input_lens"]) and len(set(value["input_lens"])) > 2
@@ -102,14 +88,14 @@ def test_serve_sim(bench: Callable[..., Done], tmp_path: Path) -> None:
         assert 0 < value[f"p50_{metric}_ms"] == value[f"median_{metric}_ms"] <= value[f"p99_{metric}_ms"]
     assert value["dataset"] == "sharegpt" and value["steps"]["decode_idle_share"] is None
     check_origin(value)
-    at_once = bench("serve-sim", "--dataset", "random", *SMALL, "--num-prompts", 2, "--json", "-").value
+    at_once = value_of(bench("serve-sim", "--dataset", "random", *SMALL, "--num-prompts", 2, "--json", "-"))
     assert at_once["request_rate"] == "inf" and at_once["request_goodput"] is None and at_once["input_len"] == 20
     assert "itls" not in at_once
 
 
-def test_startup(bench: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup(bench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own once; the medians from starts of our own."""
-    value = bench("startup", "--num-iters", 1, "--input-len", 9, "--json", "-").value
+    value = value_of(bench("startup", "--num-iters", 1, "--input-len", 9, "--json", "-"))
     phases, (first,), (ready,) = value["phases"], value["first_token_times"], value["ready_times"]
     assert 0 < ready < first < 60 and first == pytest.approx(sum(phases.values()))
     assert list(phases) == ["start", "import", "load", "prompt"] and value["warm_startup_times"] == [phases["load"]]
@@ -122,13 +108,13 @@ def test_startup(bench: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) ->
         return Start(total, {"start": 1.0, "import": 1.0, "load": total - 2.5, "prompt": 0.5}, {"engine": total / 4})
 
     monkeypatch.setattr(startup, "start", start)
-    value = bench("startup", "--num-iters", 3, "--json", "-").value
+    value = value_of(bench("startup", "--num-iters", 3, "--json", "-"))
     assert value["median_first_token_time"] == 7.0 and value["median_ready_time"] == 6.5
     assert value["warm_startup_times"] == [4.5, 2.5, 6.5] and value["avg_warm_startup_time"] == 4.5
     assert value["loading"] == {"engine": 1.75}
 
 
-def test_a_start_that_fails_says_why(bench: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_says_why(bench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object, **__: object) -> Start:
         raise ChildError("it was ended after 1 s")
 
@@ -154,7 +140,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return at
 
 
-def test_ctrl_c_keeps_what_was_measured(bench: Callable[..., Done], interrupted: Callable[[int], None]) -> None:
+def test_ctrl_c_keeps_what_was_measured(bench: Command, interrupted: Callable[[int], None]) -> None:
     # A batch takes a step for each of its three tokens, and one call more for the step in flight.
     interrupted(10)
     done = bench("latency", *SMALL, "--num-iters-warmup", 0, "--json", "-")
@@ -197,6 +183,6 @@ def test_ctrl_c_keeps_what_was_measured(bench: Callable[..., Done], interrupted:
         (["serve-sim", "--tokens", "5"], "Usage: ingot bench serve-sim"),
     ],
 )
-def test_bad_options_are_refused(bench: Callable[..., Done], arguments: list[str], complaint: str) -> None:
+def test_bad_options_are_refused(bench: Command, arguments: list[str], complaint: str) -> None:
     done = bench(*arguments)
     assert done.code == BAD_INPUT and done.out == "" and complaint in done.err and "Traceback" not in done.err
