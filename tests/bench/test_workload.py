@@ -59,7 +59,8 @@ def test_prompts_are_drawn_from_the_tokens_that_are_given(tmp_path: Path) -> Non
     lengths, tokens = [Lengths(50, 3), Lengths(20, 4)], [5, 7, 11]
     found = make_workload(lengths, tokens, 1, arrivals=[0.5, 1.5], shared_prefix=15)
     assert [(len(one.prompt), one.output_len, one.arrival) for one in found] == [(50, 3, 0.5), (20, 4, 1.5)]
-    assert set(found[0].prompt) == set(tokens) and found[0].prompt[:15] == found[1].prompt[:15]
+    assert set(found[0].prompt[:15]) == set(found[0].prompt[15:]) == set(tokens)
+    assert found[0].prompt[:15] == found[1].prompt[:15]
     assert found[0].prompt[15:20] != found[1].prompt[15:]
     assert found != make_workload(lengths, tokens, 2, arrivals=[0.5, 1.5], shared_prefix=15)
     write_workload(tmp_path / "asked.json", found)
