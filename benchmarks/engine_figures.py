@@ -1,13 +1,13 @@
 """The figures of what was measured of an engine, for every engine the same."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from decode_method import Decoded
 from results import Figure
 from serve_method import Served
 
-from ingot.bench.metrics import serve_metrics
+from ingot.bench.drive import Run
+from ingot.bench.metrics import serve_metrics, throughput_metrics
 
 # Of requests that were driven one by one: the field of `serve_metrics`, and what it says.
 _WAITS = {
@@ -32,25 +32,33 @@ def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
 def serve_figures(served: Served) -> dict[str, Figure]:
     load, found = served.load, {}
     if served.prompt:
+        seconds = tuple(one.duration for one in served.prompt)
         what = f"the first token behind a prompt of {load.prompt}, the least"
-        found["prompt"] = Figure(value=min(served.prompt), unit="s", what=what, values=served.prompt)
+        found["prompt"] = Figure(value=min(seconds), unit="s", what=what, values=seconds)
     if load.requests:
         what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"
-        found["throughput"] = Figure(value=served.throughput, unit="tokens/s", what=what)
+        found["throughput"] = _throughput(served.requests, what)
+    if load.spread:
+        found["spread_throughput"] = _throughput(served.spread, f"{load.spread} requests of spread lengths at once")
     if load.arrivals:
         arriving = f"{load.arrivals} requests like ShareGPT's, {load.rate:g} of them a second"
-        found |= _driven("arrivals", serve_metrics(served.arrivals), arriving)
+        found |= _waits("arrivals", served.arrivals, arriving)
     if load.sharing:
         sharing = f"{load.sharing} requests at once with {load.prefix} tokens in common"
-        found |= _driven("prefix", serve_metrics(served.prefix), sharing)
+        found |= _waits("prefix", served.prefix, sharing)
+        found["prefix_throughput"] = _throughput(served.prefix, f"{sharing}: tokens made in a second")
     return found
 
 
-def _driven(part: str, metrics: Mapping[str, Any], asked: str) -> Iterator[tuple[str, Figure]]:
+def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
+    metrics = serve_metrics(run)
     for name, (field, what) in _WAITS.items():
         yield f"{part}_{name}", Figure(value=metrics[field] / 1e3, unit="s", what=f"{asked}: {what}")
-    made = Figure(value=metrics["output_throughput"], unit="tokens/s", what=f"{asked}: tokens made in a second")
-    yield f"{part}_throughput", made
+
+
+def _throughput(run: Run, what: str) -> Figure:
+    """Tokens made in a second."""
+    return Figure(value=throughput_metrics(run)["output_tokens_per_second"], unit="tokens/s", what=what)
 
 
 def _tries(seconds: tuple[float, ...], what: str) -> Figure:

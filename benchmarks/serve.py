@@ -1,17 +1,16 @@
 """An artifact with a long prompt, many requests at once, requests that arrive one by one, and with common beginnings.
 
-    python benchmarks/serve.py ARTIFACT [--prompt 4000] [--requests 512] [--input 512] [--output 256] [--arrivals 256]
-        [--rate 16] [--sharing 64] [--prefix 2048] [--json FILE]
+    python benchmarks/serve.py ARTIFACT [--prompt 4000] [--requests 512] [--input 512] [--output 256] [--spread 256]
+        [--arrivals 256] [--rate 16] [--sharing 64] [--prefix 2048] [--json FILE]
 
 Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out.
 """
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from engine import driven_generate
 from engine_figures import serve_figures
 from results import Figure, add_json_option, report
 from serve_method import add_load_options, load_of, measure_serving
@@ -30,8 +29,7 @@ def main() -> None:
     limits = engine.limits
     if load.longest > limits.max_seq_len:
         sys.exit(f"the artifact was compiled for sequences of {limits.max_seq_len} tokens, and not of {load.longest}")
-    generate = driven_generate(engine)
-    served = measure_serving(generate, engine, limits.vocab_size, load)
+    served = measure_serving(replace(engine, stream=False), engine, limits.vocab_size, load)
     settings = {"artifact": options.artifact.name, "max_batch": limits.max_batch, **asdict(load)}
     idle = decode_idle_share(engine.executor.steps)
     what = "of the time between the ends of successive decode steps the GPU had nothing to do, in all of these loads"

@@ -36,10 +36,14 @@ MEMORY_SHARE = 0.85
 
 
 class VllmEngine:
-    """vLLM as an engine that is driven: greedy, past the end tokens, without making text, telling of every token."""
+    """vLLM as an engine that is driven: greedy, past the end tokens, without making text.
 
-    def __init__(self, llm: Any) -> None:
+    It tells of a request with every token, or when it has ended, as vLLM's server and its `LLM.generate` ask for it.
+    """
+
+    def __init__(self, llm: Any, *, by_token: bool) -> None:
         self._engine = llm.llm_engine
+        self._by_token = by_token
         self._made: dict[int, int] = {}
 
     def add(self, index: int, request: "BenchRequest") -> None:
@@ -51,9 +55,9 @@ class VllmEngine:
             max_tokens=request.output_len,
             ignore_eos=True,
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA,  # new tokens alone, as vLLM's server asks for them
+            output_kind=RequestOutputKind.DELTA if self._by_token else RequestOutputKind.FINAL_ONLY,
         )
-        self._made[index] = 0
+        self._made[index] = 0  # tokens: an output has those alone that no earlier one had
         self._engine.add_request(str(index), {"prompt_token_ids": list(request.prompt)}, params)
 
     def step(self) -> "Iterator[Progress]":
@@ -123,7 +127,8 @@ def main() -> None:
     for batch in map(int, filter(None, options.batch.split(","))):
         measured = measure_decode(generate, vocab, batch, replace(lengths_of(batch), **changes))
         decoded[batch] = asdict(measured)
-    served = asdict(measure_serving(generate, VllmEngine(llm), vocab, load)) if options.serve else None
+    engines = (VllmEngine(llm, by_token=by_token) for by_token in (False, True))
+    served = asdict(measure_serving(*engines, vocab, load)) if options.serve else None
     answer = {"clock": clock, "version": vllm.__version__, "decode": decoded, "served": served}
     options.json.write_text(json.dumps(answer), encoding="utf-8")
 

@@ -21,6 +21,8 @@ from ingot.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
+    from ingot.runtime.engine import Engine
+    from ingot.runtime.loader import Loaded
     from ingot.runtime.outputs import RequestOutput
     from ingot.runtime.prompt import Prompt, PromptLike
     from ingot.runtime.tokenizer import Tokenizer
@@ -94,6 +96,17 @@ class LLM:
         graphs = getattr(self._loaded.executor, "captured", {})
         found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+    @property
+    def llm_engine(self) -> "Engine":
+        """What serves the requests, as vLLM names it, for who drives it alone: `add_request`, `step`, `has_unfinished`.
+        While it has requests that were added so, no other method of this object may be called."""
+        return self._engine
+
+    @property
+    def loaded(self) -> "Loaded":
+        """What was loaded: the artifact, its plans and limits, the tokenizer, the end tokens."""
+        return self._loaded
 
     def get_tokenizer(self) -> "Tokenizer | None":
         """The artifact's tokenizer; None when the checkpoint had none."""

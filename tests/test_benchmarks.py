@@ -262,19 +262,22 @@ def test_serving(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
     less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
-    arriving = ("--arrivals", 5, "--rate", 50, "--conversation", 64, "--sharing", 3, "--prefix", 32)
+    arriving = ("--spread", 0, "--arrivals", 5, "--rate", 50, "--conversation", 64, "--sharing", 3, "--prefix", 32)
     call("serve", artifact, *less, *arriving, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
     for part in ("arrivals", "prefix"):
         for name in ("ttft", "tpot"):
             assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 1
-        assert figures[f"{part}_throughput"].value > 10
     assert figures["arrivals_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
     assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
-    assert figures["throughput"].value > 10 and figures["throughput"].unit == "tokens/s"
+    assert (
+        figures["prefix_throughput"].value > 10
+        and figures["throughput"].value > 10
+        and figures["throughput"].unit == "tokens/s"
+    )
     with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
         call("serve", artifact)
-    none = [item for name in ("prompt", "requests", "arrivals", "sharing") for item in (f"--{name}", 0)]
+    none = [item for name in ("prompt", "requests", "spread", "arrivals", "sharing") for item in (f"--{name}", 0)]
     call("serve", artifact, *none, "--json", tmp_path / "found.json")
     assert results.read_result(tmp_path / "found.json").figures == {}
 
@@ -356,17 +359,21 @@ class LLMEngine:
     def __init__(self):
         self.open = {}
     def add_request(self, request_id, prompt, params):
-        assert request_id not in self.open and params.output_kind == RequestOutputKind.DELTA
-        assert 4 <= len(prompt["prompt_token_ids"]) <= 64 + 128
-        self.open[request_id] = params.max_tokens
+        assert request_id not in self.open and params.output_kind != RequestOutputKind.CUMULATIVE
+        assert request_id.isdigit() and len(prompt["prompt_token_ids"]) >= 4
+        self.open[request_id] = [params, 0]
     def has_unfinished_requests(self):
         return bool(self.open)
     def step(self):
         time.sleep(2e-3)
         for name in list(self.open):
-            self.open[name] -= 1
-            last = not self.open[name]
-            yield Fields(request_id=name, outputs=[Fields(token_ids=[0])], finished=last)
+            params, made = self.open[name]
+            self.open[name][1] += 1
+            last = made + 1 == params.max_tokens
+            if params.output_kind == RequestOutputKind.DELTA:
+                yield Fields(request_id=name, outputs=[Fields(token_ids=[0])], finished=last)
+            elif last:
+                yield Fields(request_id=name, outputs=[Fields(token_ids=[0] * params.max_tokens)], finished=True)
             if last:
                 del self.open[name]
 class LLM:
@@ -379,13 +386,13 @@ class LLM:
         os.makedirs(os.environ["VLLM_CACHE_ROOT"], exist_ok=True)
         time.sleep(0.4 if cold else 0.01)
     def generate(self, prompts, params, *, use_tqdm):
-        assert all(len(prompt["prompt_token_ids"]) in (128, 5000) for prompt in prompts)
+        assert all(len(prompt["prompt_token_ids"]) == 128 for prompt in prompts)
         time.sleep(params.max_tokens * 2e-3)
         return [Fields(outputs=[Fields(token_ids=[0] * params.max_tokens)]) for _ in prompts]
 """
 FAKE_PARAMS = """
 from enum import Enum
-RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA"])
+RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
 """
 
 
@@ -396,7 +403,7 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     less = ("--long", 60, "--short", 20, "--tries", 3)
     load = ("--prompt", 5000, "--requests", 8, "--input", 128, "--output", 20)
-    arriving = ("--arrivals", 12, "--rate", 100, "--conversation", 64, "--sharing", 3, "--prefix", 64)
+    arriving = ("--spread", 1, "--arrivals", 12, "--rate", 100, "--conversation", 64, "--sharing", 3, "--prefix", 64)
     call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, *arriving, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
     assert found.versions["vllm"] == "0.0.1"
@@ -404,7 +411,7 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
         assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(2e-3, rel=0.5)
     most = 8 * 20 / 40e-3  # a busy machine makes less of it
     assert most / 10 < found.figures["vllm_throughput"].value <= most
-    assert 2e-3 <= found.figures["vllm_prompt"].value < 0.1
+    assert 2e-3 <= found.figures["vllm_prompt"].value < 0.1 and 1 < found.figures["vllm_spread_throughput"].value < 1e3
     for part in ("arrivals", "prefix"):
         assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 0.02
     assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3

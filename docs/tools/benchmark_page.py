@@ -73,14 +73,15 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield from _only_ours(
         "loading, in the best start", figures, [name for name in _ordered(figures) if name.startswith("load_")]
     )
+    yield from _only_ours("serving", figures, [name for name in ("decode_idle",) if name in figures])
     yield from _only_ours("compile-model", figures, [name for name in _COMPILES if name in figures])
     for part, reason in result.missing.items():
         yield f"Not measured: {part.replace('_', ' ')}. {reason}\n"
     yield _provenance(result)
 
 
-_DRIVEN = ("ttft", "ttft_p99", "tpot", "tpot_p99", "throughput")
-_SERVED = ("prompt", "throughput", *(f"{part}_{name}" for part in ("arrivals", "prefix") for name in _DRIVEN))
+_WAITS = [f"{part}_{name}" for part in ("arrivals", "prefix") for name in ("ttft", "ttft_p99", "tpot", "tpot_p99")]
+_SERVED = ("prompt", "throughput", "spread_throughput", *_WAITS, "prefix_throughput")
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 

@@ -1,18 +1,16 @@
 """Ingot as an engine to be driven, and what an artifact can be asked for."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from ingot.bench.drive import Progress
 from ingot.bench.steps import WatchedExecutor
 from ingot.bench.workload import BenchRequest
+from ingot.llm import LLM
 from ingot.runtime.engine import Engine
 from ingot.runtime.limits import Limits
-from ingot.runtime.loader import AnyExecutor, load_artifact
 from ingot.runtime.sampling_params import SamplingParams
-from ingot.serving import make_engine
 
 
 @dataclass(frozen=True)
@@ -44,19 +42,13 @@ class BenchEngine:
 
 
 def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
-    """Load an artifact. Raises ArtifactError, TargetError or OptionError, as `load_artifact` does."""
-    loaded = load_artifact(artifact)
+    """Load an artifact as `LLM` does. Raises ArtifactError, TargetError or OptionError."""
+    llm = LLM(artifact)
+    loaded = llm.loaded
     executor = WatchedExecutor(loaded.executor)
-    watched = {**loaded.executors, "main": cast("AnyExecutor", executor)}  # it has all that one has
-    engine = make_engine(
-        replace(loaded, executors=watched),
-        max_num_seqs=None,
-        max_num_batched_tokens=None,
-        chunked_prefill=True,
-        seed=0,
-    )
+    llm.llm_engine.launch_through(executor)
     special = set(loaded.eos_token_ids)
     if loaded.tokenizer is not None:
         special |= loaded.tokenizer.special_ids
     tokens = [token for token in range(loaded.limits.vocab_size) if token not in special]
-    return BenchEngine(engine, executor, loaded.limits, tokens, stream)
+    return BenchEngine(llm.llm_engine, executor, loaded.limits, tokens, stream)
