@@ -30,11 +30,12 @@ def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
 
 
 def serve_figures(served: Served) -> dict[str, Figure]:
-    load, found = served.load, {}
-    if served.prompt:
-        seconds = tuple(one.duration for one in served.prompt)
-        what = f"the first token behind a prompt of {load.prompt}, the least"
-        found["prompt"] = Figure(value=min(seconds), unit="s", what=what, values=seconds)
+    load = served.load
+    found: dict[str, Figure] = {}
+    for tokens, tries in zip(load.prompt, served.prompt, strict=True):
+        found[f"prompt_{tokens}"] = _tries(
+            tuple(one.duration for one in tries), f"the first token behind a prompt of {tokens}"
+        )
     if load.requests:
         what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"
         found["throughput"] = _throughput(served.requests, what)

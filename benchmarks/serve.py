@@ -1,6 +1,6 @@
 """An artifact with a long prompt, many requests at once, requests that arrive one by one, and with common beginnings.
 
-    python benchmarks/serve.py ARTIFACT [--prompt 4000] [--requests 512] [--input 512] [--output 256] [--spread 256]
+    python benchmarks/serve.py ARTIFACT [--prompt 4000,…] [--requests 512] [--input 512] [--output 256] [--spread 256]
         [--arrivals 256] [--rate 16] [--sharing 64] [--prefix 2048] [--json FILE]
 
 Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine_figures import serve_figures
 from results import Figure, add_json_option, report
-from serve_method import add_load_options, load_of, measure_serving
+from serve_method import add_load_options, load_of, measure_serving, prompt_text
 
 from ingot.bench.engine import open_engine
 from ingot.bench.steps import decode_idle_share
@@ -30,7 +30,12 @@ def main() -> None:
     if load.longest > limits.max_seq_len:
         sys.exit(f"the artifact was compiled for sequences of {limits.max_seq_len} tokens, and not of {load.longest}")
     served = measure_serving(replace(engine, stream=False), engine, limits.vocab_size, load)
-    settings = {"artifact": options.artifact.name, "max_batch": limits.max_batch, **asdict(load)}
+    settings = {
+        "artifact": options.artifact.name,
+        "max_batch": limits.max_batch,
+        **asdict(load),
+        "prompt": prompt_text(load),
+    }
     idle = decode_idle_share(engine.executor.steps)
     what = "of the time between the ends of successive decode steps the GPU had nothing to do, in all of these loads"
     found = serve_figures(served) | ({} if idle is None else {"decode_idle": Figure(value=idle, unit="", what=what)})

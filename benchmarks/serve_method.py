@@ -1,6 +1,6 @@
 """How serving is measured, of whatever engine; as in decode_method.py. A count of 0 leaves a part out.
 
-prompt     the first token behind one long prompt
+prompt     the first token behind one long prompt, of each length that is asked for
 requests   many requests of equal lengths, given at once
 spread     requests given at once of 100 to 1024 tokens in and out, each as likely, as in nano-vllm's bench.py
 arrivals   requests that arrive one by one, as a Poisson process, with lengths like those of ShareGPT's conversations
@@ -27,11 +27,11 @@ _PREFIX_OWN = 128  # tokens of each such prompt behind it
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens of the long prompt; of many requests at once how many, and their tokens in and out; how many of spread
+    """Tokens of each long prompt; of many requests at once how many, and their tokens in and out; how many of spread
     lengths; of those that arrive how many, how many of them in a second, and the tokens of the longest; of those with a
     common beginning how many, and its tokens."""
 
-    prompt: int = 4000
+    prompt: tuple[int, ...] = (4000,)
     requests: int = 512
     input: int = 512
     output: int = 256
@@ -46,7 +46,7 @@ class Load:
     def longest(self) -> int:
         """Positions of the longest sequence that is asked for."""
         return max(
-            (self.prompt + 1) * (self.prompt > 0),
+            *(tokens + 1 for tokens in self.prompt),
             (self.input + self.output) * (self.requests > 0),
             2 * _SPREAD[1] * (self.spread > 0),
             self.conversation * (self.arrivals > 0),
@@ -56,11 +56,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """Every try of the long prompt with one token behind it, and the runs of the other parts, empty where one was left
+    """Every try of each long prompt with one token behind it, and the runs of the other parts, empty where one was left
     out."""
 
     load: Load
-    prompt: tuple[Run, ...]
+    prompt: tuple[tuple[Run, ...], ...]
     requests: Run
     spread: Run
     arrivals: Run
@@ -74,23 +74,23 @@ def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, lo
     the first, and the second costs time.
     """
     draw = random.Random(0)
-    prompt: tuple[Run, ...] = ()
-    if load.prompt:
-        lengths = [Lengths(load.prompt, 1)]
-        _, *prompts = (_drive(at_end, vocab, lengths, seed) for seed in range(1 + _TRIES))  # the first warms up
-        prompt = tuple(prompts)
     spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
     arriving = sharegpt_lengths(load.arrivals, 0, load.conversation)
     times = arrival_times(load.arrivals, load.rate, 1.0, 0) if load.arrivals else []
     alike = equal_lengths(load.sharing, load.prefix + _PREFIX_OWN, _PREFIX_OUTPUT)
     return Served(
         load,
-        prompt,
+        prompt=tuple(_tries(at_end, vocab, tokens) for tokens in load.prompt),
         requests=_warm_drive(at_end, vocab, equal_lengths(load.requests, load.input, load.output)),
         spread=_warm_drive(at_end, vocab, spread),
         arrivals=_warm_drive(by_token, vocab, arriving, arrivals=times),
         prefix=_warm_drive(by_token, vocab, alike, prefix=load.prefix),
     )
+
+
+def _tries(engine: DrivenEngine, vocab: int, tokens: int) -> tuple[Run, ...]:
+    _, *runs = (_drive(engine, vocab, [Lengths(tokens, 1)], seed) for seed in range(1 + _TRIES))  # the first warms up
+    return tuple(runs)
 
 
 def _warm_drive(
@@ -128,7 +128,8 @@ def _drive(
 def served_of(answer: Mapping[str, Any]) -> Served:
     """What `dataclasses.asdict` made of it, after JSON."""
     runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "arrivals", "prefix")}
-    return Served(Load(**answer["load"]), tuple(map(_run_of, answer["prompt"])), **runs)
+    load = Load(**{**answer["load"], "prompt": tuple(answer["load"]["prompt"])})
+    return Served(load, tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"]), **runs)
 
 
 def _run_of(answer: Mapping[str, Any]) -> Run:
@@ -142,7 +143,13 @@ def _run_of(answer: Mapping[str, Any]) -> Run:
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """The sizes of a load, as options of every script that measures one."""
     for field in fields(Load):
-        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default, help="see Load")
+        kind = _lengths if field.name == "prompt" else type(field.default)
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help="see Load in serve_method.py")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Those above 0 of numbers that are separated by commas."""
+    return tuple(filter(None, map(int, text.split(","))))
 
 
 def load_of(options: argparse.Namespace) -> Load:
@@ -151,4 +158,9 @@ def load_of(options: argparse.Namespace) -> Load:
 
 def load_arguments(load: Load) -> list[str]:
     """The same as arguments of another script."""
-    return [item for name, value in asdict(load).items() for item in (f"--{name}", str(value))]
+    values = {**asdict(load), "prompt": prompt_text(load)}
+    return [item for name, value in values.items() for item in (f"--{name}", str(value))]
+
+
+def prompt_text(load: Load) -> str:
+    return ",".join(map(str, load.prompt)) or "0"

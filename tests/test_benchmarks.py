@@ -261,7 +261,7 @@ def test_decode(
 def test_serving(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
-    less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
+    less = ("--prompt", "100,40", "--requests", 6, "--input", 20, "--output", 8)
     arriving = ("--spread", 0, "--arrivals", 5, "--rate", 50, "--conversation", 64, "--sharing", 3, "--prefix", 32)
     call("serve", artifact, *less, *arriving, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
@@ -269,7 +269,8 @@ def test_serving(
         for name in ("ttft", "tpot"):
             assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 1
     assert figures["arrivals_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
-    assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
+    for prompt in (figures["prompt_100"], figures["prompt_40"]):
+        assert 0 < prompt.value == min(prompt.values) and len(prompt.values) == 3
     assert (
         figures["prefix_throughput"].value > 10
         and figures["throughput"].value > 10
@@ -411,7 +412,10 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
         assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(2e-3, rel=0.5)
     most = 8 * 20 / 40e-3  # a busy machine makes less of it
     assert most / 10 < found.figures["vllm_throughput"].value <= most
-    assert 2e-3 <= found.figures["vllm_prompt"].value < 0.1 and 1 < found.figures["vllm_spread_throughput"].value < 1e3
+    assert (
+        2e-3 <= found.figures["vllm_prompt_5000"].value < 0.1
+        and 1 < found.figures["vllm_spread_throughput"].value < 1e3
+    )
     for part in ("arrivals", "prefix"):
         assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 0.02
     assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3

@@ -81,7 +81,7 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
 
 
 _WAITS = [f"{part}_{name}" for part in ("arrivals", "prefix") for name in ("ttft", "ttft_p99", "tpot", "tpot_p99")]
-_SERVED = ("prompt", "throughput", "spread_throughput", *_WAITS, "prefix_throughput")
+_SERVED = ("throughput", "spread_throughput", *_WAITS, "prefix_throughput")
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 
@@ -90,7 +90,9 @@ def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
     """What both engines were measured by, with the ratio; and a compile against the start that compiles."""
     steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
     starts = ["first_token", *(f"first_token_{name}" for name in PHASES)]
-    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in (*steps, *_SERVED, *starts) if name in figures]
+    prompts = [name for name in _ordered(figures) if re.fullmatch(r"prompt_\d+", name)]
+    names = (*steps, *prompts, *_SERVED, *starts)
+    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in names if name in figures]
     if "compile" in figures:
         rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))
     if not rows:
