@@ -91,6 +91,9 @@ def test_serve_sim(bench: Command, tmp_path: Path) -> None:
     assert value["dataset"] == "sharegpt" and value["steps"]["decode_idle_share"] is None
     check_origin(value)
     at_once = value_of(bench("serve-sim", "--dataset", "random", *SMALL, "--num-prompts", 2, "--json", "-"))
+    prefixed = value_of(bench("serve-sim", "--num-prompts", 3, "--prefix-len", 50, "--save-detailed", "--json", "-"))
+    assert prefixed["completed"] == 3 and prefixed["prefix_len"] == 50
+    assert min(prefixed["input_lens"]) > 50
     assert at_once["request_rate"] == "inf" and at_once["request_goodput"] is None and at_once["input_len"] == 20
     assert "itls" not in at_once
 
@@ -168,6 +171,9 @@ def test_ctrl_c_keeps_what_was_measured(bench: Command, interrupted: Callable[[i
         (["latency", "--input-len", "300", "--output-len", "300"], "--input-len 300 and --output-len 300: too much"),
         (["throughput", "--num-prompts", "0"], "--num-prompts is 0"),
         (["throughput", "--output-len", "5000"], "the tokens of a sequence that it was compiled for"),
+        (["throughput", "--prefix-len", "-1"], "--prefix-len is -1"),
+        (["throughput", "--dataset", "sharegpt", "--prefix-len", "5000"], "--prefix-len 5000: too much"),
+        (["throughput", *SMALL, "--prefix-len", "5000"], "--output-len 3 and --prefix-len 5000: too much"),
         (["throughput", "--dataset", "sonnet"], "sharegpt"),
         (["startup", "--timeout", "0"], "--timeout is 0\n  expected: a number above 0"),
         (["startup", "--input-len", "5000"], "the tokens of a sequence but one"),

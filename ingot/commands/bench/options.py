@@ -55,31 +55,33 @@ def limit(artifact: "Artifact", name: str) -> int:
 
 
 def lengths_of(
-    artifact: "Artifact", dataset: Dataset, count: int, input_len: int, output_len: int, seed: int
+    artifact: "Artifact", dataset: Dataset, count: int, input_len: int, output_len: int, prefix_len: int, seed: int
 ) -> "list[Lengths]":
-    """The lengths of `count` requests of a dataset. Raises OptionError for what the artifact cannot take."""
-    from ingot.bench.workload import equal_lengths, sharegpt_lengths
+    """The lengths of `count` requests of a dataset, whose prompts begin with `prefix_len` tokens more. Raises
+    OptionError for what the artifact cannot take."""
+    from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
 
     longest = limit(artifact, "max_seq_len")
+    what, prefix = "tokens of a sequence", {"prefix_len": prefix_len} if prefix_len else {}
     if dataset == "random":
-        at_most(longest, artifact, "tokens of a sequence", input_len=input_len, output_len=output_len)
-        return equal_lengths(count, input_len, output_len)
-    if longest < _SHORTEST:
-        raise OptionError(
-            f"--dataset sharegpt of sequences of {longest} tokens", expected=f"an artifact for {_SHORTEST} or more"
-        )
-    return sharegpt_lengths(count, seed, longest)
+        at_most(longest, artifact, what, input_len=input_len, output_len=output_len, **prefix)
+        return equal_lengths(count, prefix_len + input_len, output_len)
+    at_most(longest - _SHORTEST, artifact, f"{what} but {_SHORTEST}", **prefix)
+    drawn = sharegpt_lengths(count, seed, longest - prefix_len)
+    return [Lengths(prefix_len + one.prompt, one.output) for one in drawn]
 
 
-def warm_up(engine: "BenchEngine", lengths: "Sequence[Lengths]", seed: int, progress: "OnProgress") -> None:
-    """Serve some of the requests' like, so that what is made when it is first needed is there; their steps are
-    forgotten."""
+def warm_up(
+    engine: "BenchEngine", lengths: "Sequence[Lengths]", prefix_len: int, seed: int, progress: "OnProgress"
+) -> None:
+    """Serve some of the requests' like, so that what is made when it is first needed is there: other prompts, with
+    another beginning. Their steps are forgotten."""
     from ingot.bench.drive import drive
     from ingot.bench.workload import Lengths, make_workload
 
     progress("warm up", 0, 0)
     short = [Lengths(one.prompt, min(one.output, _WARM_UP_TOKENS)) for one in lengths[: engine.limits.max_batch]]
-    run = drive(engine, make_workload(short, engine.tokens, seed - 1))  # not the prompts that are measured
+    run = drive(engine, make_workload(short, engine.tokens, seed - 1, shared_prefix=prefix_len))
     engine.executor.steps.clear()
     if run.interrupted:
         raise KeyboardInterrupt

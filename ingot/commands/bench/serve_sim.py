@@ -27,6 +27,7 @@ def bench_serve_sim(
     num_prompts: int = 1000,
     input_len: int = 1024,
     output_len: int = 128,
+    prefix_len: int = 0,
     request_rate: float = float("inf"),
     burstiness: float = 1.0,
     max_concurrency: int | None = None,
@@ -53,6 +54,8 @@ def bench_serve_sim(
         Tokens of each prompt, with --dataset random.
     output_len
         Tokens to make behind each, with --dataset random.
+    prefix_len
+        Tokens in front of each prompt that are the same in all of them.
     request_rate
         Requests a second that arrive, inf for all at once.
     burstiness
@@ -74,6 +77,7 @@ def bench_serve_sim(
     options.at_least(1, max_concurrency=max_concurrency)
     options.positive(request_rate=request_rate, burstiness=burstiness)
     slos, percentiles = _slos(goodput), _percentiles(metric_percentiles)
+    options.at_least(0, prefix_len=prefix_len)
     options.check_file(json)
     from ingot.bench.answer import answer
     from ingot.bench.drive import drive
@@ -85,15 +89,15 @@ def bench_serve_sim(
     from ingot.runtime.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
-    lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, seed)
+    lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, prefix_len, seed)
     arrivals = arrival_times(num_prompts, request_rate, burstiness, seed)
     with live_progress() as progress:
         progress("load", 0, 0)
         engine = open_engine(opened.folder)
-        options.warm_up(engine, lengths, seed, progress)
+        options.warm_up(engine, lengths, prefix_len, seed, progress)
         run = drive(
             engine,
-            make_workload(lengths, engine.tokens, seed, arrivals=arrivals),
+            make_workload(lengths, engine.tokens, seed, arrivals=arrivals, shared_prefix=prefix_len),
             max_concurrency=max_concurrency,
             on_finished=lambda count: progress("measure", count, num_prompts),
         )
@@ -105,6 +109,7 @@ def bench_serve_sim(
         "request_rate": request_rate,
         "burstiness": burstiness,
         "max_concurrency": max_concurrency,
+        "prefix_len": prefix_len,
         "seed": seed,
         "interrupted": run.interrupted,
     }

@@ -11,6 +11,7 @@ def bench_throughput(
     num_prompts: int = 1000,
     input_len: int = 1024,
     output_len: int = 128,
+    prefix_len: int = 0,
     seed: int = 0,
     json: options.JsonFile = None,
 ) -> None:
@@ -31,12 +32,15 @@ def bench_throughput(
         Tokens of each prompt, with --dataset random.
     output_len
         Tokens to make behind each, with --dataset random.
+    prefix_len
+        Tokens in front of each prompt that are the same in all of them.
     seed
         Of prompts and lengths.
     json
         Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench throughput`.
     """
     options.at_least(1, num_prompts=num_prompts, input_len=input_len, output_len=output_len)
+    options.at_least(0, prefix_len=prefix_len)
     options.check_file(json)
     from ingot.bench.answer import answer
     from ingot.bench.drive import drive
@@ -48,19 +52,25 @@ def bench_throughput(
     from ingot.runtime.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
-    lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, seed)
+    lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, prefix_len, seed)
     with live_progress() as progress:
         progress("load", 0, 0)
         engine = open_engine(opened.folder, stream=False)
-        options.warm_up(engine, lengths, seed, progress)
+        options.warm_up(engine, lengths, prefix_len, seed, progress)
         run = drive(
             engine,
-            make_workload(lengths, engine.tokens, seed),
+            make_workload(lengths, engine.tokens, seed, shared_prefix=prefix_len),
             on_finished=lambda count: progress("measure", count, num_prompts),
         )
     metrics = throughput_metrics(run)
     steps = step_metrics(engine.executor.steps, run.duration)
-    asked = {"dataset": dataset, "num_prompts": num_prompts, "seed": seed, "interrupted": run.interrupted}
+    asked = {
+        "dataset": dataset,
+        "num_prompts": num_prompts,
+        "prefix_len": prefix_len,
+        "seed": seed,
+        "interrupted": run.interrupted,
+    }
     equal = {"input_len": input_len, "output_len": output_len} if dataset == "random" else {}
     rows = [
         ("requests", f"{metrics['num_requests']:,} in {options.seconds(metrics['elapsed_time'])}"),
