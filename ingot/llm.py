@@ -97,17 +97,6 @@ class LLM:
         found |= {f"graph {rows}": seconds for rows, seconds in graphs.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
-    @property
-    def llm_engine(self) -> "Engine":
-        """What serves the requests, as vLLM names it, for who drives it alone: `add_request`, `step`, `has_unfinished`.
-        While it has requests that were added so, no other method of this object may be called."""
-        return self._engine
-
-    @property
-    def loaded(self) -> "Loaded":
-        """What was loaded: the artifact, its plans and limits, the tokenizer, the end tokens."""
-        return self._loaded
-
     def get_tokenizer(self) -> "Tokenizer | None":
         """The artifact's tokenizer; None when the checkpoint had none."""
         return self._loaded.tokenizer
@@ -189,6 +178,17 @@ class LLM:
 
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self._chat_template.prompts(messages, options)
+
+    @property
+    def llm_engine(self) -> "Engine":
+        """What serves the requests, as vLLM names it, for who drives it alone: `add_request`, `step`, `has_unfinished`.
+        While it has requests that were added so, no other method of this object may be called."""
+        return self._engine
+
+    @property
+    def loaded(self) -> "Loaded":
+        """What was loaded: the artifact, its plans and limits, the tokenizer, the end tokens."""
+        return self._loaded
 
     @cached_property
     def _chat_template(self) -> "ChatTemplate":
