@@ -156,10 +156,16 @@ def test_ctrl_c_keeps_what_was_measured(bench: Command, interrupted: Callable[[i
     assert bench("latency", *SMALL, "--json", "-") == Done(
         INTERRUPTED, "", "ingot: load\ningot: warm up\nerror: interrupted\n"
     )
-    interrupted(12)
-    done = bench("serve-sim", "--dataset", "random", *SMALL, "--num-prompts", 30, "--json", "-")
-    value = json.loads(done.out)
-    assert done.code == INTERRUPTED and value["interrupted"] and 0 < value["completed"] < 30
+    for name in ("throughput", "serve-sim"):
+        few = ("--dataset", "random", *SMALL, "--num-prompts", 30)
+        interrupted(14)  # four of them warm up
+        done = bench(name, *few, "--json", "-")
+        value = json.loads(done.out)
+        assert done.code == INTERRUPTED and value["interrupted"]
+        assert 0 < value["completed" if name == "serve-sim" else "num_requests"] < 30
+        interrupted(5)
+        done = bench(name, *few, "--json", "-")
+        assert done.code == INTERRUPTED and done.out == "" and "measure" not in done.err
 
 
 @pytest.mark.parametrize(

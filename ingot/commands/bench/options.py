@@ -79,9 +79,13 @@ def warm_up(
     from ingot.bench.drive import drive
     from ingot.bench.workload import Lengths, make_workload
 
-    progress("warm up", 0, 0)
     short = [Lengths(one.prompt, min(one.output, _WARM_UP_TOKENS)) for one in lengths[: engine.limits.max_batch]]
-    run = drive(engine, make_workload(short, engine.tokens, seed - 1, shared_prefix=prefix_len))
+    progress("warm up", 0, len(short))
+    run = drive(
+        engine,
+        make_workload(short, engine.tokens, seed - 1, shared_prefix=prefix_len),
+        on_finished=lambda count: progress("warm up", count, len(short)),
+    )
     engine.executor.steps.clear()
     if run.interrupted:
         raise KeyboardInterrupt

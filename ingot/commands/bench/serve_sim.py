@@ -101,6 +101,8 @@ def bench_serve_sim(
             max_concurrency=max_concurrency,
             on_finished=lambda count: progress("measure", count, num_prompts),
         )
+    if run.interrupted and not run.completed:
+        raise KeyboardInterrupt
     metrics = serve_metrics(run, goodput=slos, percentiles=percentiles)
     steps = step_metrics(engine.executor.steps, run.duration)
     asked: dict[str, Any] = {

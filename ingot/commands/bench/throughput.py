@@ -62,6 +62,8 @@ def bench_throughput(
             make_workload(lengths, engine.tokens, seed, shared_prefix=prefix_len),
             on_finished=lambda count: progress("measure", count, num_prompts),
         )
+    if run.interrupted and not run.completed:
+        raise KeyboardInterrupt
     metrics = throughput_metrics(run)
     steps = step_metrics(engine.executor.steps, run.duration)
     asked = {
