@@ -1,11 +1,9 @@
 """What a benchmark asks of an engine: requests of token ids with output lengths and arrival times, drawn by seed."""
 
-import json
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 # The least tokens of a prompt and of an output, and the most of a prompt and of both together, that
 # `vllm bench --dataset-name sharegpt` takes of a conversation.
@@ -107,13 +105,3 @@ def make_workload(
         BenchRequest(prefix + tuple(rng.choices(tokens, k=one.prompt - shared_prefix)), one.output, arrival)
         for one, arrival in zip(lengths, times, strict=True)
     ]
-
-
-def write_workload(path: Path, requests: Iterable[BenchRequest]) -> None:
-    """As JSON, for a process that is to be asked the same."""
-    path.write_text(json.dumps([asdict(one) for one in requests]), encoding="utf-8")
-
-
-def read_workload(path: Path) -> list[BenchRequest]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return [BenchRequest(tuple(one["prompt"]), one["output_len"], one["arrival"]) for one in found]

@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 import statistics
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ from ingot.bench.workload import (
     LogNormal,
     arrival_times,
     make_workload,
-    read_workload,
     sharegpt_lengths,
-    write_workload,
 )
 
 
@@ -55,7 +52,7 @@ def test_all_arrive_at_once_at_an_infinite_rate() -> None:
     assert arrival_times(3, math.inf, 1.0, 0) == [0.0] * 3
 
 
-def test_prompts_are_drawn_from_the_tokens_that_are_given(tmp_path: Path) -> None:
+def test_prompts_are_drawn_from_the_tokens_that_are_given() -> None:
     lengths, tokens = [Lengths(50, 3), Lengths(20, 4)], [5, 7, 11]
     found = make_workload(lengths, tokens, 1, arrivals=[0.5, 1.5], shared_prefix=15)
     assert [(len(one.prompt), one.output_len, one.arrival) for one in found] == [(50, 3, 0.5), (20, 4, 1.5)]
@@ -63,5 +60,3 @@ def test_prompts_are_drawn_from_the_tokens_that_are_given(tmp_path: Path) -> Non
     assert found[0].prompt[:15] == found[1].prompt[:15]
     assert found[0].prompt[15:20] != found[1].prompt[15:]
     assert found != make_workload(lengths, tokens, 2, arrivals=[0.5, 1.5], shared_prefix=15)
-    write_workload(tmp_path / "asked.json", found)
-    assert read_workload(tmp_path / "asked.json") == found

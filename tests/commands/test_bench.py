@@ -178,7 +178,10 @@ def test_ctrl_c_keeps_what_was_measured(bench: Command, interrupted: Callable[[i
         (["throughput", "--num-prompts", "0"], "--num-prompts is 0"),
         (["throughput", "--output-len", "5000"], "the tokens of a sequence that it was compiled for"),
         (["throughput", "--prefix-len", "-1"], "--prefix-len is -1"),
-        (["throughput", "--dataset", "sharegpt", "--prefix-len", "5000"], "--prefix-len 5000: too much"),
+        (
+            ["throughput", "--dataset", "sharegpt", "--prefix-len", "5000"],
+            "--dataset sharegpt with --prefix-len 5000: too much",
+        ),
         (["throughput", *SMALL, "--prefix-len", "5000"], "--output-len 3 and --prefix-len 5000: too much"),
         (["throughput", "--dataset", "sonnet"], "sharegpt"),
         (["startup", "--timeout", "0"], "--timeout is 0\n  expected: a number above 0"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ingot.commands.bench import options
+from ingot.commands.bench import options, tell
 
 
 def bench_latency(
@@ -81,11 +81,11 @@ def bench_latency(
         metrics = latency_metrics(latencies)
         asked |= {"num_iters": len(latencies), "seed": seed, "interrupted": interrupted}
         rows = [
-            ("mean", options.seconds(metrics["avg_latency"])),
-            ("standard deviation", options.seconds(metrics["std_latency"])),
-            *((f"{percent} %", options.seconds(value)) for percent, value in metrics["percentiles"].items()),
+            ("mean", tell.seconds(metrics["avg_latency"])),
+            ("standard deviation", tell.seconds(metrics["std_latency"])),
+            *((f"{percent} %", tell.seconds(value)) for percent, value in metrics["percentiles"].items()),
         ]
         title = f"{batch_size} × {input_len} tokens in, {output_len} out: {len(latencies)} batches"
-        options.tell(json, answer(opened, asked, metrics), title, rows)
+        tell.report(json, answer(opened, asked, metrics), title, rows)
     if interrupted:
         raise KeyboardInterrupt

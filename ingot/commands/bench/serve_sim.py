@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ingot.commands import Flag
-from ingot.commands.bench import options
+from ingot.commands.bench import options, tell
+from ingot.commands.bench.served import serve
 from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
@@ -80,31 +81,23 @@ def bench_serve_sim(
     options.at_least(0, prefix_len=prefix_len)
     options.check_file(json)
     from ingot.bench.answer import answer
-    from ingot.bench.drive import drive
-    from ingot.bench.engine import open_engine
     from ingot.bench.metrics import detail, serve_metrics
-    from ingot.bench.steps import step_metrics
-    from ingot.bench.workload import arrival_times, make_workload
-    from ingot.progress import live_progress
+    from ingot.bench.workload import arrival_times
     from ingot.runtime.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
     lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, prefix_len, seed)
     arrivals = arrival_times(num_prompts, request_rate, burstiness, seed)
-    with live_progress() as progress:
-        progress("load", 0, 0)
-        engine = open_engine(opened.folder)
-        options.warm_up(engine, lengths, prefix_len, seed, progress)
-        run = drive(
-            engine,
-            make_workload(lengths, engine.tokens, seed, arrivals=arrivals, shared_prefix=prefix_len),
-            max_concurrency=max_concurrency,
-            on_finished=lambda count: progress("measure", count, num_prompts),
-        )
-    if run.interrupted and not run.completed:
-        raise KeyboardInterrupt
+    run, steps = serve(
+        opened,
+        lengths,
+        prefix_len=prefix_len,
+        seed=seed,
+        stream=True,
+        arrivals=arrivals,
+        max_concurrency=max_concurrency,
+    )
     metrics = serve_metrics(run, goodput=slos, percentiles=percentiles)
-    steps = step_metrics(engine.executor.steps, run.duration)
     asked: dict[str, Any] = {
         "dataset": dataset,
         "num_prompts": num_prompts,
@@ -118,24 +111,24 @@ def bench_serve_sim(
     equal = {"input_len": input_len, "output_len": output_len} if dataset == "random" else {}
     found = {**metrics, "steps": steps, **(detail(run) if save_detailed else {})}
     title = f"{dataset}, {request_rate:g} requests/s"
-    rows = [*_rows(metrics, percentiles), *options.step_rows(steps)]
-    options.tell(json, answer(opened, {**asked, **equal}, found), title, rows)
+    rows = [*_rows(metrics, percentiles), *tell.step_rows(steps)]
+    tell.report(json, answer(opened, {**asked, **equal}, found), title, rows)
     if run.interrupted:
         raise KeyboardInterrupt
 
 
 def _rows(metrics: "Mapping[str, Any]", percentiles: "Sequence[float]") -> "Iterator[tuple[str, str]]":
     failed = f", {metrics['failed']:,} failed" if metrics["failed"] else ""
-    yield "requests", f"{metrics['completed']:,} in {options.seconds(metrics['duration'])}{failed}"
-    yield "throughput", options.per_second(metrics["request_throughput"], "requests")
-    yield "", options.per_second(metrics["output_throughput"], "tokens", ", out alone")
-    yield "", options.per_second(metrics["total_token_throughput"], "tokens", ", in and out")
+    yield "requests", f"{metrics['completed']:,} in {tell.seconds(metrics['duration'])}{failed}"
+    yield "throughput", tell.per_second(metrics["request_throughput"], "requests")
+    yield "", tell.per_second(metrics["output_throughput"], "tokens", ", out alone")
+    yield "", tell.per_second(metrics["total_token_throughput"], "tokens", ", in and out")
     if metrics["request_goodput"] is not None:
-        yield "goodput", options.per_second(metrics["request_goodput"], "requests")
+        yield "goodput", tell.per_second(metrics["request_goodput"], "requests")
     for metric, name in _NAMES.items():
         parts = [("mean", f"mean_{metric}_ms"), ("median", f"median_{metric}_ms")]
         parts += [(f"{percent:g} %", f"p{percent:g}_{metric}_ms") for percent in percentiles]
-        yield name, ", ".join(f"{part} {options.milliseconds(metrics[field])}" for part, field in parts)
+        yield name, ", ".join(f"{part} {tell.milliseconds(metrics[field])}" for part, field in parts)
 
 
 def _slos(texts: "Sequence[str]") -> dict[str, float]:

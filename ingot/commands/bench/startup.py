@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ingot.commands.bench import options
+from ingot.commands.bench import options, tell
 from ingot.ir.errors import ArtifactError
 
 
@@ -63,12 +63,12 @@ def bench_startup(
         metrics = startup_metrics(starts)
         asked = {"num_iters": len(starts), "input_len": input_len, "interrupted": interrupted}
         rows = [
-            ("ready", options.seconds(metrics["median_ready_time"])),
-            ("first token", options.seconds(metrics["median_first_token_time"])),
-            *((f"  {name}", options.seconds(value)) for name, value in metrics["phases"].items()),
-            *((f"    {name}", options.seconds(value)) for name, value in metrics["loading"].items()),
+            ("ready", tell.seconds(metrics["median_ready_time"])),
+            ("first token", tell.seconds(metrics["median_first_token_time"])),
+            *((f"  {name}", tell.seconds(value)) for name, value in metrics["phases"].items()),
+            *((f"    {name}", tell.seconds(value)) for name, value in metrics["loading"].items()),
         ]
         title = f"{len(starts)} starts, the median; phases of the one in the middle"
-        options.tell(json, answer(opened, asked, metrics), title, rows)
+        tell.report(json, answer(opened, asked, metrics), title, rows)
     if interrupted:
         raise KeyboardInterrupt

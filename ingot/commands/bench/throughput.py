@@ -1,6 +1,7 @@
 """`ingot bench throughput`: how many tokens a second come of many requests that are given at once."""
 
-from ingot.commands.bench import options
+from ingot.commands.bench import options, tell
+from ingot.commands.bench.served import serve
 
 
 def bench_throughput(
@@ -43,29 +44,13 @@ def bench_throughput(
     options.at_least(0, prefix_len=prefix_len)
     options.check_file(json)
     from ingot.bench.answer import answer
-    from ingot.bench.drive import drive
-    from ingot.bench.engine import open_engine
     from ingot.bench.metrics import throughput_metrics
-    from ingot.bench.steps import step_metrics
-    from ingot.bench.workload import make_workload
-    from ingot.progress import live_progress
     from ingot.runtime.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
     lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, prefix_len, seed)
-    with live_progress() as progress:
-        progress("load", 0, 0)
-        engine = open_engine(opened.folder, stream=False)
-        options.warm_up(engine, lengths, prefix_len, seed, progress)
-        run = drive(
-            engine,
-            make_workload(lengths, engine.tokens, seed, shared_prefix=prefix_len),
-            on_finished=lambda count: progress("measure", count, num_prompts),
-        )
-    if run.interrupted and not run.completed:
-        raise KeyboardInterrupt
+    run, steps = serve(opened, lengths, prefix_len=prefix_len, seed=seed, stream=False)
     metrics = throughput_metrics(run)
-    steps = step_metrics(engine.executor.steps, run.duration)
     asked = {
         "dataset": dataset,
         "num_prompts": num_prompts,
@@ -75,12 +60,12 @@ def bench_throughput(
     }
     equal = {"input_len": input_len, "output_len": output_len} if dataset == "random" else {}
     rows = [
-        ("requests", f"{metrics['num_requests']:,} in {options.seconds(metrics['elapsed_time'])}"),
-        ("throughput", options.per_second(metrics["requests_per_second"], "requests")),
-        ("", options.per_second(metrics["tokens_per_second"], "tokens", ", in and out")),
-        ("", options.per_second(metrics["output_tokens_per_second"], "tokens", ", out alone")),
-        *options.step_rows(steps),
+        ("requests", f"{metrics['num_requests']:,} in {tell.seconds(metrics['elapsed_time'])}"),
+        ("throughput", tell.per_second(metrics["requests_per_second"], "requests")),
+        ("", tell.per_second(metrics["tokens_per_second"], "tokens", ", in and out")),
+        ("", tell.per_second(metrics["output_tokens_per_second"], "tokens", ", out alone")),
+        *tell.step_rows(steps),
     ]
-    options.tell(json, answer(opened, {**asked, **equal}, {**metrics, "steps": steps}), f"{dataset}, at once", rows)
+    tell.report(json, answer(opened, {**asked, **equal}, {**metrics, "steps": steps}), f"{dataset}, at once", rows)
     if run.interrupted:
         raise KeyboardInterrupt
