@@ -267,7 +267,7 @@ def test_serving(
     figures = results.read_result(tmp_path / "found.json").figures
     for part in ("arrivals", "prefix"):
         for name in ("ttft", "tpot"):
-            assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 1
+            assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 30
     assert figures["arrivals_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
     for prompt in (figures["prompt_100"], figures["prompt_40"]):
         assert 0 < prompt.value == min(prompt.values) and len(prompt.values) == 3
@@ -417,7 +417,7 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
         and 1 < found.figures["vllm_spread_throughput"].value < 1e3
     )
     for part in ("arrivals", "prefix"):
-        assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 0.02
+        assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 1
     assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
