@@ -81,21 +81,23 @@ def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, lo
     return Served(
         load,
         prompt=tuple(_tries(at_end, vocab, tokens) for tokens in load.prompt),
-        requests=_warm_drive(at_end, vocab, equal_lengths(load.requests, load.input, load.output)),
-        spread=_warm_drive(at_end, vocab, spread),
-        arrivals=_warm_drive(by_token, vocab, arriving, arrivals=times),
-        prefix=_warm_drive(by_token, vocab, alike, prefix=load.prefix),
+        requests=_warm_drive(at_end, vocab, "requests", equal_lengths(load.requests, load.input, load.output)),
+        spread=_warm_drive(at_end, vocab, "spread", spread),
+        arrivals=_warm_drive(by_token, vocab, "arrivals", arriving, arrivals=times),
+        prefix=_warm_drive(by_token, vocab, "prefix", alike, prefix=load.prefix),
     )
 
 
 def _tries(engine: DrivenEngine, vocab: int, tokens: int) -> tuple[Run, ...]:
-    _, *runs = (_drive(engine, vocab, [Lengths(tokens, 1)], seed) for seed in range(1 + _TRIES))  # the first warms up
-    return tuple(runs)
+    lengths = [Lengths(tokens, 1)]
+    _, *runs = (_drive(engine, vocab, f"{tokens} tokens, {index}", lengths) for index in range(1 + _TRIES))
+    return tuple(runs)  # the first one warmed up
 
 
 def _warm_drive(
     engine: DrivenEngine,
     vocab: int,
+    seed: str,
     lengths: Sequence[Lengths],
     *,
     arrivals: Sequence[float] | None = None,
@@ -104,15 +106,15 @@ def _warm_drive(
     """Behind some of the same kind, given at once, which warm up."""
     few, tokens = _WARM_UP
     short = [Lengths(one.prompt, min(one.output, tokens)) for one in lengths[:few]]
-    _drive(engine, vocab, short, 1, prefix=prefix)
-    return _drive(engine, vocab, lengths, 2, arrivals=arrivals, prefix=prefix)
+    _drive(engine, vocab, f"before {seed}", short, prefix=prefix)
+    return _drive(engine, vocab, seed, lengths, arrivals=arrivals, prefix=prefix)
 
 
 def _drive(
     engine: DrivenEngine,
     vocab: int,
+    seed: str,
     lengths: Sequence[Lengths],
-    seed: int,
     *,
     arrivals: Sequence[float] | None = None,
     prefix: int = 0,

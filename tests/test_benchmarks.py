@@ -23,6 +23,7 @@ from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot import compile_model
 from ingot.bench import children
+from ingot.bench.drive import Progress
 from ingot.ir.plan import Plans
 from ingot.ir.program import Program
 from ingot.ir.target import Target
@@ -281,6 +282,37 @@ def test_serving(
     none = [item for name in ("prompt", "requests", "spread", "arrivals", "sharing") for item in (f"--{name}", 0)]
     call("serve", artifact, *none, "--json", tmp_path / "found.json")
     assert results.read_result(tmp_path / "found.json").figures == {}
+
+
+def test_no_two_prompts_begin_alike_where_they_need_not(benchmarks: None) -> None:
+    """Or a cache of prefixes would answer for the engine."""
+    method = importlib.import_module("serve_method")
+    asked: list[tuple[int, ...]] = []
+
+    class Engine:
+        def __init__(self) -> None:
+            self.open: list[tuple[int, int]] = []
+
+        def add(self, index: int, request: Any) -> None:
+            self.open.append((index, request.output_len))
+            asked.append(request.prompt)
+
+        def has_unfinished(self) -> bool:
+            return bool(self.open)
+
+        def step(self) -> list[Progress]:
+            done, self.open = self.open, []
+            return [Progress(index, count, True) for index, count in done]
+
+    load = method.Load(prompt=(300, 700), requests=4, arrivals=5, rate=1e4, spread=3, sharing=2, prefix=90)
+    engine = Engine()
+    method.measure_serving(engine, engine, 1000, load)
+    # Four of each long prompt, and each of the other parts after as many that warm up.
+    assert len(asked) == 2 * 4 + 2 * (4 + 3 + 5 + 2)
+    sharing = asked[-4:]
+    assert sharing[0][:90] == sharing[1][:90] != sharing[2][:90] == sharing[3][:90]
+    beginnings = [prompt[:4] for prompt in asked[:-4]] + [sharing[0][:4], sharing[2][:4]]
+    assert len(set(beginnings)) == len(beginnings)
 
 
 def test_a_cold_start(

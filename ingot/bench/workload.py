@@ -89,13 +89,14 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
 def make_workload(
     lengths: Sequence[Lengths],
     tokens: Sequence[int],
-    seed: int,
+    seed: int | str,
     *,
     arrivals: Sequence[float] | None = None,
     shared_prefix: int = 0,
 ) -> list[BenchRequest]:
     """Requests of these lengths, prompts drawn from `tokens`, all at once or at `arrivals`.
 
+    Workloads of one seed begin with the same tokens, which a cache of prefixes would find.
     The first `shared_prefix` tokens are the same in all prompts, of whose length they are part.
     """
     rng = random.Random(seed)
