@@ -17,9 +17,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from children import ChildError, run_command
 from random_checkpoint import write_checkpoint
 from results import Figure, add_json_option, report
+
+from ingot.bench.children import ChildError, run_command
 
 WAYS = ("full", "cached", "few")
 # Ingot's, and those of the compilers that it calls.

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from cold_start import read_files
 from results import Figure, add_json_option, report
 
+from ingot.bench.startup import read_files
 from ingot.ir.digest import digest_files
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.cuda.weights import BLOCK_BYTES, WeightCopy

@@ -1,4 +1,4 @@
-"""Ingot as what the methods of decode_method.py and serve_method.py measure."""
+"""Ingot as what decode_method.py measures."""
 
 from collections.abc import Mapping
 from pathlib import Path

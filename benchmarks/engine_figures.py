@@ -1,8 +1,21 @@
 """The figures of what was measured of an engine, for every engine the same."""
 
+from collections.abc import Iterator
+
 from decode_method import Decoded
 from results import Figure
 from serve_method import Served
+
+from ingot.bench.drive import Run
+from ingot.bench.metrics import serve_metrics, throughput_metrics
+
+# Of requests that were driven one by one: the field of `serve_metrics`, and what it says.
+_WAITS = {
+    "ttft": ("mean_ttft_ms", "until the first token, on average"),
+    "ttft_p99": ("p99_ttft_ms", "until the first token, the 99th percentile"),
+    "tpot": ("mean_tpot_ms", "a token behind the first, on average"),
+    "tpot_p99": ("p99_tpot_ms", "a token behind the first, the 99th percentile"),
+}
 
 
 def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
@@ -18,19 +31,35 @@ def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
 
 def serve_figures(served: Served) -> dict[str, Figure]:
     load = served.load
-    return {
-        "prompt": Figure(
-            value=min(served.prompt),
-            unit="s",
-            what=f"the first token behind a prompt of {load.prompt}, the least",
-            values=served.prompt,
-        ),
-        "throughput": Figure(
-            value=served.throughput,
-            unit="tokens/s",
-            what=f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once",
-        ),
-    }
+    found: dict[str, Figure] = {}
+    for tokens, tries in zip(load.prompt, served.prompt, strict=True):
+        found[f"prompt_{tokens}"] = _tries(
+            tuple(one.duration for one in tries), f"the first token behind a prompt of {tokens}"
+        )
+    if load.requests:
+        what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"
+        found["throughput"] = _throughput(served.requests, what)
+    if load.spread:
+        found["spread_throughput"] = _throughput(served.spread, f"{load.spread} requests of spread lengths at once")
+    if load.arrivals:
+        arriving = f"{load.arrivals} requests like ShareGPT's, {load.rate:g} of them a second"
+        found |= _waits("arrivals", served.arrivals, arriving)
+    if load.sharing:
+        sharing = f"{load.sharing} requests at once with {load.prefix} tokens in common"
+        found |= _waits("prefix", served.prefix, sharing)
+        found["prefix_throughput"] = _throughput(served.prefix, f"{sharing}: tokens made in a second")
+    return found
+
+
+def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
+    metrics = serve_metrics(run)
+    for name, (field, what) in _WAITS.items():
+        yield f"{part}_{name}", Figure(value=metrics[field] / 1e3, unit="s", what=f"{asked}: {what}")
+
+
+def _throughput(run: Run, what: str) -> Figure:
+    """Tokens made in a second."""
+    return Figure(value=throughput_metrics(run)["output_tokens_per_second"], unit="tokens/s", what=what)
 
 
 def _tries(seconds: tuple[float, ...], what: str) -> Figure:

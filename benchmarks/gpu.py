@@ -6,9 +6,12 @@ checkpoint     random weights of the shape, unless --work holds them already
 compile        compile-model with empty caches                                    compile_time.py
 decode         steps of some batches                                              decode.py
 cold_start     start of a process to its first token                              cold_start.py
-serve          a long prompt, and many requests at once                           serve.py
-peer           vLLM's starts, steps, prompt and requests                          peer_vllm.py
+serve          a long prompt, many requests, arrivals, common beginnings          serve.py
+peer           vLLM's starts and steps, and what serve measures                   peer_vllm.py
 compile_again  compile-model with its caches filled, and of few layers            compile_time.py
+
+With `--options "--max-seq-len 40960" --load "--prompt 4000,32000"` a prompt of 32000 tokens is measured too, and with
+`--options "--max-seq-len 4096 --max-batch 256"` up to 256 requests run at a time, of 64 else.
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
 part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
@@ -18,17 +21,19 @@ the commit is the same one.
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from children import ChildError, run_child, run_command
 from compile_time import depth_ratio
 from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, read_result, revision, write_result
+
+from ingot.bench.children import ChildError, run_child, run_command
+from ingot.bench.machine import installed
 
 HERE = Path(__file__).parent
 PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "compile_again")
@@ -52,6 +57,7 @@ def main() -> None:
     parser.add_argument("--skip", default="", help="parts to leave out, separated by commas")
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
     parser.add_argument("--options", default="--max-seq-len 4096", help="of compile-model, in one string")
+    parser.add_argument("--load", default="", help="options of serve.py, which the peer gets too, in one string")
     parser.add_argument("--site", type=Path, help="a folder to import vLLM from")
     parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
     parser.add_argument("--revision", help="the commit, where this is no git checkout")
@@ -112,12 +118,13 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
     site = ["--site", options.site] if options.site else []
-    peer = ["--no-serve"] if "serve" in options.skip.split(",") else []
+    load = shlex.split(options.load)
+    peer = ["--no-serve"] if "serve" in options.skip.split(",") else load
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
     yield "compile", [*compiling, "full"]
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
     yield "cold_start", [HERE / "cold_start.py", artifact]
-    yield "serve", [HERE / "serve.py", artifact]
+    yield "serve", [HERE / "serve.py", artifact, *load]
     yield "peer", [HERE / "peer_vllm.py", checkpoint, "--batch", options.batch, *site, *peer]
     yield "compile_again", [*compiling, "cached,few"]
 
@@ -144,21 +151,13 @@ def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
     """The result of the parts so far."""
     return write_result(
         name_of(options),
-        {"shape": options.shape, "batch": options.batch, "compile": options.options},
+        {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},
         found.figures | depth_ratio(found.figures),
-        packages=[name for name in PACKAGES if _installed(name)],
-        versions=found.versions,
+        packages=(),
+        versions={**installed(PACKAGES), **found.versions},
         folder=folder,
         missing=found.missing,
     )
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

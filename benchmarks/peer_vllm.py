@@ -1,12 +1,14 @@
 """vLLM on the same checkpoint, in the same way: its first start, its next one, and decoding.
 
-    python benchmarks/peer_vllm.py CHECKPOINT [--site FOLDER] [--batch 1,32] [--load-format dummy] [--json FILE]
+    python benchmarks/peer_vllm.py CHECKPOINT [--site FOLDER] [--batch 1,32] [--load-format dummy] [--prompt 4000 …]
+        [--json FILE]
 
 The first start finds empty caches (vLLM compiles the model then), the next ones what it left; each is a process of its
 own and ends with the first token behind a prompt of 128 tokens. After the last one decoding is measured by
-decode_method.py, a long prompt and many requests by serve_method.py. With `--load-format dummy`, the default, vLLM
-makes weights up and need not read any; "auto" has it read the checkpoint's. FOLDER holds vLLM where it is not
-installed. Where there is none, the benchmark says so and ends.
+decode_method.py, serving by serve_method.py, whose options are those of serve.py. With `--load-format dummy`, the
+default, vLLM makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on where
+requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds vLLM where it
+is not installed. Where there is none, the benchmark says so and ends.
 """
 
 import argparse
@@ -18,12 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from children import ChildError, Ended, run_child
 from cold_start import first_token_figures
 from decode_method import Decoded, Lengths, add_length_options, length_arguments
 from engine_figures import serve_figures, step_figures
 from results import Figure, add_json_option, report
-from serve_method import Load, Served, add_load_options, load_arguments, load_of
+from serve_method import add_load_options, load_arguments, load_of, served_of
+
+from ingot.bench.children import ChildError, Ended, run_child
+from ingot.bench.startup import start_of
 
 CHILD = Path(__file__).with_name("vllm_child.py")
 # Where vLLM and the compilers that it calls keep what they made.
@@ -45,13 +49,16 @@ def main() -> None:
     parser.add_argument("--warm-starts", type=int, default=1, help="after the first one")
     parser.add_argument("--timeout", type=float, default=300.0, help="of a process, in seconds")
     add_length_options(parser)
-    parser.add_argument("--no-serve", action="store_true", help="leave out the long prompt and the many requests")
+    parser.add_argument("--no-serve", action="store_true", help="leave out what serve.py measures")
     add_load_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
     if not has_vllm(options.site):
         sys.exit(f"vLLM is not {'installed' if options.site is None else f'in {options.site}'}: it was not measured")
+    load = load_of(options)
     command = [CHILD, options.checkpoint, "--load-format", options.load_format]
+    if not options.no_serve:  # said at every start: another length or a cache is another compile
+        command += [*load_arguments(load), *(["--prefix-caching"] if load.sharing else [])]
     with tempfile.TemporaryDirectory(prefix="ingot-vllm-") as caches:
         env = environment(options.site, Path(caches))
         try:
@@ -59,7 +66,7 @@ def main() -> None:
             warm = [run_child(command, env=env, timeout=options.timeout) for _ in range(options.warm_starts - 1)]
             measuring = ["--batch", options.batch, *length_arguments(options)]
             if not options.no_serve:
-                measuring += ["--serve", *load_arguments(load_of(options))]
+                measuring.append("--serve")
             warm.append(run_child([*command, *measuring], env=env, timeout=options.timeout))
         except ChildError as error:
             sys.exit(f"vLLM did not come to an end: {error}")
@@ -79,13 +86,12 @@ def environment(site: Path | None, caches: Path) -> dict[str, str]:
 
 def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
     """Of vLLM's starts and steps, under the names of Ingot's with `vllm_` in front."""
-    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
-    found |= {f"vllm_{name}": figure for name, figure in first_token_figures(warm).items()}
+    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([start_of(cold)]).items()}
+    found |= {f"vllm_{name}": figure for name, figure in first_token_figures([start_of(one) for one in warm]).items()}
     for batch, measured in warm[-1].value["decode"].items():
         found |= {f"vllm_{name}": figure for name, figure in step_figures(int(batch), _decoded(measured)).items()}
     if served := warm[-1].value["served"]:
-        answer = Served(Load(**served["load"]), tuple(served["prompt"]), served["requests"])
-        found |= {f"vllm_{name}": figure for name, figure in serve_figures(answer).items()}
+        found |= {f"vllm_{name}": figure for name, figure in serve_figures(served_of(served)).items()}
     return found
 
 

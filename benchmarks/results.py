@@ -6,43 +6,24 @@ a figure says otherwise, because other work on a machine only ever adds to them.
 
 import argparse
 import os
-import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 from units import quantity
 
+from ingot.bench.machine import Machine, installed, this_machine
 from ingot.ir.json_text import dump_json
-from ingot.ir.target import Target
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 REVISION = "INGOT_REVISION"  # the environment variable that names the commit of a copy that is no git checkout
 _NAME = r"^[a-z0-9_]+$"
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Machine(BaseModel):
-    """Where it was measured. `cores` are those that the process might use, `memory` is in bytes; `load` is the load
-    average of the minute before, which tells whether the machine was at work on something else. `gpu` and `driver` are
-    as nvidia-smi names them, None where there is no GPU."""
-
-    model_config = _FROZEN
-    processor: str
-    features: tuple[str, ...]
-    cores: int
-    memory: int
-    system: str
-    load: float
-    gpu: str | None = None
-    driver: str | None = None
 
 
 class Figure(BaseModel):
@@ -89,18 +70,15 @@ def write_result(
 ) -> Path:
     """Write NAME.json over an earlier run's; returns it.
 
-    `packages` are those whose versions bear on the figures, `versions` those of what this process cannot import.
+    `packages` are those whose versions bear on the figures, as far as they are installed, `versions` those of what this
+    process cannot import.
     """
     result = Result(
         name=name,
         revision=revision(),
         date=datetime.now(UTC).date().isoformat(),
-        machine=_machine(),
-        versions={
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-            **(versions or {}),
-        },
+        machine=this_machine(),
+        versions={**installed(packages), **(versions or {})},
         settings=dict(settings),
         figures=dict(figures),
         missing=dict(missing or {}),
@@ -162,32 +140,3 @@ def _json_file(text: str) -> Path:
     if path.suffix != ".json" or not re.match(_NAME, path.stem):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME.json, with a name of a-z, 0-9 and _")
     return path
-
-
-def _machine() -> Machine:
-    target = Target.detect("cpu")
-    gpu, driver = _gpu()
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return Machine(
-        processor=found[1] if found else platform.processor() or target.arch,
-        features=target.features,
-        cores=target.cores,
-        memory=target.memory,
-        system=f"{platform.system()} {platform.machine()}",
-        load=round(os.getloadavg()[0], 2),
-        gpu=gpu,
-        driver=driver,
-    )
-
-
-def _gpu() -> tuple[str | None, str | None]:
-    """Names of the first GPU and of its driver, asked of nvidia-smi so that this process takes no memory there."""
-    if shutil.which("nvidia-smi") is None:
-        return None, None
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    first = done.stdout.partition("\n")[0]
-    if done.returncode or "," not in first:
-        return None, None  # it is installed, and there is no GPU
-    name, driver = first.rsplit(",", 1)
-    return name.strip(), driver.strip()

@@ -1,20 +1,22 @@
-"""An artifact with a long prompt, and with many requests at once.
+"""An artifact with a long prompt, many requests at once, requests that arrive one by one, and with common beginnings.
 
-    python benchmarks/serve.py ARTIFACT [--prompt 4000] [--requests 512] [--input 512] [--output 256] [--json FILE]
+    python benchmarks/serve.py ARTIFACT [--prompt 4000,…] [--requests 512] [--input 512] [--output 256] [--spread 256]
+        [--arrivals 256] [--rate 16] [--sharing 64] [--prefix 2048] [--json FILE]
 
-Measured is the whole engine, through `ingot.LLM`, by serve_method.py: the time of one prompt and the token behind it,
-and the tokens made in a second when all requests are given at once.
+Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out.
 """
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from engine import ingot_generate, limits_of
 from engine_figures import serve_figures
-from results import add_json_option, report
-from serve_method import add_load_options, load_of, measure_serving
+from results import Figure, add_json_option, report
+from serve_method import add_load_options, load_of, measure_serving, prompt_text
+
+from ingot.bench.engine import open_engine
+from ingot.bench.steps import decode_idle_share
 
 
 def main() -> None:
@@ -23,13 +25,21 @@ def main() -> None:
     add_load_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
-    load, limits = load_of(options), limits_of(options.artifact)
-    longest = max(load.prompt + 1, load.input + load.output)
-    if longest > limits["max_seq_len"]:
-        sys.exit(f"the artifact was compiled for sequences of {limits['max_seq_len']} tokens, and not of {longest}")
-    served = measure_serving(ingot_generate(options.artifact), limits["vocab_size"], load)
-    settings = {"artifact": options.artifact.name, "max_batch": limits["max_batch"], **asdict(load)}
-    report(options.json, settings, serve_figures(served))
+    load, engine = load_of(options), open_engine(options.artifact)
+    limits = engine.limits
+    if load.longest > limits.max_seq_len:
+        sys.exit(f"the artifact was compiled for sequences of {limits.max_seq_len} tokens, and not of {load.longest}")
+    served = measure_serving(replace(engine, stream=False), engine, limits.vocab_size, load)
+    settings = {
+        "artifact": options.artifact.name,
+        "max_batch": limits.max_batch,
+        **asdict(load),
+        "prompt": prompt_text(load),
+    }
+    idle = decode_idle_share(engine.executor.steps)
+    what = "of the time between the ends of successive decode steps the GPU had nothing to do, in all of these loads"
+    found = serve_figures(served) | ({} if idle is None else {"decode_idle": Figure(value=idle, unit="", what=what)})
+    report(options.json, settings, found)
 
 
 if __name__ == "__main__":

@@ -1,63 +1,157 @@
-"""How a long prompt and many requests at once are measured, of whatever engine; as in decode_method.py."""
+"""How serving is measured, of whatever engine; as in decode_method.py. A count of 0 leaves a part out.
+
+prompt     the first token behind one long prompt, of each length that is asked for
+requests   many requests of equal lengths, given at once
+spread     requests given at once of 100 to 1024 tokens in and out, each as likely, as in nano-vllm's bench.py
+arrivals   requests that arrive one by one, as a Poisson process, with lengths like those of ShareGPT's conversations
+prefix     requests that are given at once and begin with the same tokens
+
+Of ingot.bench this takes what is plain Python alone.
+"""
 
 import argparse
 import random
-import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from decode_method import Generate, Prompts
+from ingot.bench.drive import DrivenEngine, Record, Run, drive
+from ingot.bench.workload import BenchRequest, Lengths, arrival_times, equal_lengths, make_workload, sharegpt_lengths
 
 _TRIES = 3  # of the long prompt
 _WARM_UP = (64, 8)  # requests, and tokens of each, in front of the load
+_SPREAD = (100, 1024)
+_PREFIX_OUTPUT = 64  # tokens to make behind each prompt with the common beginning
+_PREFIX_OWN = 128  # tokens of each such prompt behind it
 
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens of the long prompt; and of many requests at once how many, and their tokens in and out."""
+    """Tokens of each long prompt; of many requests at once how many, and their tokens in and out; how many of spread
+    lengths; of those that arrive how many, how many of them in a second, and the tokens of the longest; of those with a
+    common beginning how many, and its tokens."""
 
-    prompt: int = 4000
+    prompt: tuple[int, ...] = (4000,)
     requests: int = 512
     input: int = 512
     output: int = 256
+    spread: int = 256
+    arrivals: int = 256
+    rate: float = 16.0
+    conversation: int = 2048
+    sharing: int = 64
+    prefix: int = 2048
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest sequence that is asked for."""
+        return max(
+            *(tokens + 1 for tokens in self.prompt),
+            (self.input + self.output) * (self.requests > 0),
+            2 * _SPREAD[1] * (self.spread > 0),
+            self.conversation * (self.arrivals > 0),
+            (self.prefix + _PREFIX_OWN + _PREFIX_OUTPUT) * (self.sharing > 0),
+        )
 
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds of every try of the long prompt with one token behind it, and of all requests together."""
+    """Every try of each long prompt with one token behind it, and the runs of the other parts, empty where one was left
+    out."""
 
     load: Load
-    prompt: tuple[float, ...]
-    requests: float
-
-    @property
-    def throughput(self) -> float:
-        """Tokens made in a second."""
-        return self.load.requests * self.load.output / self.requests
+    prompt: tuple[tuple[Run, ...], ...]
+    requests: Run
+    spread: Run
+    arrivals: Run
+    prefix: Run
 
 
-def measure_serving(generate: Generate, vocab: int, load: Load) -> Served:
-    """Times `generate` on random prompts, all given at once; every engine gets the same ones in the same order."""
-    draw = random.Random(load.prompt)
+def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, load: Load) -> Served:
+    """Drives an engine with random prompts; every engine gets the same ones in the same order.
 
-    def prompts(count: int, tokens: int) -> Prompts:
-        return [[draw.randrange(vocab) for _ in range(tokens)] for _ in range(count)]
+    `at_end` tells of a request when that has ended, `by_token` of every token: what is given at once needs no more than
+    the first, and the second costs time.
+    """
+    draw = random.Random(0)
+    spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
+    arriving = sharegpt_lengths(load.arrivals, 0, load.conversation)
+    times = arrival_times(load.arrivals, load.rate, 1.0, 0) if load.arrivals else []
+    alike = equal_lengths(load.sharing, load.prefix + _PREFIX_OWN, _PREFIX_OUTPUT)
+    return Served(
+        load,
+        prompt=tuple(_tries(at_end, vocab, tokens) for tokens in load.prompt),
+        requests=_warm_drive(at_end, vocab, "requests", equal_lengths(load.requests, load.input, load.output)),
+        spread=_warm_drive(at_end, vocab, "spread", spread),
+        arrivals=_warm_drive(by_token, vocab, "arrivals", arriving, arrivals=times),
+        prefix=_warm_drive(by_token, vocab, "prefix", alike, prefix=load.prefix),
+    )
 
-    def seconds(given: Prompts, count: int) -> float:
-        begin = time.perf_counter()
-        generate(given, count)
-        return time.perf_counter() - begin
 
-    seconds(prompts(1, load.prompt), 1)  # warms up
-    prompt = tuple(seconds(prompts(1, load.prompt), 1) for _ in range(_TRIES))
-    requests, output = (min(pair) for pair in zip(_WARM_UP, (load.requests, load.output), strict=True))
-    seconds(prompts(requests, load.input), output)
-    return Served(load, prompt, seconds(prompts(load.requests, load.input), load.output))
+def _tries(engine: DrivenEngine, vocab: int, tokens: int) -> tuple[Run, ...]:
+    lengths = [Lengths(tokens, 1)]
+    _, *runs = (_drive(engine, vocab, f"{tokens} tokens, {index}", lengths) for index in range(1 + _TRIES))
+    return tuple(runs)  # the first one warmed up
+
+
+def _warm_drive(
+    engine: DrivenEngine,
+    vocab: int,
+    seed: str,
+    lengths: Sequence[Lengths],
+    *,
+    arrivals: Sequence[float] | None = None,
+    prefix: int = 0,
+) -> Run:
+    """Behind some of the same kind, given at once, which warm up."""
+    few, tokens = _WARM_UP
+    short = [Lengths(one.prompt, min(one.output, tokens)) for one in lengths[:few]]
+    _drive(engine, vocab, f"before {seed}", short, prefix=prefix)
+    return _drive(engine, vocab, seed, lengths, arrivals=arrivals, prefix=prefix)
+
+
+def _drive(
+    engine: DrivenEngine,
+    vocab: int,
+    seed: str,
+    lengths: Sequence[Lengths],
+    *,
+    arrivals: Sequence[float] | None = None,
+    prefix: int = 0,
+) -> Run:
+    run = drive(engine, make_workload(lengths, range(vocab), seed, arrivals=arrivals, shared_prefix=prefix))
+    if run.interrupted:
+        raise KeyboardInterrupt
+    if len(run.completed) < len(lengths):
+        raise RuntimeError(f"{len(lengths) - len(run.completed)} of {len(lengths)} requests did not come to their end")
+    return run
+
+
+def served_of(answer: Mapping[str, Any]) -> Served:
+    """What `dataclasses.asdict` made of it, after JSON."""
+    runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "arrivals", "prefix")}
+    load = Load(**{**answer["load"], "prompt": tuple(answer["load"]["prompt"])})
+    return Served(load, tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"]), **runs)
+
+
+def _run_of(answer: Mapping[str, Any]) -> Run:
+    records = []
+    for one in answer["records"]:
+        request = BenchRequest(**{**one["request"], "prompt": tuple(one["request"]["prompt"])})
+        records.append(Record(**{**one, "request": request}))
+    return Run(**{**answer, "records": tuple(records)})
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """The sizes of a load, as options of every script that measures one."""
     for field in fields(Load):
-        parser.add_argument(f"--{field.name}", type=int, default=field.default, help="see serve_method.py")
+        kind = _lengths if field.name == "prompt" else type(field.default)
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help="see Load in serve_method.py")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Those above 0 of numbers that are separated by commas."""
+    return tuple(filter(None, map(int, text.split(","))))
 
 
 def load_of(options: argparse.Namespace) -> Load:
@@ -66,4 +160,9 @@ def load_of(options: argparse.Namespace) -> Load:
 
 def load_arguments(load: Load) -> list[str]:
     """The same as arguments of another script."""
-    return [item for name, value in asdict(load).items() for item in (f"--{name}", str(value))]
+    values = {**asdict(load), "prompt": prompt_text(load)}
+    return [item for name, value in values.items() for item in (f"--{name}", str(value))]
+
+
+def prompt_text(load: Load) -> str:
+    return ",".join(map(str, load.prompt)) or "0"

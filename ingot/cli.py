@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
+from ingot.commands.bench import BENCH
 from ingot.commands.bisect import bisect_artifact
 from ingot.commands.compile import compile_checkpoint
 from ingot.commands.diff import diff_artifacts
@@ -44,6 +45,7 @@ INGOT = App(
     usage="Usage: ingot COMMAND [OPTIONS]",
     version=_version,
 )
+INGOT.command(BENCH)
 INGOT.command(bisect_artifact, name="bisect", usage="Usage: ingot bisect ARTIFACT [OPTIONS]")
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")

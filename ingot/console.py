@@ -82,7 +82,12 @@ def counts_text(counts: dict[str, int]) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout, in ASCII so that no terminal's encoding can break it."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    sys.stdout.write(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """For readers and programs alike: indented, fields in their order."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:

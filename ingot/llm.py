@@ -22,6 +22,8 @@ from ingot.runtime.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
     from ingot.runtime.cuda.graph_sizes import Capture
+    from ingot.runtime.engine import Engine
+    from ingot.runtime.loader import Loaded
     from ingot.runtime.outputs import RequestOutput
     from ingot.runtime.prefix_cache import PrefixCacheStats
     from ingot.runtime.prompt import Prompt, PromptLike
@@ -214,6 +216,17 @@ class LLM:
 
         options = ChatOptions(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self._chat_template.prompts(messages, options)
+
+    @property
+    def llm_engine(self) -> "Engine":
+        """What serves the requests, as vLLM names it, for who drives it alone: `add_request`, `step`, `has_unfinished`.
+        While it has requests that were added so, no other method of this object may be called."""
+        return self._engine
+
+    @property
+    def loaded(self) -> "Loaded":
+        """What was loaded: the artifact, its plans and limits, the tokenizer, the end tokens."""
+        return self._loaded
 
     @cached_property
     def _chat_template(self) -> "ChatTemplate":

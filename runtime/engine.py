@@ -226,6 +226,10 @@ class Engine:
         self._forget(group)
         return group.output()
 
+    def launch_through(self, executor: Executor) -> None:
+        """Give all later steps to `executor`, which is to pass them on to the one that the engine was made with."""
+        self._executor = executor
+
     def _group(self, given: EngineRequest) -> _Group:
         """Check everything about a request, and queue nothing."""
         params = given.params

@@ -22,6 +22,8 @@ from safetensors import safe_open
 from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot import compile_model
+from ingot.bench import children
+from ingot.bench.drive import Progress
 from ingot.ir.plan import Plans
 from ingot.ir.program import Program
 from ingot.ir.target import Target
@@ -260,13 +262,57 @@ def test_decode(
 def test_serving(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
-    less = ("--prompt", 100, "--requests", 6, "--input", 20, "--output", 8)
-    call("serve", artifact, *less, "--json", tmp_path / "found.json")
+    less = ("--prompt", "100,40", "--requests", 6, "--input", 20, "--output", 8)
+    arriving = ("--spread", 0, "--arrivals", 5, "--rate", 50, "--conversation", 64, "--sharing", 3, "--prefix", 32)
+    call("serve", artifact, *less, *arriving, "--json", tmp_path / "found.json")
     figures = results.read_result(tmp_path / "found.json").figures
-    assert 0 < figures["prompt"].value == min(figures["prompt"].values) and len(figures["prompt"].values) == 3
-    assert figures["throughput"].value > 10 and figures["throughput"].unit == "tokens/s"
+    for part in ("arrivals", "prefix"):
+        for name in ("ttft", "tpot"):
+            assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 30
+    assert figures["arrivals_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
+    for prompt in (figures["prompt_100"], figures["prompt_40"]):
+        assert 0 < prompt.value == min(prompt.values) and len(prompt.values) == 3
+    assert (
+        figures["prefix_throughput"].value > 10
+        and figures["throughput"].value > 10
+        and figures["throughput"].unit == "tokens/s"
+    )
     with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
         call("serve", artifact)
+    none = [item for name in ("prompt", "requests", "spread", "arrivals", "sharing") for item in (f"--{name}", 0)]
+    call("serve", artifact, *none, "--json", tmp_path / "found.json")
+    assert results.read_result(tmp_path / "found.json").figures == {}
+
+
+def test_no_two_prompts_begin_alike_where_they_need_not(benchmarks: None) -> None:
+    """Or a cache of prefixes would answer for the engine."""
+    method = importlib.import_module("serve_method")
+    asked: list[tuple[int, ...]] = []
+
+    class Engine:
+        def __init__(self) -> None:
+            self.open: list[tuple[int, int]] = []
+
+        def add(self, index: int, request: Any) -> None:
+            self.open.append((index, request.output_len))
+            asked.append(request.prompt)
+
+        def has_unfinished(self) -> bool:
+            return bool(self.open)
+
+        def step(self) -> list[Progress]:
+            done, self.open = self.open, []
+            return [Progress(index, count, True) for index, count in done]
+
+    load = method.Load(prompt=(300, 700), requests=4, arrivals=5, rate=1e4, spread=3, sharing=2, prefix=90)
+    engine = Engine()
+    method.measure_serving(engine, engine, 1000, load)
+    # Four of each long prompt, and each of the other parts after as many that warm up.
+    assert len(asked) == 2 * 4 + 2 * (4 + 3 + 5 + 2)
+    sharing = asked[-4:]
+    assert sharing[0][:90] == sharing[1][:90] != sharing[2][:90] == sharing[3][:90]
+    beginnings = [prompt[:4] for prompt in asked[:-4]] + [sharing[0][:4], sharing[2][:4]]
+    assert len(set(beginnings)) == len(beginnings)
 
 
 def test_what_a_step_costs_the_host(
@@ -309,12 +355,7 @@ def script_of(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.fixture
-def children(benchmarks: None) -> ModuleType:
-    return importlib.import_module("children")
-
-
-def test_a_child_answers(children: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = script_of(
         tmp_path, "print('seen')\njson.dump([os.environ['GIVEN'], time.time()], open(sys.argv[-1], 'w'))"
     )
@@ -332,16 +373,16 @@ def test_a_child_answers(children: ModuleType, tmp_path: Path, capsys: pytest.Ca
         ("pass", "left no answer"),
     ],
 )
-def test_a_child_that_fails_says_why(children: ModuleType, tmp_path: Path, text: str, reason: str) -> None:
+def test_a_child_that_fails_says_why(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(children.ChildError, match=reason):
         children.run_child([script_of(tmp_path, text)])
 
 
-def test_a_child_that_takes_too_long_is_ended_with_its_children(children: ModuleType, tmp_path: Path) -> None:
+def test_a_child_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     """The child runs a child in a session of its own, as benchmarks do that gpu.py runs."""
     inner = tmp_path / "inner.py"
     inner.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
-    text = f"sys.path.append({str(BENCHMARKS)!r})\nfrom children import run_command\n"
+    text = "from ingot.bench.children import run_command\n"
     with pytest.raises(children.ChildError, match=r"ended after 2\.5 s"):
         children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=2.5)
     with pytest.raises(ProcessLookupError):
@@ -350,16 +391,41 @@ def test_a_child_that_takes_too_long_is_ended_with_its_children(children: Module
 
 # What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes two milliseconds.
 FAKE_VLLM = """
-import os, time
+import os, sys, time
 from types import SimpleNamespace as Fields
+from vllm.sampling_params import RequestOutputKind
 __version__ = "0.0.1"
 class SamplingParams:
-    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize, output_kind=RequestOutputKind.CUMULATIVE):
         assert temperature == 0 and ignore_eos and not detokenize
-        self.max_tokens = max_tokens
+        self.max_tokens, self.output_kind = max_tokens, output_kind
+class LLMEngine:
+    def __init__(self):
+        self.open = {}
+    def add_request(self, request_id, prompt, params):
+        assert request_id not in self.open and params.output_kind != RequestOutputKind.CUMULATIVE
+        assert request_id.isdigit() and len(prompt["prompt_token_ids"]) >= 4
+        self.open[request_id] = [params, 0]
+    def has_unfinished_requests(self):
+        return bool(self.open)
+    def step(self):
+        time.sleep(2e-3)
+        for name in list(self.open):
+            params, made = self.open[name]
+            self.open[name][1] += 1
+            last = made + 1 == params.max_tokens
+            if params.output_kind == RequestOutputKind.DELTA:
+                yield Fields(request_id=name, outputs=[Fields(token_ids=[0])], finished=last)
+            elif last:
+                yield Fields(request_id=name, outputs=[Fields(token_ids=[0] * params.max_tokens)], finished=True)
+            if last:
+                del self.open[name]
 class LLM:
-    def __init__(self, *, model, load_format, enable_prefix_caching, **more):
-        assert os.path.exists(f"{model}/config.json") and load_format == "dummy" and not enable_prefix_caching
+    def __init__(self, *, model, load_format, enable_prefix_caching, max_model_len, **more):
+        assert os.path.exists(f"{model}/config.json") and load_format == "dummy"
+        assert enable_prefix_caching and max_model_len == 5001
+        assert not any(os.path.exists(f"{folder}/vllm_child.py") for folder in sys.path)
+        self.llm_engine = LLMEngine()
         cold = not os.path.exists(os.environ["VLLM_CACHE_ROOT"])
         os.makedirs(os.environ["VLLM_CACHE_ROOT"], exist_ok=True)
         time.sleep(0.4 if cold else 0.01)
@@ -368,22 +434,34 @@ class LLM:
         time.sleep(params.max_tokens * 2e-3)
         return [Fields(outputs=[Fields(token_ids=[0] * params.max_tokens)]) for _ in prompts]
 """
+FAKE_PARAMS = """
+from enum import Enum
+RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
+"""
 
 
 def test_the_peer(results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
+    (tmp_path / "vllm" / "sampling_params.py").write_text(FAKE_PARAMS)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     less = ("--long", 60, "--short", 20, "--tries", 3)
-    load = ("--prompt", 128, "--requests", 8, "--input", 128, "--output", 20)
-    call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, "--json", tmp_path / "found.json")
+    load = ("--prompt", 5000, "--requests", 8, "--input", 128, "--output", 20)
+    arriving = ("--spread", 1, "--arrivals", 12, "--rate", 100, "--conversation", 64, "--sharing", 3, "--prefix", 64)
+    call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, *arriving, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
     assert found.versions["vllm"] == "0.0.1"
     for batch in (1, 32):
         assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(2e-3, rel=0.5)
     most = 8 * 20 / 40e-3  # a busy machine makes less of it
     assert most / 10 < found.figures["vllm_throughput"].value <= most
-    assert 2e-3 <= found.figures["vllm_prompt"].value < 0.1
+    assert (
+        2e-3 <= found.figures["vllm_prompt_5000"].value < 0.1
+        and 1 < found.figures["vllm_spread_throughput"].value < 1e3
+    )
+    for part in ("arrivals", "prefix"):
+        assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 1
+    assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
     with pytest.raises(SystemExit, match="vLLM is not in"):
@@ -399,7 +477,6 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
 ) -> None:
     """With a compile of our own, which takes a second a layer and finds executables in its cache."""
     compile_time, checkpoints = (importlib.import_module(name) for name in ("compile_time", "random_checkpoint"))
-    children = importlib.import_module("children")
     commands = []
 
     def run_command(command: Any, *, env: dict[str, str], **_: Any) -> Any:
@@ -465,13 +542,23 @@ def test_one_call_goes_on_when_a_part_fails(
 
 def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
-    asked = {"work": tmp_path, "shape": "8b", "batch": "1", "options": "-x", "site": tmp_path, "skip": "serve"}
+    asked = {
+        "work": tmp_path,
+        "shape": "8b",
+        "batch": "1",
+        "options": "-x",
+        "site": tmp_path,
+        "skip": "serve",
+        "load": "--rate 9",
+    }
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS
+    assert commands["serve"][-2:] == ["--rate", "9"] and commands["peer"][-1] == "--no-serve"
+    assert dict(gpu.commands(argparse.Namespace(**{**asked, "skip": ""})))["peer"][-2:] == ["--rate", "9"]
     for part, (script, *arguments) in commands.items():
         options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()
-        assert all(f'"{option}"' in known for option in options)
+        assert all(f'"{option}"' in known for option in options if option != "--rate")
         assert part == "checkpoint" or "add_json_option(parser)" in known
 
 

@@ -73,13 +73,15 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield from _only_ours(
         "loading, in the best start", figures, [name for name in _ordered(figures) if name.startswith("load_")]
     )
+    yield from _only_ours("serving", figures, [name for name in ("decode_idle",) if name in figures])
     yield from _only_ours("compile-model", figures, [name for name in _COMPILES if name in figures])
     for part, reason in result.missing.items():
         yield f"Not measured: {part.replace('_', ' ')}. {reason}\n"
     yield _provenance(result)
 
 
-_SERVED = ("prompt", "throughput")
+_WAITS = [f"{part}_{name}" for part in ("arrivals", "prefix") for name in ("ttft", "ttft_p99", "tpot", "tpot_p99")]
+_SERVED = ("throughput", "spread_throughput", *_WAITS, "prefix_throughput")
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 
@@ -87,8 +89,10 @@ _TRAFFIC = ("weights", "cache", "bandwidth")
 def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
     """What both engines were measured by, with the ratio; and a compile against the start that compiles."""
     steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
-    starts = ["first_token", *(f"first_token_{name}" for name, _ in PHASES.values())]
-    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in (*steps, *_SERVED, *starts) if name in figures]
+    starts = ["first_token", *(f"first_token_{name}" for name in PHASES)]
+    prompts = [name for name in _ordered(figures) if re.fullmatch(r"prompt_\d+", name)]
+    names = (*steps, *prompts, *_SERVED, *starts)
+    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in names if name in figures]
     if "compile" in figures:
         rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))
     if not rows:

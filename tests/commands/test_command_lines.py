@@ -14,13 +14,16 @@ import ingot.cli as cli
 
 pytestmark = pytest.mark.xdist_group("cli")
 
-COMMANDS = ("compile", "run", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
+COMMANDS = ("compile", "run", "bench", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
+BENCHES = ("latency", "throughput", "startup", "serve-sim")
 
 HELP = f"""
 import contextlib, io, sys
 import ingot.cli as cli
 for app, arguments in [(cli.COMPILE_MODEL, ["--help"]), (cli.INGOT, ["--help"]), (cli.INGOT, ["--version"])] + [
     (cli.INGOT, [name, "--help"]) for name in {COMMANDS}
+] + [
+    (cli.INGOT, ["bench", name, "--help"]) for name in {BENCHES}
 ]:
     with contextlib.redirect_stdout(io.StringIO()) as text:
         assert cli.run(app, arguments) == 0
@@ -70,6 +73,7 @@ def test_help_names_every_option(ingot: Command) -> None:
 def test_the_readme_names_only_what_exists(ingot: Command) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     helps = "".join(ingot(name, "--help").out for name in COMMANDS) + ingot().out
+    helps += "".join(ingot("bench", name, "--help").out for name in BENCHES)
     commands = set(re.findall(r"`ingot ([a-z-]+)", readme))
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme))
     assert commands == set(COMMANDS) and options

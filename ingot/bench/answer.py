@@ -1,0 +1,36 @@
+"""What a benchmark answers with: the numbers, and where they come from."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ingot.bench.machine import installed, this_machine
+from ingot.runtime.artifact import Artifact
+
+# Whose versions bear on the numbers, where they are installed.
+_PACKAGES = ("ingot", "torch", "triton", "cuda-bindings", "flashinfer-python")
+
+
+def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """One JSON object: `options` and `metrics` as they are, beside them what was measured, when and where.
+
+    An infinite number is written as "inf", which JSON has no other word for.
+    """
+    manifest = artifact.manifest
+    return {
+        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),  # as `vllm bench` writes it
+        "backend": "ingot",
+        "model_id": artifact.folder.name,
+        **{name: "inf" if value == float("inf") else value for name, value in options.items()},
+        **metrics,
+        "machine": this_machine().model_dump(mode="json"),
+        "versions": installed(_PACKAGES),
+        "artifact": {
+            "name": manifest.name,
+            "build_id": artifact.build_id,
+            "request_key": manifest.request_key,
+            "exe_keys": list(manifest.exe_keys),
+            "target": manifest.target.get("name"),
+            **{name: manifest.model.get(name) for name in ("dtype", "max_batch", "max_tokens", "max_seq_len")},
+        },
+    }

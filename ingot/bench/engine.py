@@ -1,0 +1,54 @@
+"""Ingot as an engine to be driven, and what an artifact can be asked for."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.bench.drive import Progress
+from ingot.bench.steps import WatchedExecutor
+from ingot.bench.workload import BenchRequest
+from ingot.llm import LLM
+from ingot.runtime.engine import Engine
+from ingot.runtime.limits import Limits
+from ingot.runtime.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class BenchEngine:
+    """An engine that is asked for tokens as benchmarks do it: greedy, past the end tokens, without making text.
+
+    `tokens` are the ids that prompts may be made of: all but special ones. With `stream` every new token is told of,
+    else a request when it has ended.
+    """
+
+    engine: Engine
+    executor: WatchedExecutor
+    limits: Limits
+    tokens: Sequence[int]
+    stream: bool = True
+
+    def add(self, index: int, request: BenchRequest) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True, detokenize=False)
+        self.engine.add_request(str(index), {"prompt_token_ids": list(request.prompt)}, params, stream=self.stream)
+
+    def step(self) -> Iterable[Progress]:
+        for output in self.engine.step():
+            (sequence,) = output.outputs
+            error = f"ended as an error: {sequence.stop_reason}" if sequence.finish_reason == "error" else ""
+            yield Progress(int(output.request_id), len(sequence.token_ids), output.finished, error)
+
+    def has_unfinished(self) -> bool:
+        return self.engine.has_unfinished()
+
+
+def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
+    """Load an artifact as `LLM` does. Raises ArtifactError, TargetError or OptionError."""
+    llm = LLM(artifact)
+    loaded = llm.loaded
+    executor = WatchedExecutor(loaded.executor)
+    llm.llm_engine.launch_through(executor)
+    special = set(loaded.eos_token_ids)
+    if loaded.tokenizer is not None:
+        special |= loaded.tokenizer.special_ids
+    tokens = [token for token in range(loaded.limits.vocab_size) if token not in special]
+    return BenchEngine(llm.llm_engine, executor, loaded.limits, tokens, stream)

@@ -1,0 +1,39 @@
+"""An artifact's first token, in a process of its own that `startup` starts: the clock at each phase's end, as JSON.
+
+python -m ingot.bench.first_token ARTIFACT TOKENS --json FILE
+"""
+
+import time
+
+BEGUN = time.time()
+
+import json  # noqa: E402  # the clock is read before anything is imported
+import sys  # noqa: E402
+
+from ingot.ir.errors import IngotError  # noqa: E402
+from ingot.llm import LLM  # noqa: E402
+from ingot.runtime.sampling_params import SamplingParams  # noqa: E402
+
+IMPORTED = time.time()
+
+
+def main(artifact: str, tokens: str, option: str, file: str) -> None:
+    assert option == "--json"
+    try:
+        llm = LLM(artifact)
+        loaded = time.time()
+        # A small id, which every vocabulary has; no two prompts are needed, so none can be found in a cache.
+        prompt = {"prompt_token_ids": [1] * int(tokens)}
+        llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False))
+    except IngotError as error:
+        sys.exit(f"Error: {error}")
+    first = time.time()
+    clock = {"begun": BEGUN, "imported": IMPORTED, "loaded": loaded, "first": first}
+    # What loading is made of; "import" and "ready" are readings of a clock that starts with the process, as here.
+    phases = {name: seconds for name, seconds in llm.timings.items() if name not in ("import", "ready")}
+    with open(file, "w", encoding="utf-8") as out:
+        json.dump({"clock": clock, "phases": phases}, out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""The machine that is measured on, and the versions of what it runs."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from ingot.ir.target import Target
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class Machine(BaseModel):
+    """Where it was measured. `cores` are those that the process might use, `memory` is in bytes; `load` is the load
+    average of the minute before, which tells whether the machine was at work on something else. `gpu` and `driver` are
+    as nvidia-smi names them, None where there is no GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    processor: str
+    features: tuple[str, ...]
+    cores: int
+    memory: int
+    system: str
+    load: float
+    gpu: str | None = None
+    driver: str | None = None
+
+
+def this_machine() -> Machine:
+    target = Target.detect("cpu")
+    gpu, driver = _gpu()
+    text = _CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return Machine(
+        processor=found[1] if found else platform.processor() or target.arch,
+        features=target.features,
+        cores=target.cores,
+        memory=target.memory,
+        system=f"{platform.system()} {platform.machine()}",
+        load=round(os.getloadavg()[0], 2),
+        gpu=gpu,
+        driver=driver,
+    )
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed, and Python's."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _gpu() -> tuple[str | None, str | None]:
+    """Names of the first GPU and of its driver, asked of nvidia-smi so that this process takes no memory there."""
+    if shutil.which("nvidia-smi") is None:
+        return None, None
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    first = done.stdout.partition("\n")[0]
+    if done.returncode or "," not in first:
+        return None, None  # it is installed, and there is no GPU
+    name, driver = first.rsplit(",", 1)
+    return name.strip(), driver.strip()

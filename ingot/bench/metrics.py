@@ -1,0 +1,168 @@
+"""What a run comes to, under the names that `vllm bench` writes its results with."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.bench.drive import Record, Run
+
+# Of latencies; what `vllm bench latency` gives.
+LATENCY_PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
+# What a request is measured by, in seconds: time to first token, time per output token behind the first one, time
+# between tokens, and all of it.
+METRICS = ("ttft", "tpot", "itl", "e2el")
+SLOS = ("ttft", "tpot", "e2el")  # what a request can be held to: it has one of each
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Between the two nearest values, as numpy's default has it; 0 of none, as in vLLM's results."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
+    """Of batches, in seconds: the fields of `vllm bench latency`."""
+    return {
+        "avg_latency": statistics.fmean(latencies),
+        "std_latency": statistics.pstdev(latencies),
+        "latencies": list(latencies),
+        "percentiles": {f"{percent:g}": percentile(latencies, percent) for percent in LATENCY_PERCENTILES},
+    }
+
+
+def throughput_metrics(run: Run) -> dict[str, Any]:
+    """Of requests that were given at once: the fields of `vllm bench throughput`, and outputs alone."""
+    inputs, outputs = _tokens(run.completed)
+    done = len(run.completed)
+    return {
+        "elapsed_time": run.duration,
+        "num_requests": done,
+        "total_num_tokens": inputs + outputs,
+        "total_output_tokens": outputs,
+        "requests_per_second": done / run.duration,
+        "tokens_per_second": (inputs + outputs) / run.duration,
+        "output_tokens_per_second": outputs / run.duration,
+    }
+
+
+def serve_metrics(
+    run: Run, *, goodput: Mapping[str, float] | None = None, percentiles: Sequence[float] = (99.0,)
+) -> dict[str, Any]:
+    """Of requests that arrived one by one: the fields of `vllm bench serve`.
+
+    `goodput` are the most milliseconds of a request's `SLOS` for it to count as good; without it `request_goodput` is
+    None.
+    """
+    done = run.completed
+    inputs, outputs = _tokens(done)
+    values = {metric: [value for one in done for value in _of(one, metric)] for metric in METRICS}
+    return {
+        "duration": run.duration,
+        "completed": len(done),
+        "failed": sum(1 for one in run.records if one.error),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(done) / run.duration,
+        "request_goodput": _goodput(done, goodput) / run.duration if goodput else None,
+        "output_throughput": outputs / run.duration,
+        "total_token_throughput": (inputs + outputs) / run.duration,
+        "max_output_tokens_per_s": _most_tokens_in_a_second(done),
+        "max_concurrent_requests": _most_at_once(done),
+        **{name: value for metric in METRICS for name, value in _summary(metric, values[metric], percentiles)},
+    }
+
+
+def detail(run: Run) -> dict[str, Any]:
+    """Each request's lengths and times in seconds: the fields of `vllm bench serve --save-detailed`."""
+    return {
+        "input_lens": [len(one.request.prompt) for one in run.records],
+        "output_lens": [len(one.token_times) if one.completed else 0 for one in run.records],
+        "start_times": [one.started for one in run.records],
+        "ttfts": [_first(one) if one.token_times else 0.0 for one in run.records],
+        "itls": [_gaps(one) for one in run.records],
+        "errors": [one.error for one in run.records],
+    }
+
+
+def _tokens(records: Sequence[Record]) -> tuple[int, int]:
+    """Those of prompts and those that were made."""
+    return sum(len(one.request.prompt) for one in records), sum(len(one.token_times) for one in records)
+
+
+def _of(record: Record, metric: str) -> Sequence[float]:
+    """A metric's values of one request: none for an output of one token where it takes two."""
+    match metric:
+        case "ttft":
+            return (_first(record),)
+        case "tpot":
+            return (_per_token(record),) if len(record.token_times) > 1 else ()
+        case "itl":
+            return _gaps(record)
+        case _:
+            return (record.token_times[-1] - record.started,)
+
+
+def _first(record: Record) -> float:
+    return record.token_times[0] - record.started
+
+
+def _per_token(record: Record) -> float:
+    times = record.token_times
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+
+def _gaps(record: Record) -> list[float]:
+    times = record.token_times
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> list[tuple[str, float]]:
+    """Mean, median, standard deviation and percentiles of a metric, in milliseconds."""
+    known = seconds or (0.0,)
+    named = [
+        (f"mean_{metric}_ms", statistics.fmean(known)),
+        (f"median_{metric}_ms", statistics.median(known)),
+        (f"std_{metric}_ms", statistics.pstdev(known)),
+        *((f"p{percent:g}_{metric}_ms", percentile(known, percent)) for percent in percentiles),
+    ]
+    return [(name, value * 1e3) for name, value in named]
+
+
+def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
+    """How many requests kept within all of the milliseconds; one token alone has no time between tokens."""
+    kept = 0
+    for one in records:
+        found = {"ttft": _first(one), "tpot": _per_token(one), "e2el": one.token_times[-1] - one.started}
+        kept += all(found[name] * 1e3 <= limit for name, limit in most.items())
+    return kept
+
+
+def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
+    """In the best of the seconds that are counted from the first start."""
+    if not records:
+        return 0.0
+    first = min(one.started for one in records)
+    counts: dict[int, int] = {}
+    for one in records:
+        for moment in one.token_times:
+            second = int(moment - first)
+            counts[second] = counts.get(second, 0) + 1
+    return float(max(counts.values()))
+
+
+def _most_at_once(records: Sequence[Record]) -> int:
+    """Requests between their start and their end at the same moment."""
+    # An end comes before a start of the same moment.
+    events = sorted([(one.started, 1) for one in records] + [(one.token_times[-1], -1) for one in records])
+    most = now = 0
+    for _, change in events:
+        now += change
+        most = max(most, now)
+    return most

@@ -1,0 +1,79 @@
+"""From the start of a process to the first token of an artifact, measured in fresh processes.
+
+The page cache holds the artifact: all of its files are read before. CUDA loads the code of all kernels at once, so that
+nothing is left for later steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from ingot.bench.children import Ended, run_child
+from ingot.bench.metrics import LATENCY_PERCENTILES, percentile
+
+_BLOCK_BYTES = 1 << 24
+# The phases of a start by the moment at which each ends; the next one begins there.
+PHASES = {"begun": "start", "imported": "import", "loaded": "load", "first": "prompt"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start: `first_token` are the seconds from the start of the process on, and `phases` what they are made of.
+
+    "start" is Python's own, "import" that of the package, "load" making the engine (imports that are left, and loading
+    the model), "prompt" the prompt and its token. `loading` are the parts of "load", which may run side by side.
+    """
+
+    first_token: float
+    phases: Mapping[str, float]
+    loading: Mapping[str, float]
+
+    @property
+    def ready(self) -> float:
+        """Seconds from the start of the process until it can take requests."""
+        return self.first_token - self.phases["prompt"]
+
+
+def start(artifact: Path, *, tokens: int, timeout: float) -> Start:
+    """One try, with a prompt of `tokens` tokens. Raises ChildError."""
+    read_files(artifact)
+    script: list[str | Path] = ["-m", "ingot.bench.first_token", artifact, str(tokens)]
+    return start_of(run_child(script, env={"CUDA_MODULE_LOADING": "EAGER"}, timeout=timeout))
+
+
+def start_of(ended: Ended) -> Start:
+    """What a process tells that writes down its clock at the end of each of `PHASES`, whatever engine it starts."""
+    clock: Mapping[str, float] = ended.value["clock"]
+    moments = [ended.started, *(clock[moment] for moment in PHASES)]
+    phases = {name: moments[place + 1] - moments[place] for place, name in enumerate(PHASES.values())}
+    return Start(clock["first"] - ended.started, phases, ended.value.get("phases", {}))
+
+
+def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
+    """Of warm starts. `warm_startup` is the making of the engine, as in `vllm bench startup`; `ready` and `first_token`
+    count from the start of the process. `phases` and `loading` are those of the start in the middle."""
+    loads = [one.phases["load"] for one in starts]
+    middle = sorted(starts, key=lambda one: one.first_token)[(len(starts) - 1) // 2]
+    return {
+        "avg_warm_startup_time": fmean(loads),
+        "warm_startup_times": loads,
+        "warm_startup_percentiles": {f"{percent:g}": percentile(loads, percent) for percent in LATENCY_PERCENTILES},
+        "median_ready_time": median(one.ready for one in starts),
+        "ready_times": [one.ready for one in starts],
+        "median_first_token_time": median(one.first_token for one in starts),
+        "first_token_times": [one.first_token for one in starts],
+        "phases": dict(middle.phases),
+        "loading": dict(middle.loading),
+    }
+
+
+def read_files(folder: Path) -> None:
+    """Read every file, which leaves it in the page cache."""
+    block = bytearray(_BLOCK_BYTES)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(block):
+                    pass

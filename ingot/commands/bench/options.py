@@ -1,0 +1,87 @@
+"""The options of `ingot bench`, checked before anything is loaded."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from ingot.ir.errors import ArtifactError, OptionError, OutputError
+
+if TYPE_CHECKING:
+    from ingot.bench.workload import Lengths
+    from ingot.runtime.artifact import Artifact
+
+Dataset = Literal["random", "sharegpt"]
+JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-"
+_SHORTEST = 8  # tokens of a sequence that `sharegpt_lengths` can draw
+
+
+def at_least(least: int, **options: int | None) -> None:
+    """Raises OptionError for one that is below; None is left alone."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise _refused(name, value, f"{least} or more")
+
+
+def positive(**options: float) -> None:
+    """Raises OptionError for one that is no number above 0; infinity is one."""
+    for name, value in options.items():
+        if math.isnan(value) or value <= 0:
+            raise _refused(name, f"{value:g}", "a number above 0")
+
+
+def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
+    """Raises OptionError when the options together ask for more than the artifact was compiled for."""
+    if sum(options.values()) > most:
+        asked = " and ".join(f"{_flag(name)} {value}" for name, value in options.items() if value)
+        raise OptionError(
+            f"{asked}: too much for {artifact.manifest.name}",
+            expected=f"at most {most}, the {what} that it was compiled for",
+        )
+
+
+def limit(artifact: "Artifact", name: str) -> int:
+    """A limit that the artifact was compiled for. Raises ArtifactError where its manifest has none."""
+    value = artifact.manifest.model.get(name)
+    if type(value) is not int or value < 1:
+        raise ArtifactError(f"{name} is {value!r:.80}", where="manifest.json, model", expected="a whole number above 0")
+    return value
+
+
+def lengths_of(
+    artifact: "Artifact", dataset: Dataset, count: int, input_len: int, output_len: int, prefix_len: int, seed: int
+) -> "list[Lengths]":
+    """The lengths of `count` requests of a dataset, whose prompts begin with `prefix_len` tokens more. Raises
+    OptionError for what the artifact cannot take."""
+    from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
+
+    longest = limit(artifact, "max_seq_len")
+    if dataset == "random":
+        asked = {"input_len": input_len, "output_len": output_len, "prefix_len": prefix_len}
+        at_most(longest, artifact, "tokens of a sequence", **asked)
+        return equal_lengths(count, prefix_len + input_len, output_len)
+    if prefix_len + _SHORTEST > longest:
+        raise OptionError(
+            f"--dataset sharegpt with --prefix-len {prefix_len}: too much for {artifact.manifest.name}",
+            expected=f"{_SHORTEST} tokens more within a sequence of {longest}, for which it was compiled",
+        )
+    drawn = sharegpt_lengths(count, seed, longest - prefix_len)
+    return [Lengths(prefix_len + one.prompt, one.output) for one in drawn]
+
+
+def check_file(json: str | None) -> None:
+    """Raises OutputError where nothing could be written, before anything is measured."""
+    if json in (None, "-"):
+        return
+    path = Path(str(json))
+    if path.is_dir() or not path.parent.is_dir() or path.name.startswith("-"):
+        raise OutputError(f"{path} cannot be written", where="--json", expected="a file in a folder that exists, or -")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _refused(name: str, value: object, expected: str) -> OptionError:
+    return OptionError(f"{_flag(name)} is {value}", expected=expected)
