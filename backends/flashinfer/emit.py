@@ -111,6 +111,8 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return f"kernels need compute capability 8.0, and this is {sm // 10}.{sm % 10}"
     if bucket.tokens[1] <= _MOST_DECODED:
         return f"the kernels are for steps of more than {_MOST_DECODED} tokens, and these have {bucket.tokens[1]}"
+    if bucket.q_max == 1:
+        return "the kernels are for steps that feed prompts, and these feed one token of each sequence"
     types = {name: held_type(source) for name, source in _arguments(node).items()}
     q, kv = types["q"], types["kv"]
     if q.dtype is not kv.dtype or q.dtype not in _DTYPES:

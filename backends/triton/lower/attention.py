@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from ingot.backends.triton.lower.attention_decode import MOST_DECODED, schedule_decode
+from ingot.backends.triton.lower.attention_decode import schedule_decode
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
-from ingot.backends.triton.lower.attention_problem import DECODE_TOKENS
+from ingot.backends.triton.lower.attention_problem import DECODE_TOKENS, MOST_DECODED
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import BucketClass

@@ -7,7 +7,7 @@ import torch
 from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
@@ -16,9 +16,7 @@ from ingot.backends.triton.lower.rope import norms_of, rotation
 from ingot.backends.triton.schedule import Schedule, Value
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
-_MAX_SPLITS, _ALL_SPLITS = 64, 1024
-# Tokens whose contexts can still be cut in two.
-MOST_DECODED = _ALL_SPLITS // 2
+_MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
 # Elements of partial results that are added at once: 32 for each thread of 4 warps.
 _COMBINED = 4096
 # Up to this many tokens, a context is split in two at least.

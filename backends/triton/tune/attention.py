@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ingot.backends.triton.lower.attention_decode import schedule_decode
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
@@ -48,6 +48,7 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
     16: (Mix((512,) * 8, 2), Mix((2048,) * 8, 2), Mix((2048,) * 3), Mix((16384,) * 8), Mix((32768, *(1024,) * 7))),
     32: (Mix((512,) * 32, 2), Mix((2048,) * 32, 2), Mix((1024,) * 20), Mix((65536, *(2048,) * 31))),
     64: (Mix((512,) * 64, 2), Mix((2048,) * 64, 2), Mix((1024,) * 40), Mix((65536, *(1024,) * 63))),
+    MOST_DECODED: (Mix((512,) * 128, 2), Mix((1024,) * 256, 2), Mix((2048,) * 96), Mix((32768, *(512,) * 99))),
 }
 
 

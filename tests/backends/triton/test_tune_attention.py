@@ -8,7 +8,7 @@ import torch
 import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, DecodeTiles
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import attention, device
@@ -108,6 +108,7 @@ def test_known_tiles_are_by_steps_and_heads() -> None:
     assert known_tiles(problem) == (measured, "table")
     assert known_tiles(replace(problem, tokens=20))[0] == measured, "steps of 17 to 32 tokens are one class"
     assert known_tiles(replace(problem, tokens=33))[0] == DECODE_TILES[64][256]
+    assert known_tiles(replace(problem, tokens=MOST_DECODED))[0] == DECODE_TILES[max(DECODE_TILES)][256]
     wide, source = known_tiles(replace(problem, dim=256))
     assert source == "heuristic" and wide.keys * 512 == measured.keys * 256, "tiles of as many bytes"
     assert known_tiles(replace(problem, dim=14))[0] == DECODE_TILES[32][128]
