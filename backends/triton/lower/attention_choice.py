@@ -12,7 +12,7 @@ _LEAST_KEYS = 16
 
 def known_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, Source]:
     """By the most tokens of a step and the bytes of a head; wider heads than any measured get fewer keys."""
-    by_bytes = DECODE_TILES[next(tokens for tokens in DECODE_TILES if problem.tokens <= tokens)]
+    by_bytes = DECODE_TILES[next((tokens for tokens in DECODE_TILES if problem.tokens <= tokens), max(DECODE_TILES))]
     found = by_bytes.get(problem.row_bytes)
     if found is not None and problem.append:
         return found, "table"

@@ -10,6 +10,8 @@ from ingot.ir.types import DTYPES
 DECODE_ATTENTION = "decode_attention"
 # The largest step that is decoded: there, a token is a program's business. Larger ones take tokens in blocks.
 DECODE_TOKENS = 64
+# Where each sequence feeds one token, there are more: as many as leave two splits of a context (`attention_decode`).
+MOST_DECODED = 512
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class DecodeProblem:
     def of(choice: Choice) -> "DecodeProblem":
         """What a choice is about. Raises TypeError or ValueError when that is no attention of few tokens."""
         problem = read_problem(DecodeProblem, choice)
-        if problem.tokens > DECODE_TOKENS or problem.dtype not in DTYPES:
+        if problem.tokens > MOST_DECODED or problem.dtype not in DTYPES:
             raise ValueError(f"{problem.tokens} tokens of {problem.dtype}")
         return problem
 
