@@ -68,7 +68,7 @@ class Timed:
 
 def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
     """Those of the class of steps, with no more sequences than its steps have tokens."""
-    size = next(size for size in MIXES if problem.tokens <= size)
+    size = next((size for size in MIXES if problem.tokens <= size), max(MIXES))
     cut = (Mix(mix.contexts[: problem.tokens], mix.weight) for mix in MIXES[size])
     return tuple(dict.fromkeys(cut))
 

@@ -15,6 +15,7 @@ from ingot.debug.asked_step import limits_of
 from ingot.debug.explained import Step
 from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.served import padded
+from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -29,6 +30,7 @@ _COPIED = 1 << 16  # bytes: what is smaller is not copied, a call waits for it n
 _CALLS = 48  # in a row at least: a graph's launch takes as long as some of them
 _ROUNDS = 5
 _STEPS = 20  # of a whole step, in a row
+_VIEWS = frozenset(map(target_name, VIEWS))
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ def _time_row(calls: Sequence[Call]) -> InstructionTime:
     run()
     host = (time.perf_counter() - begin) / len(row)
     torch.cuda.current_stream().synchronize()
+    if calls[0].instruction.target in _VIEWS:  # nothing of it runs on the device
+        return InstructionTime(0.0, host)
     graph = _captured(run)
     return InstructionTime(_seconds(graph.replay if graph else run) / len(row), host)
 
