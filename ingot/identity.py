@@ -122,7 +122,7 @@ def _digest(text: str) -> str:
 
 
 def _is_source(file: Path) -> bool:
-    return file.suffix in (".py", ".cpp", ".h")
+    return file.suffix in (".py", ".cpp", ".h", ".cu", ".cuh")
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:

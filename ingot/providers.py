@@ -22,6 +22,10 @@ def _cublas() -> Backend:
     return _imported("ingot.backends.cublas.emit", "Cublas")
 
 
+def _flashinfer() -> Backend:
+    return _imported("ingot.backends.flashinfer.emit", "FlashInfer")
+
+
 def _imported(module: str, name: str) -> Backend:
     """A backend for GPUs, which nobody imports who compiles for a CPU."""
     try:
@@ -36,6 +40,7 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "inductor": Inductor,
     "triton": _triton,
     "cublas": _cublas,
+    "flashinfer": _flashinfer,
     "reference": Reference,
     "rowwise": Rowwise,
 }
@@ -47,7 +52,7 @@ BACKEND_CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "reference": ("reference", "rowwise"),
     },
     "cuda": {
-        "auto": ("triton", "cublas", "reference", "rowwise"),
+        "auto": ("flashinfer", "triton", "cublas", "reference", "rowwise"),
         "triton": ("triton", "reference", "rowwise"),
         "reference": ("reference", "rowwise"),
     },

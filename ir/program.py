@@ -323,5 +323,16 @@ def tensor_type(node: fx.Node) -> TensorType:
     return value_type
 
 
+def held_type(node: fx.Node) -> TensorType:
+    """The type of a tensor; of a version of a state, that of what the state holds."""
+    value_type = node.meta["type"]
+    if not isinstance(value_type, StateType):
+        return tensor_type(node)
+    named = (one for one in node.graph.nodes if one.op == "placeholder" and one.target == value_type.name)
+    held = next(named).meta["holds"]
+    assert isinstance(held, TensorType)
+    return held
+
+
 def is_call(node: Any, target: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target == target

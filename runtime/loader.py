@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from ingot.backends.cpu import load as cpu
+from ingot.backends.flashinfer import load as flashinfer
 from ingot.backends.inductor import load as inductor
 from ingot.backends.triton import load as triton
 from ingot.ir.artifact import Manifest
@@ -38,6 +39,7 @@ from ingot.runtime.weights import map_weights
 LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {
     "inductor": inductor.load,
     "triton": triton.load,
+    "flashinfer": flashinfer.load,
 }
 LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
 

@@ -20,10 +20,10 @@ from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.ops import add_rms_norm, linear, op_of
 from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import Program, target_name, tensor_type
+from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
-from ingot.ir.types import DTYPES, StateType, TensorType
+from ingot.ir.types import DTYPES, TensorType
 
 # Steps of up to this many tokens: products are matrix-vector kernels, which read a weight once and fuse what stands
 # around them. The library's products are faster above.
@@ -111,11 +111,11 @@ class Triton:
                 f"the lowering of '{body.name}' gives ({', '.join(str(output.type) for output in outputs)})",
                 expected=f"({', '.join(map(str, types))})",
             )
-        files = _write(schedule, outputs, [_type_of(node, body) for node in body.placeholders()], target.sm, directory)
+        files = _write(schedule, outputs, [held_type(node) for node in body.placeholders()], target.sm, directory)
         return Executable(
             id=key,
             backend=self.name,
-            inputs=tuple(str(_type_of(node, body)) for node in body.placeholders()),
+            inputs=tuple(str(held_type(node)) for node in body.placeholders()),
             outputs=tuple(map(str, types)),
             files=files,
         )
@@ -145,7 +145,7 @@ class Triton:
         schedule = self._schedule(target, body.bucket)
         values: dict[fx.Node, Value] = {}
         for place, node in enumerate(body.placeholders()):
-            values[node] = Value(_type_of(node, body), input=place)
+            values[node] = Value(held_type(node), input=place)
         calls = list(node for node in body.calls() if node.target is not operator.getitem)
         lowering = _lowering_of(calls[0]) if len(calls) == 1 else None
         if lowering is not None:
@@ -166,28 +166,12 @@ def _lowering_of(node: fx.Node) -> Lowering | None:
     return LOWERINGS.get(op.name if op is not None else target_name(node.target))
 
 
-def _type_of(node: fx.Node, body: Program) -> TensorType:
-    """The type of a placeholder; of a state, that of what it holds."""
-    value_type = node.meta["type"]
-    return body.states[value_type.name].type if isinstance(value_type, StateType) else tensor_type(node)
-
-
 def _call_of_node(node: fx.Node) -> Call:
     """A call for a claim, where nothing is compiled."""
     values: dict[fx.Node, Value] = {}
     for place, source in enumerate(node.all_input_nodes):
-        value_type = source.meta["type"]
-        held = _held(value_type.name, node.graph) if isinstance(value_type, StateType) else tensor_type(source)
-        values[source] = Value(held, input=place)
+        values[source] = Value(held_type(source), input=place)
     return _call(node, values)
-
-
-def _held(state: str, graph: fx.Graph) -> TensorType:
-    """The type of what a state holds, as its placeholder has it."""
-    found = next(node for node in graph.nodes if node.op == "placeholder" and node.target == state)
-    held = found.meta["holds"]
-    assert isinstance(held, TensorType)
-    return held
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:

@@ -1,0 +1,171 @@
+"""The flashinfer provider, compile side: claims attention of steps of many tokens, and builds it for its types."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.backends.flashinfer.build import KERNELS, LIBRARY, build
+from ingot.backends.flashinfer.library import Library
+from ingot.backends.flashinfer.packages import Missing, find_packages
+from ingot.ir.backend import No, Yes
+from ingot.ir.errors import BackendError
+from ingot.ir.ops import op_of, paged_attention
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Program, held_type, target_name
+from ingot.ir.target import Target
+from ingot.ir.types import DTYPE_NAMES, TensorType
+
+# In front of Triton's kernels, which cost 0.5.
+_COST = 0.4
+# Steps of up to this many tokens are decoding, a token of each sequence, where tiles of 128 rows would stand empty.
+_MOST_DECODED = 64
+_DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
+_DIMS = (64, 128, 256)
+_VECTOR = 8  # elements of 16 bytes: what the kernels load at once
+
+
+class FlashInfer:
+    """Attention of prompts over the paged cache. `kernel` is "fa2" or "fa3", None for what suits the GPU."""
+
+    name = "flashinfer"
+    compiles_regions = False
+    compiles_calls = True
+    emits_library = False
+
+    def __init__(self, kernel: str | None = None) -> None:
+        self._kernel = kernel
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        if target.device != "cuda" or target.sm is None:
+            return No(f"not for device '{target.device}'")
+        for node in nodes:
+            if op_of(node.target) is not paged_attention:
+                return No(f"no kernel for {target_name(node.target)}")
+            if reason := _refusal(node, target.sm, bucket):
+                return No(reason)
+        packages = find_packages()
+        return No(packages.reason) if isinstance(packages, Missing) else Yes(_COST * len(nodes))
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        return None
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        return False
+
+    def warm_up(self) -> None:
+        pass  # it starts a compiler
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        raise BackendError(f"backend '{self.name}' compiles each call, and says its workspace", where=f"%{node.name}")
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        """The attention and the scratch. The library answers without a GPU."""
+        q, page_table = (held_type(_arguments(_call_of(body))[name]) for name in ("q", "page_table"))
+        tokens, heads, dim = q.bind(sizes)
+        words = Library(directory / LIBRARY).work_words(tokens, page_table.bind(sizes)[0])
+        return tokens * heads * dim * q.dtype.itemsize + words * torch.int32.itemsize
+
+    def sources(self) -> Sequence[Path]:
+        folder = Path(__file__).parent
+        return [*sorted(path for path in folder.glob("*.py") if path.name != "load.py"), *sorted(KERNELS.iterdir())]
+
+    def toolchain(self) -> dict[str, str]:
+        packages = find_packages()
+        if isinstance(packages, Missing):
+            return {"flashinfer": "none"}
+        return {"flashinfer": packages.flashinfer, "nvcc": packages.nvcc_version}
+
+    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
+        """Build the kernel that computes the one call of `body`."""
+        packages = find_packages()
+        if isinstance(packages, Missing):
+            raise BackendError(packages.reason, where=body.name)
+        assert target.sm is not None
+        node = _call_of(body)
+        build(self._kernel or kernel_for(target.sm), _constants(node), target.sm, packages, directory)
+        return Executable(
+            id=key,
+            backend=self.name,
+            inputs=tuple(str(held_type(source)) for source in body.placeholders()),
+            outputs=(str(node.meta["type"]),),
+            files=(LIBRARY,),
+        )
+
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        raise BackendError(f"backend '{self.name}' builds calls for their types and has no library")
+
+
+def kernel_for(sm: int) -> str:
+    """FlashAttention-3 is for Hopper alone."""
+    return "fa3" if sm == 90 else "fa2"
+
+
+def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
+    """Why there is no kernel for a call, if there is none."""
+    if sm < 80:
+        return f"kernels need compute capability 8.0, and this is {sm // 10}.{sm % 10}"
+    if bucket.tokens[1] <= _MOST_DECODED:
+        return f"the kernels are for steps of more than {_MOST_DECODED} tokens, and these have {bucket.tokens[1]}"
+    types = {name: held_type(source) for name, source in _arguments(node).items()}
+    q, kv = types["q"], types["kv"]
+    if q.dtype is not kv.dtype or q.dtype not in _DTYPES:
+        return "no kernel for " + " with ".join(sorted({DTYPE_NAMES[q.dtype], DTYPE_NAMES[kv.dtype]}))
+    if "sinks" in types:
+        return "no kernel for attention sinks"
+    if q.shape[2] not in _DIMS:
+        return f"heads of {q.shape[2]} elements, and it has {', '.join(map(str, _DIMS))}"
+    if any(isinstance(size, str) for size in (*q.shape[1:], *kv.shape[2:])):
+        return f"sizes that are not known: q {q}, kv {kv}"
+    token, head, element = _strides(q)
+    if element != 1 or token % _VECTOR or head % _VECTOR:
+        return f"q is strided in no multiples of 16 bytes: {q}"
+    if odd := [name for name, one in types.items() if name not in ("q", "kv") and one.dtype is not torch.int32]:
+        return f"{odd[0]} is {types[odd[0]]}, not i32"
+    return None
+
+
+def _constants(node: fx.Node) -> dict[str, object]:
+    """What the kernel's source is compiled with."""
+    types = {name: held_type(source) for name, source in _arguments(node).items()}
+    q, (_, _, page, kv_heads, dim) = types["q"], types["kv"].shape
+    op = op_of(node.target)
+    assert op is not None
+    call = op.bind(node.args, node.kwargs)
+    token, head, _ = _strides(q)
+    return {
+        "INGOT_HEADS": q.shape[1],
+        "INGOT_KV_HEADS": kv_heads,
+        "INGOT_DIM": dim,
+        "INGOT_PAGE": page,
+        "INGOT_SCALE": repr(float(call["scale"])),
+        "INGOT_WINDOW": -1 if call["window"] is None else call["window"],
+        "INGOT_SOFT_CAP": repr(float(call["soft_cap"] or 0.0)),
+        "INGOT_Q_TOKEN": token,
+        "INGOT_Q_HEAD": head,
+        _DTYPES[q.dtype]: 1,
+    }
+
+
+def _strides(q: TensorType) -> tuple[int, int, int]:
+    if q.strides is not None:
+        token, head, element = q.strides
+        return token, head, element
+    _, heads, dim = q.shape
+    assert isinstance(heads, int) and isinstance(dim, int)
+    return heads * dim, dim, 1
+
+
+def _call_of(body: Program) -> fx.Node:
+    return next(iter(body.calls()))
+
+
+def _arguments(node: fx.Node) -> dict[str, fx.Node]:
+    """The tensors that a call is given, by parameter."""
+    op = op_of(node.target)
+    assert op is not None
+    return {name: item for name, item in op.bind(node.args, node.kwargs).items() if isinstance(item, fx.Node)}

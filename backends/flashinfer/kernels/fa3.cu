@@ -1,0 +1,108 @@
+// Attention over pages by FlashInfer's FlashAttention-3 kernel, for GPUs of compute capability 9.0 alone.
+//
+// FlashInfer plans a step on the host and gives each multiprocessor a list. Here a block is a tile of one head, and
+// finds out by itself which, from the lengths that the step has on the device.
+#include <flashinfer/attention/hopper/prefill_sm90.cuh>
+#include <flashinfer/attention/hopper/variants.cuh>
+
+#include "attention.cuh"
+
+namespace ingot {
+
+#ifdef INGOT_BF16
+using Element = cutlass::bfloat16_t;
+#else
+using Element = cutlass::half_t;
+#endif
+
+// Rows of q and keys of a tile: those of FlashInfer's `BatchPrefillWithPagedKVCacheDispatched`.
+constexpr int kTileRows = INGOT_DIM == 64 ? 192 : 128;
+constexpr int kTileKeys = INGOT_DIM == 256 ? 32 : 96;
+
+struct VariantParams {
+  float sm_scale;
+  float logits_soft_cap;
+};
+
+// One tile for each block: those of one head of the cache, then of the next one, so that what runs together reads the
+// same keys; in there from the last tile of the last sequence down, the heads of a group side by side.
+struct TileScheduler {
+  struct Params {
+    Call call;
+    int tiles;
+  };
+
+  struct WorkTileInfo {
+    int tile, head, start, pages, count, length, sequence;
+    bool valid;
+
+    CUTLASS_DEVICE bool is_valid(const Params&) const { return valid; }
+
+    CUTLASS_DEVICE auto get_block_coord(const Params&) const {
+      return cute::tuple{tile, head, head / kGroup, start, pages, count, length, sequence};
+    }
+  };
+
+  CUTLASS_DEVICE TileScheduler() {}
+
+  CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& params) const {
+    const Call& call = params.call;
+    const int of_head = blockIdx.x / kGroup;
+    const Tile found = tile_of(call, of_head % params.tiles, kTileRows, 1);
+    if (found.sequence < 0) return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, false};
+    const int head = of_head / params.tiles * kGroup + int(blockIdx.x) % kGroup;
+    return WorkTileInfo{found.index,
+                        head,
+                        __ldg(call.q_starts + found.sequence),
+                        found.sequence * call.width,
+                        __ldg(call.q_lens + found.sequence),
+                        __ldg(call.kv_lens + found.sequence),
+                        found.sequence,
+                        true};
+  }
+
+  CUTLASS_DEVICE void init_consumer() const {}
+  CUTLASS_DEVICE void prefetch_next_work(const Params&, WorkTileInfo&) const {}
+  CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo&) const {}
+
+  template <bool is_producer = false>
+  CUTLASS_DEVICE WorkTileInfo get_next_work(const Params&, const WorkTileInfo&) const {
+    return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, false};
+  }
+};
+
+using Variant = flashinfer::DefaultAttention<kHasSoftCap>;
+using Traits =
+    flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys,
+                                      /*NUM_STAGES=*/2, Element, Element, Element, int32_t, Variant>;
+using Mainloop = flashinfer::SparseCollectiveMainloop<VariantParams, Traits, /*CAUSAL=*/true>;
+using Epilogue = flashinfer::CollectiveEpilogue<Traits>;
+
+int64_t work_words(int, int) { return 0; }
+
+cudaError_t launch(const Call& call) {
+  Element* kv = static_cast<Element*>(call.kv);
+  // Of the cache's layouts only the strides are read.
+  const auto cache = flashinfer::get_gmem_layout(0, INGOT_KV_HEADS, INGOT_DIM, kSlotStride, int64_t(INGOT_DIM));
+  const auto mainloop = Mainloop::to_underlying_arguments(
+      {static_cast<Element*>(call.q),
+       flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_Q_TOKEN), int64_t(INGOT_Q_HEAD)),
+       kv, cache, kv + kPartStride, cache, call.page_table, kWindowLeft, kPageStride, kPageStride, INGOT_PAGE,
+       VariantParams{float(INGOT_SCALE), float(INGOT_SOFT_CAP)}});
+  const auto epilogue = Epilogue::to_underlying_arguments(
+      {static_cast<Element*>(call.out),
+       flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_HEADS) * INGOT_DIM,
+                                   int64_t(INGOT_DIM)),
+       /*lse_ptr=*/nullptr, flashinfer::get_lse_gmem_layout(call.tokens, INGOT_HEADS)});
+  const TileScheduler::Params scheduler{call, most_tiles(call.tokens, call.sequences, kTileRows, 1)};
+
+  auto* kernel = flashinfer::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/kHasWindow,
+                                                      /*CAUSAL=*/true, TileScheduler>;
+  const int shared = sizeof(typename Traits::SharedStorage);
+  if (cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
+    return status;
+  kernel<<<scheduler.tiles * INGOT_HEADS, Traits::NUM_WARPS * 32, shared, call.stream>>>(mainloop, epilogue, scheduler);
+  return cudaGetLastError();
+}
+
+}  // namespace ingot

@@ -1,0 +1,65 @@
+"""A built library: one call of `paged_attention`, for the types that it was built for."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from ingot.ir.errors import BackendError, InternalError
+
+# Tensors that the kernels load 16 bytes at once from lie at multiples of this.
+_ALIGNMENT = 16
+
+
+class _Call(ctypes.Structure):
+    """`ingot::Call` of kernels/attention.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")),
+        ("work", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("tokens", "sequences", "width")),
+    ]
+
+
+class Library:
+    """What `build` left. Raises BackendError for a file that does not load."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+            self._words, self._run = library.ingot_work_words, library.ingot_attention
+        except (OSError, AttributeError) as error:
+            raise BackendError(f"the library does not load: {error}", where=str(path)) from error
+        self._words.restype, self._words.argtypes = ctypes.c_int64, [ctypes.c_int32, ctypes.c_int32]
+        self._run.restype, self._run.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Call)]
+
+    def work_words(self, tokens: int, sequences: int) -> int:
+        """Numbers of 4 bytes."""
+        return int(self._words(tokens, sequences))
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        page_table: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+        kv_lens: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        """[attention], on torch's current stream; the arguments are those of `paged_attention`."""
+        for name, tensor in (("q", q), ("kv", kv)):
+            if tensor.data_ptr() % _ALIGNMENT:
+                raise InternalError(f"{name} of a call lies at {tensor.data_ptr():#x}", expected=f"/{_ALIGNMENT}")
+        sequences, width = page_table.shape
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        work = torch.empty(self.work_words(q.shape[0], sequences), dtype=torch.int32, device=q.device)
+        call = _Call(
+            *(one.data_ptr() for one in (out, kv, q, page_table, q_starts, q_lens, kv_lens, work)),
+            torch.cuda.current_stream(q.device).cuda_stream,
+            q.shape[0], sequences, width,
+        )  # fmt: skip
+        problem = self._run(ctypes.byref(call))
+        if problem:
+            raise BackendError(f"FlashInfer's attention failed: {problem.decode(errors='replace')}")
+        return [out]

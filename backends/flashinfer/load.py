@@ -1,0 +1,14 @@
+"""The flashinfer provider, run side: calls what was built. Neither FlashInfer nor a compiler is needed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ingot.backends.flashinfer.library import Library
+from ingot.ir.plan import Executable
+
+
+def load(executable: Executable, directory: Path) -> Callable[..., list[torch.Tensor]]:
+    """The callable of an executable. Raises BackendError for a library that does not load."""
+    return Library(directory / executable.files[0])

@@ -1,0 +1,91 @@
+"""What building FlashInfer's kernels needs of this machine: its headers, CUDA's compiler, and what that needs."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+_PACKAGE = "flashinfer-python"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why the kernels cannot be built here."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Packages:
+    """`headers` are folders to search for what FlashInfer's sources include, `fallback` those to search last."""
+
+    flashinfer: str
+    nvcc: Path
+    nvcc_version: str
+    headers: tuple[Path, ...]
+    fallback: tuple[Path, ...]
+
+
+@functools.cache
+def find_packages() -> Packages | Missing:
+    """What this process finds; nothing is imported for that."""
+    spec = find_spec("flashinfer")
+    if spec is None or spec.origin is None:
+        return Missing(f"FlashInfer is not installed (pip install {_PACKAGE})")
+    data = Path(spec.origin).parent / "data"
+    # As FlashInfer's own build has them (flashinfer/jit/cpp_ext.py); its copies come before those of the toolkit.
+    headers = tuple(
+        data / part
+        for part in (
+            "include", "cutlass/include", "cutlass/tools/util/include",
+            "cccl/cub", "cccl/libcudacxx/include", "cccl/thrust",
+        )
+    )  # fmt: skip
+    if absent := [folder for folder in headers if not folder.is_dir()]:
+        return Missing(f"this FlashInfer has no {absent[0].relative_to(data)} among its data")
+    nvcc = _nvcc()
+    if nvcc is None:
+        return Missing("nvcc was not found: looked on the PATH and in CUDA_HOME")
+    fallback = tuple(_folders_with("curand_kernel.h"))
+    if not fallback and not (_toolkit(nvcc) / "include" / "curand_kernel.h").is_file():
+        return Missing("the headers of cuRAND were not found (pip install nvidia-curand)")
+    return Packages(_installed_version(), nvcc, _nvcc_version(nvcc), headers, fallback)
+
+
+def _nvcc() -> Path | None:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    found = shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
+    return Path(found) if found else None
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bV(\d[\d.]*)", told)
+    return found[1] if found else told.strip()[-80:]
+
+
+def _toolkit(nvcc: Path) -> Path:
+    """Where the toolkit lies, by what nvcc would do: on the PATH there may be a script that calls it."""
+    told = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r"^#\$ TOP=(.+)$", told, re.MULTILINE)
+    return Path(found[1].strip()) if found else nvcc.parents[1]
+
+
+def _installed_version() -> str:
+    try:
+        return version(_PACKAGE)
+    except PackageNotFoundError:  # put on the path by hand
+        return "unknown"
+
+
+def _folders_with(header: str) -> Iterator[Path]:
+    """Folders of NVIDIA's packages for Python that hold a header."""
+    spec = find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec is not None else ():
+        yield from (path.parent for path in sorted(Path(root).glob(f"*/include/{header}")))

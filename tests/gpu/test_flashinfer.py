@@ -1,0 +1,134 @@
+"""FlashInfer's attention as it is served: built by nvcc, loaded by itself, against the reference in float64."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from call_oracle import difference, same_bits
+from one_call import TARGET, OneCall, moved
+from paged_steps import Heads, paged_step
+
+from ingot.backends.flashinfer.emit import FlashInfer, kernel_for
+from ingot.backends.flashinfer.load import load
+from ingot.backends.flashinfer.packages import Missing, find_packages
+from ingot.ir.backend import No
+from ingot.ir.ops import OPS
+from ingot.ir.plan import Executable
+
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("flashinfer")]
+# (tokens fed, positions cached before) of each sequence.
+MIXES = (
+    [(300, 0)],
+    [(140, 1000)],
+    [(1, 50), (97, 0), (0, 9), (33, 700), (1, 0), (5, 16)],
+    [(1, 20 + 7 * place) for place in range(70)],
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a library is built for."""
+
+    heads: Heads
+    dtype: torch.dtype = torch.bfloat16
+    page: int = 16
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def call(self, number: int) -> OneCall:
+        """Of the mix with this number; every second one has tokens and sequences of padding."""
+        g = torch.Generator().manual_seed(number)
+        padding = {"gap": 3, "behind": 2} if number % 2 else {}
+        step = paged_step(g, self.dtype, self.heads, MIXES[number], page=self.page, **padding)
+        kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+        return OneCall("paged_attention", (step.q, kv, *step.lens), {"scale": self.heads.dim**-0.5, **self.options})
+
+
+KINDS = (
+    Kind(Heads(8, 2, 128)),
+    Kind(Heads(6, 2, 64), torch.float16, page=13, options={"window": 45}),
+    Kind(Heads(2, 2, 64), options={"soft_cap": 2.0}),  # its tanh is an approximation of 11 bits
+    Kind(Heads(2, 1, 256), page=32),
+)
+KERNELS = ("fa2", "fa3")
+
+
+def emit(kernel: str, number: int, folder: Path) -> Executable:
+    """Claim and build as the driver does."""
+    provider, body = FlashInfer(kernel), KINDS[number].call(0).body()
+    assert body.bucket is not None
+    claim = provider.claim([next(iter(body.calls()))], TARGET, body.bucket)
+    assert not isinstance(claim, No), claim.reason
+    own = folder / f"{kernel}-{number}"
+    own.mkdir()
+    return provider.emit(body, own.name, TARGET, own)
+
+
+Build = Callable[[str, int], Callable[..., list[torch.Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    """Gives the callable of a kernel and a kind. All are built side by side; FlashAttention-3 takes nvcc a minute."""
+    if isinstance(found := find_packages(), Missing):
+        pytest.skip(found.reason)
+    folder = tmp_path_factory.mktemp("flashinfer")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+        kernels = [kernel for kernel in KERNELS if kernel == "fa2" or TARGET.sm == 90]
+        todo = [(kernel, number) for kernel in reversed(kernels) for number in range(len(KINDS))]
+        made = {one: pool.submit(emit, *one, folder) for one in todo}
+
+        def loaded(kernel: str, number: int) -> Callable[..., list[torch.Tensor]]:
+            if (kernel, number) not in made:
+                pytest.skip("not for this GPU")
+            executable = made[kernel, number].result()
+            return load(executable, folder / executable.id)
+
+        yield loaded
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_against_the_reference(kernel: str, kind: int, built: Build) -> None:
+    run = built(kernel, kind)
+    for number in range(len(MIXES)):
+        call = KINDS[kind].call(number)
+        given = [moved(tensor, "cuda") for tensor in call.tensors]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = []
+            for _ in range(2):
+                poison = torch.full(call.args[0].shape, float("nan"), dtype=call.args[0].dtype, device="cuda")
+                del poison  # the call allocates where that was
+                found.append(run(*given)[0].cpu())
+        problem = difference(call, found[:1])
+        assert problem is None, f"mix {number}: {problem}"
+        assert same_bits(*found), f"mix {number}: other bits the second time"
+        unchanged = [same_bits(one.cpu(), host) for one, host in zip(given, call.tensors, strict=True)]
+        assert all(unchanged), "an argument was changed"
+
+
+def test_a_graph_holds_a_call(built: Build) -> None:
+    """Lengths are read on the device: a graph serves other lengths."""
+    assert TARGET.sm is not None
+    run = built(kernel_for(TARGET.sm), 0)
+    call = KINDS[0].call(0)
+    given = [moved(tensor, "cuda") for tensor in call.tensors]
+    run(*given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (out,) = run(*given)
+    for count in (300, 170, 1):
+        for lens in given[4:]:  # those of q and of the cache
+            lens.fill_(count)
+        graph.replay()
+        problem = difference(OneCall(call.op, tuple(one.cpu() for one in given), call.kwargs), [out.cpu()])
+        assert problem is None, f"{count} tokens: {problem}"
