@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     if isinstance(found := find_packages(), Missing):
         pytest.skip(found.reason)
     folder = tmp_path_factory.mktemp("flashinfer")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # each waits for nvcc
         kernels = [kernel for kernel in KERNELS if kernel == "fa2" or TARGET.sm == 90]
         todo = [(kernel, number) for kernel in reversed(kernels) for number in range(len(KINDS))]
         made = {one: pool.submit(emit, *one, folder) for one in todo}
