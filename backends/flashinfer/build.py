@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ingot.backends.flashinfer.packages import Packages
-from ingot.backends.toolchain import compiler_path
 from ingot.ir.errors import BackendError
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -40,7 +39,7 @@ def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packa
     command = [
         str(packages.nvcc),
         *_FLAGS,
-        f"-ccbin={compiler_path()}",
+        f"-ccbin={packages.cxx}",
         f"-gencode=arch=compute_{arch},code=sm_{arch}",
         *(f"-I{folder}" for folder in packages.headers),
         *(f"-Xcompiler=-idirafter,{folder}" for folder in packages.fallback),
@@ -54,6 +53,6 @@ def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packa
         errors = [line for line in (built.stderr + built.stdout).splitlines() if "error" in line]
         raise BackendError(
             f"nvcc cannot build FlashInfer's {kernel}: {' / '.join(errors[:3]) or built.stderr[-500:]}"[:1500],
-            where=f"FlashInfer {packages.flashinfer}, nvcc {packages.nvcc_version}",
+            where=", ".join(f"{name} {version}" for name, version in packages.versions.items()),
             hint="compile with --backend triton, and report this",
         )

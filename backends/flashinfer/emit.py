@@ -76,9 +76,7 @@ class FlashInfer:
 
     def toolchain(self) -> dict[str, str]:
         packages = find_packages()
-        if isinstance(packages, Missing):
-            return {"flashinfer": "none"}
-        return {"flashinfer": packages.flashinfer, "nvcc": packages.nvcc_version}
+        return {"flashinfer": "none"} if isinstance(packages, Missing) else dict(packages.versions)
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
         """Build the kernel that computes the one call of `body`."""

@@ -5,11 +5,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from ingot.backends.toolchain import compiler_path, compiler_version
+from ingot.ir.errors import TargetError
 
 _PACKAGE = "flashinfer-python"
 
@@ -23,11 +26,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class Packages:
-    """`headers` are folders to search for what FlashInfer's sources include, `fallback` those to search last."""
+    """`versions` are those of FlashInfer and both compilers. `headers` are folders to search for what FlashInfer's
+    sources include, `fallback` those to search last."""
 
-    flashinfer: str
     nvcc: Path
-    nvcc_version: str
+    cxx: Path
+    versions: Mapping[str, str]
     headers: tuple[Path, ...]
     fallback: tuple[Path, ...]
 
@@ -49,13 +53,22 @@ def find_packages() -> Packages | Missing:
     )  # fmt: skip
     if absent := [folder for folder in headers if not folder.is_dir()]:
         return Missing(f"this FlashInfer has no {absent[0].relative_to(data)} among its data")
+    try:
+        versions = {"flashinfer": version(_PACKAGE)}
+    except PackageNotFoundError:
+        return Missing(f"a FlashInfer lies at {data.parent} that no package says the version of")
     nvcc = _nvcc()
     if nvcc is None:
         return Missing("nvcc was not found: looked on the PATH and in CUDA_HOME")
+    try:
+        cxx = Path(compiler_path())
+    except TargetError as error:
+        return Missing(error.what)
     fallback = tuple(_folders_with("curand_kernel.h"))
     if not fallback and not (_toolkit(nvcc) / "include" / "curand_kernel.h").is_file():
         return Missing("the headers of cuRAND were not found (pip install nvidia-curand)")
-    return Packages(_installed_version(), nvcc, _nvcc_version(nvcc), headers, fallback)
+    versions |= {"nvcc": _nvcc_version(nvcc), "c++": compiler_version()}
+    return Packages(nvcc, cxx, versions, headers, fallback)
 
 
 def _nvcc() -> Path | None:
@@ -75,13 +88,6 @@ def _toolkit(nvcc: Path) -> Path:
     told = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False).stderr
     found = re.search(r"^#\$ TOP=(.+)$", told, re.MULTILINE)
     return Path(found[1].strip()) if found else nvcc.parents[1]
-
-
-def _installed_version() -> str:
-    try:
-        return version(_PACKAGE)
-    except PackageNotFoundError:  # put on the path by hand
-        return "unknown"
 
 
 def _folders_with(header: str) -> Iterator[Path]:
