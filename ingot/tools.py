@@ -32,17 +32,17 @@ def _cxx() -> str:
 def _nvcc() -> str:
     path = shutil.which("nvcc")
     if path is None:
-        return "none, and nothing needs it"
+        return "none: FlashInfer's kernels cannot be built, and ours take their place"
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return f"{next((line for line in told.splitlines() if 'release' in line), '')} ({path}); nothing needs it"
+    return f"{next((line for line in told.splitlines() if 'release' in line), '')} ({path})"
 
 
-def _package(name: str, without: str) -> Callable[[], str]:
+def _package(name: str, without: str, install: str = _EXTRA) -> Callable[[], str]:
     def look() -> str:
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return f"none: {without} ({_EXTRA})"
+            return f"none: {without} ({install})"
 
     return look
 
@@ -51,5 +51,8 @@ _TOOLS: Mapping[str, Callable[[], str]] = {
     "c++": _cxx,
     "nvcc": _nvcc,
     "triton": _package("triton", "compiling for a GPU needs it"),
+    "flashinfer-python": _package(
+        "flashinfer-python", "attention of prompts is left to our kernels", "pip install 'ingot[flashinfer]'"
+    ),
     "cuda-bindings": _package("cuda-bindings", "running on a GPU needs it"),
 }

@@ -263,7 +263,7 @@ def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) ->
     features = {one["name"]: one for one in answer["features"]}
     assert features["bf16"]["there"] and not features["dependent_launch"]["there"]
     assert features["dependent_launch"]["needs"] == "sm_90 or newer"
-    assert set(answer["tools"]) == {"c++", "nvcc", "triton", "cuda-bindings"}
+    assert set(answer["tools"]) == {"c++", "nvcc", "triton", "flashinfer-python", "cuda-bindings"}
     assert {"1", "512"} == set(answer["ops"][0]["providers"])
     show_target(target="sm_80")
     text = capsys.readouterr().out
@@ -298,4 +298,5 @@ def test_tools_that_are_missing_say_what_that_means(monkeypatch: pytest.MonkeyPa
     found = tools_found()
     assert found["c++"].startswith("none: ") and found["nvcc"].startswith("none")
     assert found["triton"] == "none: compiling for a GPU needs it (pip install 'ingot[cuda]')"
+    assert found["flashinfer-python"].endswith("left to our kernels (pip install 'ingot[flashinfer]')")
     assert found["cuda-bindings"] == "none: running on a GPU needs it (pip install 'ingot[cuda]')"

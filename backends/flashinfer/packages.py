@@ -41,7 +41,7 @@ def find_packages() -> Packages | Missing:
     """What this process finds; nothing is imported for that."""
     spec = find_spec("flashinfer")
     if spec is None or spec.origin is None:
-        return Missing(f"FlashInfer is not installed (pip install {_PACKAGE})")
+        return Missing("FlashInfer is not installed (pip install 'ingot[flashinfer]')")
     data = Path(spec.origin).parent / "data"
     # As FlashInfer's own build has them (flashinfer/jit/cpp_ext.py); its copies come before those of the toolkit.
     headers = tuple(
@@ -66,7 +66,7 @@ def find_packages() -> Packages | Missing:
         return Missing(error.what)
     fallback = tuple(_folders_with("curand_kernel.h"))
     if not fallback and not (_toolkit(nvcc) / "include" / "curand_kernel.h").is_file():
-        return Missing("the headers of cuRAND were not found (pip install nvidia-curand)")
+        return Missing("the headers of cuRAND were not found (pip install 'ingot[flashinfer]')")
     versions |= {"nvcc": _nvcc_version(nvcc), "c++": compiler_version()}
     return Packages(nvcc, cxx, versions, headers, fallback)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,10 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from agreement import disagreement
 from call_oracle import difference, same_bits
+from gpu_model import MODEL
 from one_call import TARGET, OneCall, moved
 from paged_steps import Heads, paged_step
+from serve_artifact import teacher_forced_artifact
+from tiny import Tiny
 
+from ingot import compile_model
 from ingot.backends.flashinfer.emit import FlashInfer, kernel_for
 from ingot.backends.flashinfer.load import load
 from ingot.backends.flashinfer.packages import Missing, find_packages
@@ -131,3 +137,32 @@ def test_a_graph_holds_a_call(built: Build) -> None:
         graph.replay()
         problem = difference(OneCall(call.op, tuple(one.cpu() for one in given), call.kwargs), [out.cpu()])
         assert problem is None, f"{count} tokens: {problem}"
+
+
+def test_a_model_is_served_by_it(tmp_path: Path) -> None:
+    """Logits of whole prompts, and of long chunks of them, are as near to float32 as the reference's."""
+    if isinstance(found := find_packages(), Missing):
+        pytest.skip(found.reason)
+    config = {**MODEL.config, "head_dim": 64, "torch_dtype": "bfloat16"}
+    checkpoint = Tiny("qwen3-heads-of-64", config, seed=5).write(tmp_path / "checkpoint")
+    limits: dict[str, Any] = {"max_batch": 4, "max_tokens": 512, "max_seq_len": 256}
+    draw = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, 512, (length,), generator=draw).tolist() for length in (200, 97, 151)]
+    expected = []
+    for dtype in ("float32", "bfloat16"):
+        compile_model(checkpoint, tmp_path / dtype, target="cpu", backend="reference", dtype=dtype, jobs=1, **limits)
+        expected.append(torch.cat(teacher_forced_artifact(str(tmp_path / dtype), prompts, None)))
+    report = compile_model(checkpoint, tmp_path / "served", target="cuda", dtype="bfloat16", **limits)
+    (plan,) = report.plans.plans.values()
+    providers = {
+        (bucket.bucket.name, one.provider)
+        for bucket in plan.buckets
+        for one in bucket.instructions
+        if one.target in ("ingot.paged_attention", "ingot.append_attention")
+    }
+    assert ("extend", "flashinfer") in providers and ("decode-1", "triton") in providers, providers
+    for chunk in (None, 40):
+        logits = torch.cat(teacher_forced_artifact(str(tmp_path / "served"), prompts, chunk))
+        problem = disagreement(logits, *expected, torch.bfloat16)
+        assert problem is None, f"in chunks of {chunk}: {problem}"
+    assert "flashinfer" not in sys.modules
