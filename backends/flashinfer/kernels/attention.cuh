@@ -63,21 +63,28 @@ __device__ inline Tile tile_of(const Call& call, int item, int rows, int rows_pe
   return {-1, 0};
 }
 
-// Rows that no sequence owns come out zero. A block takes a row; where every row is owned, all end at once.
+// Rows that no sequence owns come out zero. Where every row is owned, all blocks end at once.
 __global__ void clear_unowned(Call call) {
   __shared__ int owned, mine;
-  if (threadIdx.x == 0) owned = mine = 0;
+  if (threadIdx.x == 0) owned = 0;
   __syncthreads();
-  const int row = blockIdx.x;
-  for (int b = threadIdx.x; b < call.sequences; b += blockDim.x) {
-    const int start = call.q_starts[b], count = call.q_lens[b];
-    if (count) atomicAdd(&owned, count);
-    if (row >= start && row < start + count) mine = 1;
+  for (int b = threadIdx.x; b < call.sequences; b += blockDim.x)
+    if (const int count = call.q_lens[b]) atomicAdd(&owned, count);
+  __syncthreads();
+  if (owned == call.tokens) return;
+  constexpr int kVectors = INGOT_HEADS * INGOT_DIM / 8;  // of 8 elements of 2 bytes
+  for (int row = blockIdx.x; row < call.tokens; row += gridDim.x) {
+    if (threadIdx.x == 0) mine = 0;
+    __syncthreads();
+    for (int b = threadIdx.x; b < call.sequences; b += blockDim.x) {
+      const int place = row - call.q_starts[b];
+      if (place >= 0 && place < call.q_lens[b]) mine = 1;
+    }
+    __syncthreads();
+    uint4* into = static_cast<uint4*>(call.out) + int64_t(row) * kVectors;
+    for (int i = threadIdx.x; !mine && i < kVectors; i += blockDim.x) into[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
   }
-  __syncthreads();
-  if (owned == call.tokens || mine) return;
-  uint4* into = reinterpret_cast<uint4*>(call.out) + int64_t(row) * (INGOT_HEADS * INGOT_DIM / 8);  // 8 of 2 bytes
-  for (int i = threadIdx.x; i < INGOT_HEADS * INGOT_DIM / 8; i += blockDim.x) into[i] = make_uint4(0, 0, 0, 0);
 }
 
 cudaError_t launch(const Call& call);
@@ -96,7 +103,7 @@ INGOT_EXPORT int64_t ingot_work_words(int32_t tokens, int32_t sequences) {
 INGOT_EXPORT const char* ingot_attention(const ingot::Call* call) {
   static thread_local std::string error;
   try {
-    ingot::clear_unowned<<<call->tokens, 128, 0, call->stream>>>(*call);
+    ingot::clear_unowned<<<call->tokens < 128 ? call->tokens : 128, 128, 0, call->stream>>>(*call);
     cudaError_t status = cudaGetLastError();
     if (status == cudaSuccess) status = ingot::launch(*call);
     if (status == cudaSuccess) return nullptr;
