@@ -33,7 +33,10 @@ _FLAGS = (
 
 
 def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packages, directory: Path) -> None:
-    """Build `kernels/<kernel>.cu` with these constants into `directory`. Raises BackendError with what nvcc says."""
+    """Build `kernels/entry.cu` and `kernels/<kernel>.cu` with these constants into `directory`.
+
+    Raises BackendError with what nvcc says.
+    """
     # Instructions of Hopper alone, such as wgmma, are in no other code than that for "90a".
     arch = "90a" if sm == 90 else str(sm)
     command = [
@@ -46,7 +49,7 @@ def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packa
         *(f"-D{name}={value}" for name, value in constants.items()),
         "-o",
         LIBRARY,
-        str(KERNELS / f"{kernel}.cu"),
+        *(str(KERNELS / f"{name}.cu") for name in ("entry", kernel)),
     ]
     built = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
     if built.returncode:

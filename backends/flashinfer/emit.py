@@ -18,8 +18,9 @@ from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
-# In front of Triton's kernels, which cost 0.5.
-_COST = 0.4
+# In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.7 to 0.8 of its time
+# for prompts of 4000 tokens and more, FlashAttention-2 1.0 to 1.4 of it (benchmarks/kernels/prefill.py).
+_COSTS = {"fa3": 0.4, "fa2": 0.6}
 # Steps of up to this many tokens are decoding, a token of each sequence, where tiles of 128 rows would stand empty.
 _MOST_DECODED = 64
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
@@ -47,7 +48,8 @@ class FlashInfer:
             if reason := _refusal(node, target.sm, bucket):
                 return No(reason)
         packages = find_packages()
-        return No(packages.reason) if isinstance(packages, Missing) else Yes(_COST * len(nodes))
+        cost = _COSTS[self._kernel or kernel_for(target.sm)]
+        return No(packages.reason) if isinstance(packages, Missing) else Yes(cost * len(nodes))
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None

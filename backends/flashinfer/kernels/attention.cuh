@@ -1,5 +1,4 @@
-// What both attention kernels share: a call as the loader passes it, what is known at compile time, and the rows that
-// belong to no sequence.
+// What the attention kernels share: a call as the loader passes it, what is known at compile time, and tiles.
 //
 // The compile side defines, from the types of a call: INGOT_HEADS, INGOT_KV_HEADS, INGOT_DIM, INGOT_PAGE, INGOT_SCALE,
 // INGOT_WINDOW (-1: none), INGOT_SOFT_CAP (0: none), INGOT_Q_TOKEN and INGOT_Q_HEAD (strides of q, in elements), and
@@ -9,8 +8,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <exception>
-#include <string>
 
 namespace ingot {
 
@@ -40,7 +37,22 @@ struct Call {
   int32_t width;  // of the page table
 };
 
-__host__ __device__ inline int cdiv(int left, int right) { return (left + right - 1) / right; }
+__host__ __device__ constexpr int cdiv(int left, int right) { return (left + right - 1) / right; }
+
+// The least tile of tensor cores has 16 rows. Sequences whose tokens, times the heads of a group, fill no more are
+// decoding beside a prompt: tiles of many rows would be empty but for these.
+constexpr int kFewRows = 16;
+constexpr int kFewTokens = kGroup < kFewRows ? kFewRows / kGroup : 1;
+
+// The sequences that a launch computes: those of so many tokens in the step.
+struct Range {
+  int least, most;
+
+  __device__ int tokens_of(const Call& call, int sequence) const {
+    const int count = __ldg(call.q_lens + sequence);
+    return count >= least && count <= most ? count : 0;
+  }
+};
 
 // The most tiles that the tokens of a step fall into: each sequence fills its last one in part.
 __host__ __device__ inline int most_tiles(int tokens, int sequences, int rows, int rows_per_token) {
@@ -54,62 +66,18 @@ struct Tile {
   int index;
 };
 
-__device__ inline Tile tile_of(const Call& call, int item, int rows, int rows_per_token) {
+__device__ inline Tile tile_of(const Call& call, Range range, int item, int rows, int rows_per_token) {
   for (int b = call.sequences - 1; b >= 0; --b) {
-    const int tiles = cdiv(__ldg(call.q_lens + b) * rows_per_token, rows);
+    const int tiles = cdiv(range.tokens_of(call, b) * rows_per_token, rows);
     if (item < tiles) return {b, tiles - 1 - item};
     item -= tiles;
   }
   return {-1, 0};
 }
 
-// Rows that no sequence owns come out zero. Where every row is owned, all blocks end at once.
-__global__ void clear_unowned(Call call) {
-  __shared__ int owned, mine;
-  if (threadIdx.x == 0) owned = 0;
-  __syncthreads();
-  for (int b = threadIdx.x; b < call.sequences; b += blockDim.x)
-    if (const int count = call.q_lens[b]) atomicAdd(&owned, count);
-  __syncthreads();
-  if (owned == call.tokens) return;
-  constexpr int kVectors = INGOT_HEADS * INGOT_DIM / 8;  // of 8 elements of 2 bytes
-  for (int row = blockIdx.x; row < call.tokens; row += gridDim.x) {
-    if (threadIdx.x == 0) mine = 0;
-    __syncthreads();
-    for (int b = threadIdx.x; b < call.sequences; b += blockDim.x) {
-      const int place = row - call.q_starts[b];
-      if (place >= 0 && place < call.q_lens[b]) mine = 1;
-    }
-    __syncthreads();
-    uint4* into = static_cast<uint4*>(call.out) + int64_t(row) * kVectors;
-    for (int i = threadIdx.x; !mine && i < kVectors; i += blockDim.x) into[i] = make_uint4(0, 0, 0, 0);
-    __syncthreads();
-  }
-}
-
-cudaError_t launch(const Call& call);
-int64_t work_words(int tokens, int sequences);
+// Attention of sequences of many tokens, and its scratch: fa2.cu or fa3.cu. Headers of FlashInfer for the one cannot be
+// included beside those for the other.
+cudaError_t launch_many(const Call& call, Range range);
+int64_t work_words_many(int tokens, int sequences);
 
 }  // namespace ingot
-
-#define INGOT_EXPORT extern "C" __attribute__((visibility("default")))
-
-// How many numbers of scratch a step needs. No GPU is asked.
-INGOT_EXPORT int64_t ingot_work_words(int32_t tokens, int32_t sequences) {
-  return ingot::work_words(tokens, sequences);
-}
-
-// Null, or why the call could not be launched.
-INGOT_EXPORT const char* ingot_attention(const ingot::Call* call) {
-  static thread_local std::string error;
-  try {
-    ingot::clear_unowned<<<call->tokens < 128 ? call->tokens : 128, 128, 0, call->stream>>>(*call);
-    cudaError_t status = cudaGetLastError();
-    if (status == cudaSuccess) status = ingot::launch(*call);
-    if (status == cudaSuccess) return nullptr;
-    error = cudaGetErrorString(status);
-  } catch (const std::exception& thrown) {
-    error = thrown.what();
-  }
-  return error.c_str();
-}

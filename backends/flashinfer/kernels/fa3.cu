@@ -1,4 +1,4 @@
-// Attention over pages by FlashInfer's FlashAttention-3 kernel, for GPUs of compute capability 9.0 alone.
+// Attention of sequences of many tokens by FlashAttention-3, for GPUs of compute capability 9.0 alone.
 //
 // FlashInfer plans a step on the host and gives each multiprocessor a list. Here a block is a tile of one head, and
 // finds out by itself which, from the lengths that the step has on the device.
@@ -29,6 +29,7 @@ struct VariantParams {
 struct TileScheduler {
   struct Params {
     Call call;
+    Range range;
     int tiles;
   };
 
@@ -48,7 +49,7 @@ struct TileScheduler {
   CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& params) const {
     const Call& call = params.call;
     const int of_head = blockIdx.x / kGroup;
-    const Tile found = tile_of(call, of_head % params.tiles, kTileRows, 1);
+    const Tile found = tile_of(call, params.range, of_head % params.tiles, kTileRows, 1);
     if (found.sequence < 0) return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, false};
     const int head = of_head / params.tiles * kGroup + int(blockIdx.x) % kGroup;
     return WorkTileInfo{found.index,
@@ -78,9 +79,9 @@ using Traits =
 using Mainloop = flashinfer::SparseCollectiveMainloop<VariantParams, Traits, /*CAUSAL=*/true>;
 using Epilogue = flashinfer::CollectiveEpilogue<Traits>;
 
-int64_t work_words(int, int) { return 0; }
+int64_t work_words_many(int, int) { return 0; }
 
-cudaError_t launch(const Call& call) {
+cudaError_t launch_many(const Call& call, Range range) {
   Element* kv = static_cast<Element*>(call.kv);
   // Of the cache's layouts only the strides are read.
   const auto cache = flashinfer::get_gmem_layout(0, INGOT_KV_HEADS, INGOT_DIM, kSlotStride, int64_t(INGOT_DIM));
@@ -94,13 +95,13 @@ cudaError_t launch(const Call& call) {
        flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_HEADS) * INGOT_DIM,
                                    int64_t(INGOT_DIM)),
        /*lse_ptr=*/nullptr, flashinfer::get_lse_gmem_layout(call.tokens, INGOT_HEADS)});
-  const TileScheduler::Params scheduler{call, most_tiles(call.tokens, call.sequences, kTileRows, 1)};
+  const TileScheduler::Params scheduler{call, range, most_tiles(call.tokens, call.sequences, kTileRows, 1)};
 
   auto* kernel = flashinfer::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/kHasWindow,
                                                       /*CAUSAL=*/true, TileScheduler>;
   const int shared = sizeof(typename Traits::SharedStorage);
-  if (cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
-    return status;
+  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (allowed != cudaSuccess) return allowed;
   kernel<<<scheduler.tiles * INGOT_HEADS, Traits::NUM_WARPS * 32, shared, call.stream>>>(mainloop, epilogue, scheduler);
   return cudaGetLastError();
 }

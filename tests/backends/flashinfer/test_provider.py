@@ -113,25 +113,33 @@ def test_what_is_missing_is_the_reason_of_the_refusal(
 # --- what it claims ---------------------------------------------------------------------------------------------------
 
 
+def choose(call: OneCall, target: Target = HOPPER) -> tuple[str, list[str]]:
+    """The provider that compiling takes, and the refusals."""
+    program = call.body()
+    backends = (FlashInfer(), Triton())
+    context = PassContext(
+        target, max_seq_len=160, max_batch=64, max_tokens=256, backends=backends, bucket=program.bucket
+    )
+    rewriter = Rewriter(program)
+    ChooseProviders().run(rewriter, context)
+    return call.call_of(program).meta["provider"], [one.reason for one in rewriter.refusals]
+
+
 def test_prompts_are_its_own_and_decoding_is_not(machine: Machine) -> None:
     machine()
-    chosen = {}
-    for step in (a_step([(1, 30)]), a_step([(1, 3)] * 64), a_step()):
-        call = attention(step)
-        program = call.body()
-        context = PassContext(
-            HOPPER, max_seq_len=160, max_batch=64, max_tokens=256, backends=(FlashInfer(), Triton()),
-            bucket=program.bucket,
-        )  # fmt: skip
-        rewriter = Rewriter(program)
-        ChooseProviders().run(rewriter, context)
-        chosen[len(step.q)] = call.call_of(program).meta["provider"], [one.reason for one in rewriter.refusals]
+    steps = (a_step([(1, 30)]), a_step([(1, 3)] * 64), a_step())
+    chosen = {len(step.q): choose(attention(step)) for step in steps}
     reason = "flashinfer: the kernels are for steps of more than 64 tokens, and these have {}"
     assert chosen == {
         1: ("triton", [reason.format(1)]),
         64: ("triton", [reason.format(64)]),
         66: ("flashinfer", []),
     }
+
+
+def test_where_ours_is_faster_it_is_a_candidate(machine: Machine) -> None:
+    machine()
+    assert choose(attention(a_step()), Target.named("sm_80")) == ("triton", [])
 
 
 def test_refusals(machine: Machine) -> None:
@@ -179,7 +187,8 @@ def test_what_nvcc_says_is_the_error(machine: Machine) -> None:
 
 def test_everything_that_decides_the_code_is_in_the_key() -> None:
     names = {path.name for path in FlashInfer().sources()}
-    assert {"attention.cuh", "fa2.cu", "fa3.cu", "emit.py", "build.py"} <= names and "load.py" not in names
+    kernels = {path.name for path in KERNELS.iterdir()}
+    assert kernels | {"emit.py", "build.py", "library.py"} <= names and "load.py" not in names
 
 
 # --- what it hands over -----------------------------------------------------------------------------------------------
