@@ -12,7 +12,7 @@ from ingot.ir.tuning import Choice
 # Triton's tiles have powers of two along each side, and so are the warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
 _POWERS = _TILES | {"warps"}
-_MAY_BE_ZERO = frozenset({"lines", "ahead", "exact", "carried", "early"})
+_MAY_BE_ZERO = frozenset({"lines", "ahead", "early"})
 # The smallest operand of a tensor-core product in Triton has 16 elements along each side.
 _LEAST_TILE = 16
 # A block has 1024 threads at most (CUDA C++ programming guide, technical specifications); a tile of more elements

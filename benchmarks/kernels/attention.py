@@ -25,6 +25,7 @@ import triton
 from ingot.backends.triton.lower.attention_problem import DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.tune.attention import MIXES, Bench, Mix, Steps, best, compile_all, seconds_of
+from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
 from ingot.backends.triton.tune.device import Machine, Pool, graph_seconds
 from ingot.backends.triton.tune.search import compilers, measure_all
 
@@ -63,35 +64,9 @@ CASES = (
 PROBLEMS = [DecodeProblem(8, 4, dim, PAGE, "bf16", tokens, True) for tokens in (1, 32, 16, 64) for dim in (128, 64)]
 
 
-def _variants(*sizes: tuple[int, int, int], **more: int) -> list[DecodeTiles]:
-    return [DecodeTiles(*one, **more) for one in sizes]
-
-
-ONE = [
-    *_variants((64, 5, 2), (128, 5, 1), combined=4096),
-    *_variants((64, 5, 2), (64, 3, 2), (128, 5, 1), (32, 5, 2), (32, 7, 4), combined=16384),
-    *_variants((64, 5, 2), (128, 5, 1), (32, 5, 4), combined=16384, ahead=2),
-    *_variants((64, 5, 2), combined=16384, ahead=4),
-    *_variants((64, 5, 2), (64, 5, 3), combined=16384, ahead=2, exact=1),
-    *_variants((64, 5, 2), (64, 5, 4), (128, 5, 1), (128, 3, 2), (32, 5, 4), combined=16384, ahead=3, early=0),
-    *_variants((128, 5, 1), combined=16384, ahead=3, early=0, exact=1),
-    *_variants((64, 5, 2), (64, 5, 4), (32, 5, 4), combined=8192, ahead=3, early=0, warps=2),
-    *_variants((32, 5, 4), combined=8192, ahead=2, warps=2),
-    *_variants((64, 3, 2), (64, 4, 2), combined=16384, ahead=2, carried=1),
-]
-SEVERAL = [
-    *_variants((64, 5, 2), (64, 5, 1), (128, 5, 1)),
-    *_variants((64, 5, 2), (64, 5, 1), (64, 3, 2), (64, 5, 4), (128, 5, 1), combined=8192, ahead=2),
-    *_variants((64, 5, 2), (32, 5, 2), combined=8192, ahead=5),
-    *_variants((64, 5, 2), (64, 5, 1), (64, 5, 4), (128, 5, 1), (128, 3, 2), combined=8192, ahead=3, early=0),
-    *_variants((64, 5, 2), (64, 5, 1), (64, 3, 4), (32, 5, 4), combined=8192, ahead=7, early=0),
-    *_variants((64, 5, 2), (64, 5, 4), (32, 5, 4), combined=8192, ahead=4, early=0, warps=2),
-    *_variants((64, 3, 2), combined=8192, ahead=3, early=0, carried=1),
-]
-
-
-def tiles_of(problem: DecodeProblem) -> list[DecodeTiles]:
-    return ONE if problem.tokens == 1 else SEVERAL
+def tried(problem: DecodeProblem) -> list[DecodeTiles]:
+    found = candidates(problem, MACHINE)
+    return list(dict.fromkeys([*found, *more_candidates(problem, found[0])]))
 
 
 def flashinfer_seconds(steps: Steps) -> float:
@@ -122,7 +97,7 @@ def main() -> None:
     with compilers() as processes:
         pool = Pool()
         print(f"copy {pool.copy / 1e12:.2f} TB/s")
-        jobs = [(problem, tiles) for problem in PROBLEMS for tiles in tiles_of(problem)]
+        jobs = [(problem, tiles) for problem in PROBLEMS for tiles in tried(problem)]
         found = measure_all(Bench(pool), processes, compile_all, MACHINE, jobs, deadline)
         processes.shutdown(cancel_futures=True)
     by_problem = {problem: [one for one in found if one.problem == problem] for problem in PROBLEMS}

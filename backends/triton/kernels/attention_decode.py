@@ -26,45 +26,6 @@ from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepar
 
 
 @triton.jit
-def _walked(
-    total,
-    weight_sum,
-    peak,
-    query,
-    kv,
-    pages,
-    head,
-    begin,
-    end,
-    step,
-    SCALE: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    d = tl.arange(0, BLOCK_DIM)
-    offsets = tl.arange(0, CHUNK)
-    page = tl.load(pages + (begin + offsets) // PAGE, mask=begin + offsets < end, other=0)
-    for start in range(begin, end, step):
-        place = start + offsets
-        inside = place < end
-        rows = kv + page.to(tl.int64) * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
-        following = place + step
-        page = tl.load(pages + following // PAGE, mask=following < end, other=0)
-        held = inside[:, None] & (d < DIM)[None, :]
-        keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        values = tl.load(rows[:, None] + PART_STRIDE + d[None, :], mask=held, other=0.0)
-        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCALE, SOFT_CAP)
-    return total, weight_sum, peak
-
-
-@triton.jit
 def _fetch_chunk(
     kv,
     pages,
@@ -148,7 +109,6 @@ def decode_attention(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     AHEAD: tl.constexpr,
-    CARRIED: tl.constexpr,
     EARLY_TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -335,16 +295,10 @@ def decode_attention(
         pages = page_table + sequence.to(tl.int64) * width
         places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
         # Every cached position from `low` on is seen.
-        if CARRIED:
-            total, weight_sum, peak = _walked(
-                total, weight_sum, peak, query, kv, pages, head, begin, end, splits * CHUNK,
-                SCALE, SOFT_CAP, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
-            )  # fmt: skip
-        else:
-            total, weight_sum, peak = attended(
-                total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
-                SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
-            )  # fmt: skip
+        total, weight_sum, peak = attended(
+            total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
+            SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+        )  # fmt: skip
 
     pair = token * KV_HEADS + head
     mean = total / weight_sum[:, None]

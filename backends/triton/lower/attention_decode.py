@@ -17,8 +17,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
 _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
-# Elements of partial results that are added at once: 32 for each thread of 4 warps.
-_COMBINED = 4096
+# Elements of partial results that are added at once: 128 for each thread of 4 warps.
+_COMBINED = 16384
 # Up to this many tokens, a context is split in two at least.
 _HALVED = 16
 
@@ -43,7 +43,7 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
     max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
     base = 2 if most_tokens <= _HALVED else 1
     if most_tokens == 1:
-        base = max_splits = min(_MAX_SPLITS, shares if tiles.exact else 1 << (shares.bit_length() - 1))
+        base = max_splits = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
         shares = 0
     pairs = times(attention.tokens, cache.kv_heads)
     items = Term(op="add", left=times(pairs, base), right=shares * cache.kv_heads)
@@ -78,9 +78,8 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
             "SHARES": shares,
             "MAX_SPLITS": max_splits,
             "BLOCK_HEADS": heads,
-            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, tiles.combined // (heads * attention.block_dim))),
+            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, _COMBINED // (heads * attention.block_dim))),
             "AHEAD": tiles.ahead,
-            "CARRIED": tiles.carried,
             "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,
         },

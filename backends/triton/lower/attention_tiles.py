@@ -6,24 +6,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """`keys` of a tile; `stages` of a loop, of which half hold tiles in flight and half page ids; contexts are cut for
-    `programs` on each multiprocessor."""
+    """How `decode_attention` runs: tiles of `keys`; `stages` of a loop, of which half hold tiles on the way and half
+    page ids; contexts are cut for `programs` on each multiprocessor.
+
+    Before the wait for the kernel in front, a program loads its first tile if `early`, and fetches `ahead` tiles behind
+    that into the cache.
+    """
 
     keys: int
     stages: int
     programs: int
     warps: int = 4
     ahead: int = 0
-    combined: int = 4096
-    exact: int = 0
-    carried: int = 0
     early: int = 1
 
 
-# By the most tokens of a step, and the bytes of a head of keys.
+# By the most tokens of a step, and the bytes of a head of keys, for layers with 8 heads of keys and 32 of q: those of
+# the tiles that benchmarks/kernels/attention.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton 3.6.0) that
+# serve both short and long contexts.
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     1: {128: DecodeTiles(64, 3, 2), 256: DecodeTiles(64, 3, 2)},
-    16: {128: DecodeTiles(64, 7, 2), 256: DecodeTiles(64, 7, 2)},
-    32: {128: DecodeTiles(64, 7, 1), 256: DecodeTiles(64, 7, 1)},
-    64: {128: DecodeTiles(64, 7, 1), 256: DecodeTiles(64, 7, 1)},
+    16: {128: DecodeTiles(64, 5, 2), 256: DecodeTiles(64, 5, 2)},
+    32: {128: DecodeTiles(128, 5, 1), 256: DecodeTiles(64, 5, 2)},
+    64: {128: DecodeTiles(128, 5, 1), 256: DecodeTiles(64, 5, 2)},
 }

@@ -17,17 +17,18 @@ def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
 
 
 def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
-    for keys, programs, stages in product((32, 64, 128), (1, 2, 4), (3, 5, 7)):
-        tiles = DecodeTiles(keys, stages, programs)
-        if _bytes(problem, tiles) * min(programs, 3) <= shared_memory(machine.sm):
+    for keys, programs, early in product((32, 64, 128), (1, 2, 4), (1, 0)):
+        tiles = DecodeTiles(keys, stages=5, programs=programs, ahead=0 if early else 2, early=early)
+        if _bytes(problem, tiles) * min(programs, 2) <= shared_memory(machine.sm):
             yield tiles
 
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
-    """Of shared memory: keys and values on the way, in half of the stages, and one tile more of what is computed."""
+    """Of shared memory: keys and values on the way, in half of the stages."""
     return (tiles.stages - 1) // 2 * 2 * tiles.keys * problem.row_bytes
 
 
 def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
-    """The best tiles so far, with more or less fetched ahead."""
-    return [replace(tiles, ahead=ahead) for ahead in (0, 1, 2, 4)]
+    """The best tiles so far, with more or less fetched ahead or on the way."""
+    ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)]
+    return [*ahead, replace(tiles, stages=3), replace(tiles, stages=7)]
