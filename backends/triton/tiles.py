@@ -24,7 +24,6 @@ _MOST = {
     "keys": 1 << 10,
     "splits": 64,
     "stages": 16,
-    "combined": 1 << 15,
 }
 _MOST_ELEMENTS = 1 << 17
 
