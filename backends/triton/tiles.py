@@ -17,14 +17,7 @@ _MAY_BE_ZERO = frozenset({"lines", "ahead", "early"})
 _LEAST_TILE = 16
 # A block has 1024 threads at most (CUDA C++ programming guide, technical specifications); a tile of more elements
 # would not fit into its registers and takes Triton minutes.
-_MOST = {
-    "warps": 32,
-    "block_n": 1 << 12,
-    "block_k": 1 << 14,
-    "keys": 1 << 10,
-    "splits": 64,
-    "stages": 16,
-}
+_MOST = {"warps": 32, "block_n": 1 << 12, "block_k": 1 << 14, "keys": 1 << 10, "splits": 64, "stages": 16}
 _MOST_ELEMENTS = 1 << 17
 
 
