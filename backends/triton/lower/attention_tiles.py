@@ -21,9 +21,9 @@ class DecodeTiles:
     early: int = 1
 
 
-# By the most tokens of a step, and the bytes of a head of keys, for layers with 8 heads of keys and 32 of q: those of
-# the tiles that benchmarks/kernels/attention.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton 3.6.0) that
-# serve both short and long contexts.
+# By the most tokens of a step, and the bytes of a head of keys, for layers with 8 heads of keys and 32 of q: of the
+# tiles that were timed on one H200 (copy: 4.18 to 4.26 TB/s; torch 2.11.0, Triton 3.6.0) over short and long contexts
+# those that lose least. Not all that benchmarks/kernels/attention.py tries were timed, and none with tiles ahead.
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     1: {128: DecodeTiles(64, 3, 2), 256: DecodeTiles(64, 3, 2)},
     16: {128: DecodeTiles(64, 5, 2), 256: DecodeTiles(64, 5, 2)},
