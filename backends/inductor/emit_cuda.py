@@ -24,21 +24,18 @@ _COST, _COST_AHEAD = 100.0, 0.1
 OPTIONS = {
     # A library alone: what lies beside it would be opened by the path that it had where it was built.
     "aot_inductor.embed_kernel_binary": True,
-    # Tile sizes by rule and not by how long they took today: the same region is the same code again.
-    "deterministic": True,
-    "triton.autotune_pointwise": False,
     # A worker process compiles one region at a time, and others run beside it.
     "compile_threads": 1,
 }
 # Tile sizes of kernels are chosen for a step of so many tokens. A prime, so that export takes it for no size of a
-# model; large enough to fill a GPU, and so small that rows of logits are no burden where kernels run once.
+# model; large enough to fill a GPU, and so small that rows of logits are no burden while kernels are timed.
 _EXAMPLE_SIZE = 61
 
 
 class InductorCuda(Inductor):
     """Takes every fusible op that nothing else has a kernel for; with `ahead`, those too.
 
-    AOTInductor loads and runs kernels while it compiles: so it compiles only for the GPU of this machine.
+    AOTInductor runs kernels while it compiles, to choose tile sizes: so it compiles only for the GPU of this machine.
     `missing` says why it does not compile here for a target of a name, "" where it does.
     """
 

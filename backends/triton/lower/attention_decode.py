@@ -17,8 +17,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
 _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
-# Elements of partial results that are added at once: 128 for each thread of 4 warps.
-_COMBINED = 16384
+# Elements of partial results that are added at once: 128 for each thread of 4 warps, and 64 where more programs run.
+_COMBINED = {True: 16384, False: 8192}
 # Up to this many tokens, a context is split in two at least.
 _HALVED = 16
 
@@ -78,7 +78,9 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
             "SHARES": shares,
             "MAX_SPLITS": max_splits,
             "BLOCK_HEADS": heads,
-            "BLOCK_SPLITS": min(power_of_two(max_splits), max(1, _COMBINED // (heads * attention.block_dim))),
+            "BLOCK_SPLITS": min(
+                power_of_two(max_splits), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
+            ),
             "AHEAD": tiles.ahead,
             "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,

@@ -21,12 +21,12 @@ class DecodeTiles:
     early: int = 1
 
 
-# By the most tokens of a step, and the bytes of a head of keys, for layers with 8 heads of keys and 32 of q: of the
-# tiles that were timed on one H200 (copy: 4.18 to 4.26 TB/s; torch 2.11.0, Triton 3.6.0) over short and long contexts
-# those that lose least. Not all that benchmarks/kernels/attention.py tries were timed, and none with tiles ahead.
+# By the most tokens of a step, and the bytes of a head of keys, for layers with 8 heads of keys and 32 of q: of the two
+# dozen tiles each that were timed on one H200 (copy: 4.21 TB/s; torch 2.11.0, Triton 3.6.0) those that lose least over
+# the mixes of contexts of tune/attention.py.
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
-    1: {128: DecodeTiles(64, 3, 2), 256: DecodeTiles(64, 3, 2)},
-    16: {128: DecodeTiles(64, 5, 2), 256: DecodeTiles(64, 5, 2)},
-    32: {128: DecodeTiles(128, 5, 1), 256: DecodeTiles(64, 5, 2)},
-    64: {128: DecodeTiles(128, 5, 1), 256: DecodeTiles(64, 5, 2)},
+    1: {128: DecodeTiles(128, 5, 1), 256: DecodeTiles(64, 5, 2)},
+    16: {128: DecodeTiles(64, 5, 2, warps=2, ahead=4, early=0), 256: DecodeTiles(64, 5, 2, ahead=2)},
+    32: {128: DecodeTiles(128, 3, 2, ahead=3, early=0), 256: DecodeTiles(64, 5, 2)},
+    64: {128: DecodeTiles(64, 5, 2, ahead=2), 256: DecodeTiles(64, 5, 2, ahead=2)},
 }
