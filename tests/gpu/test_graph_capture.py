@@ -119,7 +119,8 @@ def test_steps_are_timed(made: Path) -> None:
     executor: Any = llm._loaded.executor
     executor.times = StepTimes()
     begin = time.perf_counter()
-    llm.generate([{"prompt_token_ids": [5] * 90}] * 2, GREEDY)
+    prompts = [{"prompt_token_ids": [token] * 90} for token in (5, 6)]  # alike, one would wait for the other's pages
+    llm.generate(prompts, GREEDY)
     seconds = time.perf_counter() - begin
     found = executor.times.read()
     assert [(one.tokens, one.sequences) for one in found] == [(180, 2)] + [(2, 2)] * (GREEDY.max_tokens - 1)
