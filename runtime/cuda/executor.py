@@ -3,7 +3,7 @@
 import math
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -27,7 +27,6 @@ from ingot.runtime.cuda.graph_sizes import (
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs
-from ingot.runtime.cuda.step_times import StepTimes
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
 from ingot.runtime.step import StepSizes, step_views
@@ -47,7 +46,6 @@ class CudaExecutor:
     steps are captured as graphs; "none": every step is launched instruction by instruction. Steps run on `stream`, in
     the order of their launches. With `strict` a graph is launched only where everything lies as it did when it was
     captured, and nobody holds what it overwrites. `captured` and `captured_prompts` tell the seconds that each took.
-    Where somebody sets `times`, it gets the time of each step.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class CudaExecutor:
         self.params = bound_params(plan, params, self.sizes)
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.stream = torch.cuda.Stream(self.device)
-        self.times: StepTimes | None = None
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
         self._buckets = bound_buckets(plan, resident, executables, self.libraries)
         decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan))
@@ -112,8 +109,7 @@ class CudaExecutor:
         rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
         # Another entry than main may take less than a graph needs.
         step = _sizes(inputs) if inputs.keys() >= _SIZED else None
-        timed = nullcontext() if self.times is None or step is None else self.times.step(step)
-        with torch.cuda.stream(self.stream), timed:
+        with torch.cuda.stream(self.stream):
             handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
             return handle or self._launched(inputs, step, watch, rated)
 

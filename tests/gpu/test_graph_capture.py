@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from ingot.ir.errors import InternalError
 from ingot.ir.harness import Schedule, scheduled
 from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.cuda.step_graph import StepGraph
-from ingot.runtime.cuda.step_times import StepTimes
 from ingot.runtime.loader import Loaded, load_artifact
 
 pytestmark = pytest.mark.gpu
@@ -112,20 +110,6 @@ def test_graphs_come_while_nobody_waits(made: Path) -> None:
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids
     assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"]) and pieces == len(executor.captured) - 1
     assert LLM(made, num_kv_pages=1000, cuda_graphs="none").idle() is False
-
-
-def test_steps_are_timed(made: Path) -> None:
-    llm = LLM(made, num_kv_pages=1000)
-    executor: Any = llm._loaded.executor
-    executor.times = StepTimes()
-    begin = time.perf_counter()
-    prompts = [{"prompt_token_ids": [token] * 90} for token in (5, 6)]  # alike, one would wait for the other's pages
-    llm.generate(prompts, GREEDY)
-    seconds = time.perf_counter() - begin
-    found = executor.times.read()
-    assert [(one.tokens, one.sequences) for one in found] == [(180, 2)] + [(2, 2)] * (GREEDY.max_tokens - 1)
-    assert all(one.seconds > 0 for one in found) and sum(one.seconds for one in found) < seconds
-    assert executor.times.read() == []
 
 
 def test_what_moves_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
