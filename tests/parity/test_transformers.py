@@ -1,9 +1,9 @@
 """Ingot against transformers in float32: the same log-probabilities and the same greedy tokens.
 
 Tiny checkpoints of every family, each compiled once per backend and served with prompts fed whole and in chunks; eight
-prompts of mixed length are served together. Through inductor go, in every run, two checkpoints of full depth and the
-cut to one layer of a family that the commit draws; with --run-slow a cut of every family, and one of full depth. Six
-are also served in a new process.
+prompts of mixed length are served together. Every run serves those that differ most, and of the others a third that the
+commit draws. Through inductor go one checkpoint of full depth and one that the commit draws: another of full depth, or
+the cut of a family to one layer. With --run-slow all of them. Six are also served in a new process.
 """
 
 import random
@@ -15,7 +15,7 @@ import pytest
 import torch
 from run_seed import run_seed
 from serve_artifact import STEP_TOKENS, Job, Result, serve, serve_in_new_process
-from tiny import CHECKPOINTS, CUTS, TINY
+from tiny import CHECKPOINTS, CUTS, QUICK, TINY
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
@@ -23,13 +23,13 @@ from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import ARCHITECTURES, read_spec
 
 TOLERANCE = 1e-4  # of a log-probability
-# Through inductor in every run: two of full depth, with all biases, grouped heads and several files, one head tied and
-# the other not; and one cut, so that a row of commits sees every family. Each is up to half a minute.
-THROUGH_INDUCTOR = ("llama-biased", "qwen3-biased", random.Random(run_seed()).choice(sorted(CUTS)))
-
-
+# Through inductor in every run: all biases, grouped heads, several files. The drawn one takes up to half a minute.
+THROUGH_INDUCTOR = ("llama-biased", random.Random(run_seed()).choice(["qwen3-biased", *sorted(CUTS)]))
 # Also served in a process that never compiled; of that nothing depends on the family.
 IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for kind in ("plain", "biased", "scaled"))
+# What every run compiles by the references: a row of commits sees all.
+OTHERS = sorted({*TINY} - {*QUICK, *IN_NEW_PROCESS})
+DRAWN = {*QUICK, *IN_NEW_PROCESS, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 3)}
 # One of each family, and those six.
 INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].family: name for name in reversed(TINY)}.values())
 
@@ -42,7 +42,7 @@ def _cases(*backends: str) -> list[Any]:
             if name not in (INDUCTOR if backend == "inductor" else TINY):
                 continue
             for place in ("here", "new-process") if name in IN_NEW_PROCESS else ("here",):
-                slow = backend == "inductor" and name not in THROUGH_INDUCTOR
+                slow = name not in (THROUGH_INDUCTOR if backend == "inductor" else DRAWN)
                 marks = [pytest.mark.xdist_group(f"parity-{name}"), *([pytest.mark.slow] if slow else [])]
                 cases.append(pytest.param(name, backend, place, marks=marks, id=f"{name}-{backend}-{place}"))
     return cases
