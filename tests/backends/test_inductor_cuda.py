@@ -162,7 +162,7 @@ def lowered(passes: str, choice: str) -> Lowered:
     backends = competing(choice, target)
     context: dict[str, Any] = {"target": target, "backends": backends, "bucket": None}
     context["measure"] = lambda regions, sizes: {region.name: 0 for region in regions}
-    first, *_, last = bucket_classes(target, backends, limits.max_tokens, deterministic=False)
+    first, *_, last = bucket_classes(target, backends, limits.max_tokens, limits.max_batch, deterministic=False)
     return run_pipeline(
         traced(MODEL.config, limits), pass_context(limits, **context), (first, last), edit_pipeline(passes)
     )
