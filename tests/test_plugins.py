@@ -259,6 +259,7 @@ for call in ("scaled_relu(%x, scale=3.0)", "soft_cap(%x, cap=3.0)"):
 """
 
 
+@pytest.mark.slow
 def test_the_code_of_an_op_is_part_of_what_it_bears_on(site: Path, tmp_path: Path) -> None:
     """A compile, and the executables that compute the op; no others."""
     code = f"from pathlib import Path\nFOLDER = Path({str(tmp_path / 'checkpoint')!r})\n{KEYS}"

@@ -463,7 +463,7 @@ def test_kill_nine_while_workers_emit(start: Callable[..., Running], tmp_path: P
     open_artifact(place / "a.ingot").verify_files()
 
 
-@pytest.mark.parametrize("backend", ["reference", "inductor"])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_an_interrupt_leaves_nothing(start: Callable[..., Running], tmp_path: Path, backend: str) -> None:
     interrupted = start(backend=backend, stop="weights")
     if backend == "reference":

@@ -345,6 +345,7 @@ def test_a_checkpoint_is_compiled_once_in_a_child_process(
     assert LLM(artifact)._loaded.artifact.build_id == first._loaded.artifact.build_id
 
 
+@pytest.mark.slow
 def test_errors_of_the_child_process_come_through(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

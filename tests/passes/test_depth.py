@@ -17,7 +17,7 @@ from ingot.ir.text import print_region_body
 from ingot.models.architectures import ARCHITECTURES
 
 # The others differ in what their layers compute, not in what depth does to them.
-QUICK = ("LlamaForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "CohereForCausalLM")
+QUICK = ("Qwen3ForCausalLM", "CohereForCausalLM")
 
 # What is promised of depth.
 MOST_REGIONS = 4  # of layers that are all alike; each further kind of rotation adds one

@@ -83,7 +83,12 @@ def _wrong_instructions(plan: Json, bucket: Json) -> Iterator[tuple[str, int, st
     }
     live = [*plan["inputs"], *plan["params"], *plan["states"]]
     for number, instruction in enumerate(bucket["instructions"]):
-        refs = [(place, arg["ref"]) for place, arg in enumerate(instruction["args"]) if _is_ref(arg)]
+        # Whole numbers address memory, and compiled kernels trust them: a wrong one may end the process.
+        refs = [
+            (place, arg["ref"])
+            for place, arg in enumerate(instruction["args"])
+            if _is_ref(arg) and not types[arg["ref"]].startswith("i")
+        ]
         frees = set(instruction["frees"])
         for (left, one), (right, other) in pairs(refs):
             if one != other and types[one] == types[other] and instruction["target"] != "aten.add.Tensor":
