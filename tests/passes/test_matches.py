@@ -108,5 +108,7 @@ def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(ca
     layers = read_spec(CASES[case]).dims.layers
     assert record.matches == sum(layer.rope is not None for layer in layers)
     assert {refusal.reason for refusal in record.refusals} <= {
-        f"{name} is not rotated: it is the result of aten.view.default" for name in "qk"
+        f"{name} is not rotated: it is the result of {what}"
+        for name in "qk"
+        for what in ("aten.view.default", "ingot.rms_norm")
     }
