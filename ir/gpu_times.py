@@ -56,7 +56,6 @@ H200_TIMES = GpuTimes(
     kernels={
         "linear_matvec": KernelTime(1.2 * _US, 0.95),
         "linear_tile": KernelTime(3.2 * _US, 0.90),
-        "normalize_rows": KernelTime(1.5 * _US),
         "cublas linear": KernelTime(4.2 * _US, 0.85, 0.75),
         "decode_attention": KernelTime(8.0 * _US, 0.77),
         "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26, position=0.025 * _US),

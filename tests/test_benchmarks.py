@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from child_script import script_of
 from pydantic import ValidationError
 from safetensors import safe_open
 from staged import BACKENDS, LIMITS, staged, traced
@@ -347,46 +348,6 @@ def test_copies_of_weights(
     figures = results.read_result(tmp_path / "found.json").figures
     assert figures.keys() == {f"{way}_{threads}" for way in ("copy", "nohash", "hash", "read") for threads in (1, 3)}
     assert all(figure.value > 0 and figure.unit == "B/s" for figure in figures.values())
-
-
-def script_of(folder: Path, text: str) -> Path:
-    path = folder / "script.py"
-    path.write_text(f"import json, os, subprocess, sys, time\n{text}\n")
-    return path
-
-
-def test_a_child_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = script_of(
-        tmp_path, "print('seen')\njson.dump([os.environ['GIVEN'], time.time()], open(sys.argv[-1], 'w'))"
-    )
-    ended = children.run_child([script], env={"GIVEN": "7"}, echo=True)
-    given, ran_at = ended.value
-    assert given == "7" and ended.started <= ran_at <= ended.started + ended.seconds
-    assert capsys.readouterr().out == "seen\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("raise ValueError('no such thing')", "status 1: ValueError: no such thing"),
-        ("sys.exit('plainly not')", "status 1: plainly not"),
-        ("pass", "left no answer"),
-    ],
-)
-def test_a_child_that_fails_says_why(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(children.ChildError, match=reason):
-        children.run_child([script_of(tmp_path, text)])
-
-
-def test_a_child_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
-    """The child runs a child in a session of its own, as benchmarks do that gpu.py runs."""
-    inner = tmp_path / "inner.py"
-    inner.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)")
-    text = "from ingot.bench.children import run_command\n"
-    with pytest.raises(children.ChildError, match=r"ended after 2\.5 s"):
-        children.run_child([script_of(tmp_path, text + f"run_command([sys.executable, {str(inner)!r}])")], timeout=2.5)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 # What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes two milliseconds.

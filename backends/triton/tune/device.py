@@ -3,7 +3,6 @@
 Each launch of a graph may begin before the one in front has ended.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +16,11 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from ingot.backends.triton.launches import Expr, evaluate
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
+from ingot.ir.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 
 DEVICE = "cuda"
+ROUNDS = 7  # whose median counts
 POOL = 3 << 30  # bytes that launches read from at random: sixty times the last-level cache of an H200
 
 
@@ -108,7 +109,7 @@ class Pool:
         self._memory = torch.empty(POOL // 2, dtype=torch.bfloat16, device=DEVICE)
         self._filled = False
         half = self._memory.numel() // 2
-        self.copy = POOL / seconds(lambda: self._memory[:half].copy_(self._memory[half:]))
+        self.copy = POOL / median_seconds(lambda: self._memory[:half].copy_(self._memory[half:]), ROUNDS)
 
     def of(self, dtype: torch.dtype, least: int) -> torch.Tensor:
         """All of it, which is `least` bytes at least: the same memory as long as dtype and size allow it."""
@@ -122,24 +123,10 @@ class Pool:
         return self._memory
 
 
-def seconds(work: Callable[[], object], rounds: int = 7) -> float:
-    """The median time of `work`, by events of the device."""
-    work()
-    times: list[float] = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(float(begin.elapsed_time(end)) * 1e-3)
-    return statistics.median(times)
-
-
 def graph_seconds(launches: Iterable[Callable[[], None]]) -> float:
     """The time of a CUDA graph of the launches."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
-    return seconds(graph.replay)
+    return median_seconds(graph.replay, ROUNDS)

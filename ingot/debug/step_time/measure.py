@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ingot.debug.asked_step import limits_of
 from ingot.debug.explained import Step
 from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.served import padded
+from ingot.ir.device_clock import median_seconds
 from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call
@@ -137,7 +137,7 @@ def _time_row(calls: Sequence[Call]) -> InstructionTime:
     if calls[0].instruction.target in _VIEWS:  # nothing of it runs on the device
         return InstructionTime(0.0, host)
     graph = _captured(run)
-    return InstructionTime(_seconds(graph.replay if graph else run) / len(row), host)
+    return InstructionTime(median_seconds(graph.replay if graph else run, _ROUNDS) / len(row), host)
 
 
 def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
@@ -152,24 +152,10 @@ def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
     return graph
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The median of some rounds, by events of the device."""
-    work()
-    times: list[float] = []
-    for _ in range(_ROUNDS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(float(begin.elapsed_time(end)) * 1e-3)
-    return statistics.median(times)
-
-
 def _step_seconds(executor: CudaExecutor, inputs: Mapping[str, torch.Tensor]) -> float:
     def run() -> None:
         for _ in range(_STEPS):
             executor.launch(inputs)
 
     with torch.cuda.stream(executor.stream):
-        return _seconds(run) / _STEPS
+        return median_seconds(run, _ROUNDS) / _STEPS

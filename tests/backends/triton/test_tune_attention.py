@@ -35,7 +35,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
     monkeypatch.setattr(device, "DEVICE", "cpu")
     monkeypatch.setattr(device, "POOL", 1 << 18)
-    monkeypatch.setattr(device, "seconds", lambda work: 1e-3)
+    monkeypatch.setattr(device, "median_seconds", lambda work, rounds: 1e-3)
     monkeypatch.setattr(device, "graph_seconds", graph_seconds)
     monkeypatch.setattr(attention, "LAUNCHES", (2, 2))
     monkeypatch.setattr(attention, "MIXES", {1: (Mix((70,)), Mix((1,))), 16: (Mix((20, 90, 1)),)})
