@@ -16,6 +16,8 @@ _WAITS = {
     "tpot": ("mean_tpot_ms", "a token behind the first, on average"),
     "tpot_p99": ("p99_tpot_ms", "a token behind the first, the 99th percentile"),
 }
+# What a request has to keep to be a good one, in milliseconds: MLPerf Inference v5.0, Llama-2-70B, interactive.
+_GOOD = {"ttft": 450.0, "tpot": 40.0}
 
 
 def step_figures(batch: int, decoded: Decoded) -> dict[str, Figure]:
@@ -41,9 +43,10 @@ def serve_figures(served: Served) -> dict[str, Figure]:
         found["throughput"] = _throughput(served.requests, what)
     if load.spread:
         found["spread_throughput"] = _throughput(served.spread, f"{load.spread} requests of spread lengths at once")
-    if load.arrivals:
-        arriving = f"{load.arrivals} requests like ShareGPT's, {load.rate:g} of them a second"
-        found |= _waits("arrivals", served.arrivals, arriving)
+    for rate, run in zip(load.rate, served.arrivals, strict=False):  # none of them without arrivals
+        arriving = f"{load.arrivals} requests like ShareGPT's, {rate:g} of them a second"
+        found |= _waits(f"arrivals_{rate:g}", run, arriving)
+        found[f"arrivals_{rate:g}_goodput"] = _goodput(run, arriving)
     if load.sharing:
         sharing = f"{load.sharing} requests at once with {load.prefix} tokens in common"
         found |= _waits("prefix", served.prefix, sharing)
@@ -55,6 +58,13 @@ def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
     metrics = serve_metrics(run)
     for name, (field, what) in _WAITS.items():
         yield f"{part}_{name}", Figure(value=metrics[field] / 1e3, unit="s", what=f"{asked}: {what}")
+
+
+def _goodput(run: Run, asked: str) -> Figure:
+    """Good requests that ended in a second."""
+    good = " and ".join(f"{most:g} ms of {metric}" for metric, most in _GOOD.items())
+    value = serve_metrics(run, goodput=_GOOD)["request_goodput"]
+    return Figure(value=value, unit="requests/s", what=f"{asked}: ended within {good}")
 
 
 def _throughput(run: Run, what: str) -> Figure:

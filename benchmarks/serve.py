@@ -1,19 +1,19 @@
 """An artifact with a long prompt, many requests at once, requests that arrive one by one, and with common beginnings.
 
     python benchmarks/serve.py ARTIFACT [--prompt 4000,…] [--requests 512] [--input 512] [--output 256] [--spread 256]
-        [--arrivals 256] [--rate 16] [--sharing 64] [--prefix 2048] [--json FILE]
+        [--arrivals 256] [--rate 16,…] [--sharing 64] [--prefix 2048] [--json FILE]
 
 Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out.
 """
 
 import argparse
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from engine_figures import serve_figures
 from results import Figure, add_json_option, report
-from serve_method import add_load_options, load_of, measure_serving, prompt_text
+from serve_method import add_load_options, load_of, load_settings, measure_serving
 
 from ingot.bench.engine import open_engine
 from ingot.bench.steps import decode_idle_share
@@ -33,8 +33,7 @@ def main() -> None:
     settings = {
         "artifact": options.artifact.name,
         "max_batch": limits.max_batch,
-        **asdict(load),
-        "prompt": prompt_text(load),
+        **load_settings(load),
     }
     idle = decode_idle_share(engine.executor.steps)
     what = "of the time between the ends of successive decode steps the GPU had nothing to do, in all of these loads"

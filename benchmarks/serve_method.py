@@ -13,6 +13,7 @@ import argparse
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 from ingot.bench.drive import DrivenEngine, Record, Run, drive
@@ -28,8 +29,8 @@ _PREFIX_OWN = 128  # tokens of each such prompt behind it
 @dataclass(frozen=True)
 class Load:
     """Tokens of each long prompt; of many requests at once how many, and their tokens in and out; how many of spread
-    lengths; of those that arrive how many, how many of them in a second, and the tokens of the longest; of those with a
-    common beginning how many, and its tokens."""
+    lengths; of those that arrive how many, how many of them in a second in each run, and the tokens of the longest; of
+    those with a common beginning how many, and its tokens."""
 
     prompt: tuple[int, ...] = (4000,)
     requests: int = 512
@@ -37,7 +38,7 @@ class Load:
     output: int = 256
     spread: int = 256
     arrivals: int = 256
-    rate: float = 16.0
+    rate: tuple[float, ...] = (16.0,)
     conversation: int = 2048
     sharing: int = 64
     prefix: int = 2048
@@ -56,14 +57,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """Every try of each long prompt with one token behind it, and the runs of the other parts, empty where one was left
-    out."""
+    """Every try of each long prompt with one token behind it, a run of arrivals at each rate, and the runs of the other
+    parts, empty where one was left out."""
 
     load: Load
     prompt: tuple[tuple[Run, ...], ...]
     requests: Run
     spread: Run
-    arrivals: Run
+    arrivals: tuple[Run, ...]
     prefix: Run
 
 
@@ -76,14 +77,23 @@ def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, lo
     draw = random.Random(0)
     spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
     arriving = sharegpt_lengths(load.arrivals, 0, load.conversation)
-    times = arrival_times(load.arrivals, load.rate, 1.0, 0) if load.arrivals else []
     alike = equal_lengths(load.sharing, load.prefix + _PREFIX_OWN, _PREFIX_OUTPUT)
     return Served(
         load,
         prompt=tuple(_tries(at_end, vocab, tokens) for tokens in load.prompt),
         requests=_warm_drive(at_end, vocab, "requests", equal_lengths(load.requests, load.input, load.output)),
         spread=_warm_drive(at_end, vocab, "spread", spread),
-        arrivals=_warm_drive(by_token, vocab, "arrivals", arriving, arrivals=times),
+        arrivals=tuple(
+            _warm_drive(
+                by_token,
+                vocab,
+                f"arrivals at {rate:g}",  # other prompts at each rate: a cache of prefixes would find the same ones
+                arriving,
+                arrivals=arrival_times(load.arrivals, rate, 1.0, 0),
+            )
+            for rate in load.rate
+            if load.arrivals
+        ),
         prefix=_warm_drive(by_token, vocab, "prefix", alike, prefix=load.prefix),
     )
 
@@ -129,9 +139,10 @@ def _drive(
 
 def served_of(answer: Mapping[str, Any]) -> Served:
     """What `dataclasses.asdict` made of it, after JSON."""
-    runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "arrivals", "prefix")}
-    load = Load(**{**answer["load"], "prompt": tuple(answer["load"]["prompt"])})
-    return Served(load, tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"]), **runs)
+    runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "prefix")}
+    load = Load(**{name: tuple(value) if isinstance(value, list) else value for name, value in answer["load"].items()})
+    prompt = tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"])
+    return Served(load, prompt=prompt, arrivals=tuple(map(_run_of, answer["arrivals"])), **runs)
 
 
 def _run_of(answer: Mapping[str, Any]) -> Run:
@@ -145,24 +156,29 @@ def _run_of(answer: Mapping[str, Any]) -> Run:
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """The sizes of a load, as options of every script that measures one."""
     for field in fields(Load):
-        kind = _lengths if field.name == "prompt" else type(field.default)
+        kind = type(field.default)
+        if kind is tuple:  # the kind of its first one says what the others are
+            kind = partial(_above_zero, type(field.default[0]))
         parser.add_argument(f"--{field.name}", type=kind, default=field.default, help="see Load in serve_method.py")
 
 
-def _lengths(text: str) -> tuple[int, ...]:
+def _above_zero(kind: type[int] | type[float], text: str) -> tuple[int | float, ...]:
     """Those above 0 of numbers that are separated by commas."""
-    return tuple(filter(None, map(int, text.split(","))))
+    return tuple(filter(None, map(kind, text.split(","))))
 
 
 def load_of(options: argparse.Namespace) -> Load:
     return Load(**{field.name: getattr(options, field.name) for field in fields(Load)})
 
 
+def load_settings(load: Load) -> dict[str, int | str]:
+    """Its sizes by name, several of one thing as a text with commas."""
+    return {
+        name: (",".join(f"{one:g}" for one in value) or "0") if isinstance(value, tuple) else value
+        for name, value in asdict(load).items()
+    }
+
+
 def load_arguments(load: Load) -> list[str]:
     """The same as arguments of another script."""
-    values = {**asdict(load), "prompt": prompt_text(load)}
-    return [item for name, value in values.items() for item in (f"--{name}", str(value))]
-
-
-def prompt_text(load: Load) -> str:
-    return ",".join(map(str, load.prompt)) or "0"
+    return [item for name, value in load_settings(load).items() for item in (f"--{name}", str(value))]

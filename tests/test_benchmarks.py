@@ -264,13 +264,18 @@ def test_serving(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
     less = ("--prompt", "100,40", "--requests", 6, "--input", 20, "--output", 8)
-    arriving = ("--spread", 0, "--arrivals", 5, "--rate", 50, "--conversation", 64, "--sharing", 3, "--prefix", 32)
-    call("serve", artifact, *less, *arriving, "--json", tmp_path / "found.json")
-    figures = results.read_result(tmp_path / "found.json").figures
-    for part in ("arrivals", "prefix"):
+    arriving = ("--spread", 0, "--arrivals", 5, "--rate", "50,2.5e2")
+    sharing = ("--conversation", 64, "--sharing", 3, "--prefix", 32)
+    call("serve", artifact, *less, *arriving, *sharing, "--json", tmp_path / "found.json")
+    found = results.read_result(tmp_path / "found.json")
+    figures = found.figures
+    assert (found.settings["rate"], found.settings["prompt"]) == ("50,250", "100,40")
+    for part in ("arrivals_50", "arrivals_250", "prefix"):
         for name in ("ttft", "tpot"):
             assert 0 < figures[f"{part}_{name}"].value <= figures[f"{part}_{name}_p99"].value < 30
-    assert figures["arrivals_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
+    assert figures["arrivals_50_ttft"].what.startswith("5 requests like ShareGPT's, 50 of them a second: ")
+    # The last one arrives at 5 / 50 s, and that run cannot end before.
+    assert 0 < figures["arrivals_50_goodput"].value <= 50 and 0 < figures["arrivals_250_goodput"].value <= 250
     for prompt in (figures["prompt_100"], figures["prompt_40"]):
         assert 0 < prompt.value == min(prompt.values) and len(prompt.values) == 3
     assert (
@@ -305,11 +310,11 @@ def test_no_two_prompts_begin_alike_where_they_need_not(benchmarks: None) -> Non
             done, self.open = self.open, []
             return [Progress(index, count, True) for index, count in done]
 
-    load = method.Load(prompt=(300, 700), requests=4, arrivals=5, rate=1e4, spread=3, sharing=2, prefix=90)
+    load = method.Load(prompt=(300, 700), requests=4, arrivals=5, rate=(1e4, 2e4), spread=3, sharing=2, prefix=90)
     engine = Engine()
     method.measure_serving(engine, engine, 1000, load)
     # Four of each long prompt, and each of the other parts after as many that warm up.
-    assert len(asked) == 2 * 4 + 2 * (4 + 3 + 5 + 2)
+    assert len(asked) == 2 * 4 + 2 * (4 + 3 + 5 + 5 + 2)
     sharing = asked[-4:]
     assert sharing[0][:90] == sharing[1][:90] != sharing[2][:90] == sharing[3][:90]
     beginnings = [prompt[:4] for prompt in asked[:-4]] + [sharing[0][:4], sharing[2][:4]]
@@ -420,7 +425,7 @@ def test_the_peer(results: ModuleType, call: Callable[..., None], committed: Non
         2e-3 <= found.figures["vllm_prompt_5000"].value < 0.1
         and 1 < found.figures["vllm_spread_throughput"].value < 1e3
     )
-    for part in ("arrivals", "prefix"):
+    for part in ("arrivals_100", "prefix"):
         assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 1
     assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3
     cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
