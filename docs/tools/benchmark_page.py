@@ -80,8 +80,7 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield _provenance(result)
 
 
-_WAITS = [f"{part}_{name}" for part in ("arrivals", "prefix") for name in ("ttft", "ttft_p99", "tpot", "tpot_p99")]
-_SERVED = ("throughput", "spread_throughput", *_WAITS, "prefix_throughput")
+_WAITS = ("ttft", "ttft_p99", "tpot", "tpot_p99")
 _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 
@@ -91,7 +90,7 @@ def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
     steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
     starts = ["first_token", *(f"first_token_{name}" for name in PHASES)]
     prompts = [name for name in _ordered(figures) if re.fullmatch(r"prompt_\d+", name)]
-    names = (*steps, *prompts, *_SERVED, *starts)
+    names = (*steps, *prompts, *_served(figures), *starts)
     rows = [(figures[name].what, name, f"{_PEER}{name}") for name in names if name in figures]
     if "compile" in figures:
         rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))
@@ -104,11 +103,19 @@ def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
     yield ""
 
 
+def _served(figures: Mapping[str, Figure]) -> Iterator[str]:
+    """The figures of loads, in the order in which they were measured; each rate of arrivals has its own."""
+    yield from ("throughput", "spread_throughput")
+    for rate in dict.fromkeys(name.split("_")[1] for name in figures if name.startswith("arrivals_")):
+        yield from (f"arrivals_{rate}_{name}" for name in (*_WAITS, "goodput"))
+    yield from (f"prefix_{name}" for name in (*_WAITS, "throughput"))
+
+
 def _peer_cells(own: Figure, peer: Figure | None) -> tuple[str, str]:
     if peer is None:
         return "–", "–"
-    faster = own.value / peer.value if own.unit == "tokens/s" else peer.value / own.value
-    return _shown(peer), f"{faster:#.3g} ×"
+    over, under = (own.value, peer.value) if own.unit in ("tokens/s", "requests/s") else (peer.value, own.value)
+    return _shown(peer), f"{over / under:#.3g} ×" if under else "–"
 
 
 def _only_ours(heading: str, figures: Mapping[str, Figure], names: Sequence[str]) -> Iterator[str]:
