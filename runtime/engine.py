@@ -14,7 +14,7 @@ from ingot.runtime.growing import SoFar
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prefix_cache import PrefixCacheStats
-from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
+from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
 from ingot.runtime.request import INVALID_TOKEN, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
 from ingot.runtime.scheduler import Scheduler
@@ -162,12 +162,13 @@ class Engine:
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
     def add_requests(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests, all or none. Raises RequestError for the first bad one; then nothing has changed."""
+        """Queue requests, all or none. Raises RequestError for a bad one; then nothing has changed."""
         groups: dict[str, _Group] = {}
-        for request in requests:
+        prompts = read_prompts([request.prompt for request in requests], self._tokenizer, self._vocab_size)
+        for request, prompt in zip(requests, prompts, strict=True):
             if request.request_id in groups or request.request_id in self._groups:
                 raise RequestError(f"request id '{request.request_id}' is in use", expected="an id of its own")
-            groups[request.request_id] = self._group(request)
+            groups[request.request_id] = self._group(request, prompt)
         for group in groups.values():
             self._groups[group.request_id] = group
             for index, sequence in enumerate(group.sequences):
@@ -237,12 +238,11 @@ class Engine:
         """Give all later steps to `executor`, which is to pass them on to the one that the engine was made with."""
         self._executor = executor
 
-    def _group(self, given: EngineRequest) -> _Group:
-        """Check everything about a request, and queue nothing."""
+    def _group(self, given: EngineRequest, prompt: Prompt) -> _Group:
+        """Check everything else about a request, and queue nothing."""
         params = given.params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling parameters of type {type(params).__name__}", expected="SamplingParams")
-        prompt = read_prompt(given.prompt, self._tokenizer, self._vocab_size)
         for token in params.stop_token_ids:
             if token >= self._vocab_size:
                 raise RequestError(

@@ -73,19 +73,25 @@ class Tokenizer:
         return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt.
+        """Token ids of a prompt: `encode_all` of it alone."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts, which are worked on side by side.
 
         As in vLLM's `generate`, text that spells a special token becomes that token, and begin and end tokens are added
         where the tokenizer adds them. Text that users may not control tokens with belongs through a chat template.
 
         Raises RequestError for text that is no Unicode (lone surrogates).
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
-        ids: list[int] = self.backend.encode(text, add_special_tokens=True).ids
-        return ids
+        for text in texts:
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
+        if len(texts) == 1:  # without a word to other threads
+            return [self.backend.encode(texts[0], add_special_tokens=True).ids]
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=True)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know have none."""

@@ -306,3 +306,14 @@ def test_only_byte_level_tokens_have_a_text_of_their_own(tokenizer, byte_level):
     other = tokenizers.Tokenizer.from_str(byte_level.to_str())
     other.decoder = decoders.Sequence([decoders.ByteLevel()])
     assert Tokenizer(other).text_of(clean, True) is None
+
+
+def test_texts_side_by_side_are_those_one_by_one(byte_level, tokenizer):
+    texts = ["the cat", "", "a<eos>", "und die Katze, 日本語 🙂", " ", "the cat"]
+    assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
+    assert (
+        tokenizer.encode_all(texts) == [byte_level.encode(text).ids for text in texts]
+        and tokenizer.encode_all([]) == []
+    )
+    with pytest.raises(RequestError, match="no valid Unicode"):
+        tokenizer.encode_all(["fine", "a\ud800"])
