@@ -20,6 +20,8 @@ class Decoder(Protocol):
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool: ...
 
+    def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str: ...
+
     def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None: ...
 
 
@@ -91,7 +93,8 @@ class TokenDecoder:
 
     def _settle(self, context: list[int], pending: list[int]) -> None:
         self._context, self._pending = context, pending
-        self._context_text = self._decode(context)
+        one = len(context) == 1  # nearly always
+        self._context_text = self._tokenizer.decode_alone(context[0], self._skip) if one else self._decode(context)
 
     def _give_out(self, text: str, count: int) -> str:
         """`text` of the context and of the first `count` pending tokens; returns what is new in it."""

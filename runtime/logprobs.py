@@ -9,7 +9,7 @@ from ingot.runtime.outputs import Logprob
 class TextDecoder(Protocol):
     """What naming a token needs of a tokenizer."""
 
-    def name_of(self, token_id: int) -> str: ...
+    def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str: ...
 
 
 class StepLogprobs(Protocol):
@@ -45,4 +45,4 @@ class SequenceLogprobs:
         self.cumulative += values[0]
 
     def _text(self, token: int) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.name_of(token)
+        return None if self.tokenizer is None else self.tokenizer.decode_alone(token, skip_special_tokens=False)
