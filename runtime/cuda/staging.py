@@ -48,6 +48,15 @@ def move(source: torch.Tensor, target: torch.Tensor) -> None:
     torch.bitwise_or(source, 0, out=target)
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device, on its way on the current stream when this returns; `tensor` has been read by then.
+
+    From pageable memory torch would wait for the stream, and so for the step that runs. The pinned copy goes back to
+    torch's allocator, which gives it to nobody before the device has read it.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 class PaddedInputs:
     """The inputs of steps of these sizes or smaller ones on the host, in `memory`: padding at first, to be filled."""
 
@@ -85,7 +94,7 @@ class PaddedInputs:
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
         """A copy on a device, by name."""
-        return step_views(self.memory.to(device), self.sizes)
+        return step_views(to_device(self.memory, device), self.sizes)
 
 
 class DeviceInputs:
