@@ -270,7 +270,7 @@ class Scheduler:
                 pass  # its last token is in flight
             elif request.num_computed == len(request.pages) * self.pool.page_size and not self._grow(request):
                 short = True
-            elif request.in_flight:
+            elif request.in_flight and not request.miscounted:
                 request.decodes_until = min(len(request.pages) * self.pool.page_size, request.max_total - 1)
             else:
                 known.append(self._chunk(request, 1))

@@ -229,6 +229,24 @@ def test_the_last_admitted_is_preempted_and_keeps_its_token_in_flight():
     assert got["starts"] == [8] and got["tokens"] == [a.output_ids[-1]] and scheduler.waiting[0] is b
 
 
+def test_what_was_taken_back_is_looked_at_again():
+    scheduler = scheduler_of()
+    for name in "ab":
+        scheduler.add(request_of(name, 3, presence_penalty=0.5))
+    batches = [scheduler.schedule()]
+    for _ in range(3):
+        batches.append(scheduler.schedule())
+        scheduler.retire(batches.pop(0), [50, 60])
+    newest = scheduler.schedule()
+    a, b = newest.decodes
+    before = a.num_computed
+    assert newest.chunks == () and newest.inputs.recounts == () and newest.requests == (a, b)
+    assert scheduler.withdraw(newest) is None and b.status is Status.WAITING
+    again = scheduler.schedule()
+    assert again.decodes == () and again.requests == (a,) and a.num_computed == before
+    assert [one.row for one in again.inputs.recounts] == [a.row]
+
+
 def test_the_scheduler_survives_a_stop_of_a_preempted_request(serve):
     ended_while_waiting = 0
     for stop_at in range(1, 12):
