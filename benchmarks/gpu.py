@@ -10,8 +10,8 @@ serve          a long prompt, many requests, arrivals, common beginnings        
 peer           vLLM's starts and steps, and what serve measures                   peer_vllm.py
 compile_again  compile-model with its caches filled, and of few layers            compile_time.py
 
-With `--options "--max-seq-len 40960" --load "--prompt 4000,32000"` a prompt of 32000 tokens is measured too, and with
-`--options "--max-seq-len 4096 --max-batch 256"` up to 256 requests run at a time, of 64 else.
+With `--options "--max-seq-len 40960" --load "--prompt 4000,32000"` a prompt of 32000 tokens is measured too. Up to 256
+requests run at a time, the default of `compile-model`, or as many as `--max-batch` in `--options` says.
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
 part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as

@@ -3,7 +3,7 @@
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.tokenizer import Tokenizer
@@ -28,10 +28,31 @@ FORMS = (
 )
 
 
-def read_prompt(prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
-    """Check a prompt; `vocab_size` is that of the model. Raises RequestError."""
+def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
+    """Check prompts, and make token ids of texts, of all at once; `vocab_size` is that of the model. Raises
+    RequestError."""
+    forms = [_form(prompt, with_texts=tokenizer is not None) for prompt in prompts]
+    texts = [form.content for form in forms if isinstance(form.content, str)]
+    encoded = iter([] if tokenizer is None else tokenizer.encode_all(texts))
+    read: list[Prompt] = []
+    for form in forms:
+        token_ids = next(encoded) if isinstance(form.content, str) else form.content
+        read.append(Prompt(form.text, _checked(token_ids, vocab_size), form.salt))
+    return read
+
+
+class _Form(NamedTuple):
+    """A prompt as it was given: `content` is a text or token ids, `text` what they are ids of, as far as that is
+    known."""
+
+    text: str | None
+    content: str | Sequence[object]
+    salt: str | None
+
+
+def _form(prompt: PromptLike, *, with_texts: bool) -> _Form:
     if isinstance(prompt, Prompt):  # a chat's
-        return Prompt(prompt.text, _checked(prompt.token_ids, vocab_size), _salt(prompt.cache_salt))
+        return _Form(prompt.text, prompt.token_ids, _salt(prompt.cache_salt))
     content: object = prompt
     salt: str | None = None
     if isinstance(prompt, Mapping):
@@ -43,17 +64,17 @@ def read_prompt(prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int
         if isinstance(content, str) != (key == "prompt"):
             raise RequestError(f"{key} is a {type(content).__name__}", where="prompt", expected=FORMS)
     if isinstance(content, str):
-        if tokenizer is None:
+        if not with_texts:
             raise RequestError(
                 "a text prompt for a model without a tokenizer",
                 where="prompt",
                 expected="{'prompt_token_ids': [...]}",
                 hint="or compile the checkpoint with its tokenizer.json",
             )
-        return Prompt(content, _checked(tokenizer.encode(content), vocab_size), salt)
+        return _Form(content, content, salt)
     if not isinstance(content, list | tuple):
         raise RequestError(f"a prompt of type {type(content).__name__}", where="prompt", expected=FORMS)
-    return Prompt(None, _checked(content, vocab_size), salt)
+    return _Form(None, content, salt)
 
 
 def _salt(salt: object) -> str | None:

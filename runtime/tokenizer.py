@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
 from ingot.ir.errors import ArtifactError, RequestError
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8; at the end: perhaps not complete yet
 
 
 class Tokenizer:
@@ -34,6 +37,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._joins_bytes = isinstance(backend.decoder, decoders.ByteLevel)
+        self._alone: dict[bool, dict[int, str]] = {False: {}, True: {}}  # by skip_special_tokens and token
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
@@ -67,30 +72,52 @@ class Tokenizer:
         return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt.
+        """Token ids of a prompt: `encode_all` of it alone."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of prompts, which are worked on side by side.
 
         As in vLLM's `generate`, text that spells a special token becomes that token, and begin and end tokens are added
         where the tokenizer adds them. Text that users may not control tokens with belongs through a chat template.
 
         Raises RequestError for text that is no Unicode (lone surrogates).
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
-        ids: list[int] = self.backend.encode(text, add_special_tokens=True).ids
-        return ids
+        for text in texts:
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
+        if len(texts) == 1:  # without a word to other threads
+            return [self.backend.encode(texts[0], add_special_tokens=True).ids]
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=True)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know have none."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str:
+        """`decode` of one token."""
+        alone = self._alone[skip_special_tokens]
+        if token_id not in alone:
+            alone[token_id] = self.decode([token_id], skip_special_tokens)
+        return alone[token_id]
+
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
         """False for a token that `decode` leaves out: a special one when they are skipped, or one that is not known."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.backend.id_to_token(token_id) is not None
+
+    def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """The text that a token adds to any other tokens in front of it; "" for one that `decode` leaves out. None
+        where that depends on them: a part of a character, and with decoders other than the byte-level one any token."""
+        if not self._joins_bytes:
+            return None
+        # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 is the same behind any others.
+        text = self.decode_alone(token_id, skip_special_tokens)
+        return None if REPLACEMENT in text else text
 
 
 def read_json(path: Path) -> dict[str, Any]:

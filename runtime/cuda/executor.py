@@ -26,7 +26,7 @@ from ingot.runtime.cuda.graph_sizes import (
 )
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
-from ingot.runtime.cuda.staging import PaddedInputs
+from ingot.runtime.cuda.staging import PaddedInputs, to_device
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
 from ingot.runtime.step import StepSizes, step_views
@@ -193,9 +193,7 @@ class CudaExecutor:
         flat, sizes = getattr(inputs, "flat", None), getattr(inputs, "sizes", None)
         if flat is None or sizes is None:
             return {name: value.to(self.device) for name, value in inputs.items()}
-        # The caller's buffer serves the next step but one as soon as this one has retired; a pageable copy has read it
-        # when it returns.
-        return step_views(flat.to(self.device), sizes)
+        return step_views(to_device(flat, self.device), sizes)
 
 
 def _sizes(inputs: Mapping[str, torch.Tensor]) -> StepSizes:

@@ -17,6 +17,7 @@ from ingot.ir.harness import Schedule, scheduled
 from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.cuda.step_graph import StepGraph
 from ingot.runtime.loader import Loaded, load_artifact
+from ingot.runtime.step import StepInputs
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)
@@ -42,6 +43,34 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(StepGraph, "launch", counted)
     return seen
+
+
+class NeverWaiting:
+    """An executor whose launches may not wait for the GPU."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.tokens: list[int] = []  # of each step
+
+    def launch(self, inputs: StepInputs) -> Any:
+        self.tokens.append(inputs.sizes.T)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._executor.launch(inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_step_is_launched_while_the_one_before_runs(made: Path) -> None:
+    """Also where nothing is captured: prompts, prompts beside decoding, decoding."""
+    llm = LLM(made, cuda_graphs="none", enable_prefix_caching=False)
+    draw = random.Random(1)
+    prompts = [{"prompt_token_ids": [draw.randrange(512) for _ in range(count)]} for count in (150, 3, 200, 120)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    executor = NeverWaiting(llm.loaded.executor)
+    llm.llm_engine.launch_through(executor)
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)] == expected
+    assert max(executor.tokens) > 64 and min(executor.tokens) <= 4
 
 
 def _pieces(draw: random.Random) -> Schedule:

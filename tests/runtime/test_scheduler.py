@@ -139,7 +139,7 @@ def test_sequences_without_a_sample_may_stand_anywhere():
         tables.set_request(row, request)
         tables.add_pages(row, [row + 1])
     chunks = [Chunk(request, row, 0, 2 + row, False, row != 1) for row, request in enumerate(requests)]
-    got = values(build_step(0, chunks, tables, StepBuffer(StepSizes(T=9, B=3, L=3, P=3))))
+    got = values(build_step(0, [], chunks, tables, StepBuffer(StepSizes(T=9, B=3, L=3, P=3))))
     assert (got["sample_index"], got["logit_rows"], got["seeds"]) == ([0, -1, 1], [1, 8], [100, 102])
     assert got["page_table"] == [[1], [2], [3]] and got["token_seqs"] == [0, 0, 1, 1, 1, 2, 2, 2, 2]
 
@@ -227,6 +227,24 @@ def test_the_last_admitted_is_preempted_and_keeps_its_token_in_flight():
     assert len(b.output_ids) == outputs + 1 and b.in_flight == 0
     got = values(scheduler.schedule())
     assert got["starts"] == [8] and got["tokens"] == [a.output_ids[-1]] and scheduler.waiting[0] is b
+
+
+def test_what_was_taken_back_is_looked_at_again():
+    scheduler = scheduler_of()
+    for name in "ab":
+        scheduler.add(request_of(name, 3, presence_penalty=0.5))
+    batches = [scheduler.schedule()]
+    for _ in range(3):
+        batches.append(scheduler.schedule())
+        scheduler.retire(batches.pop(0), [50, 60])
+    newest = scheduler.schedule()
+    a, b = newest.decodes
+    before = a.num_computed
+    assert newest.chunks == () and newest.inputs.recounts == () and newest.requests == (a, b)
+    assert scheduler.withdraw(newest) is None and b.status is Status.WAITING
+    again = scheduler.schedule()
+    assert again.decodes == () and again.requests == (a,) and a.num_computed == before
+    assert [one.row for one in again.inputs.recounts] == [a.row]
 
 
 def test_the_scheduler_survives_a_stop_of_a_preempted_request(serve):
@@ -444,7 +462,7 @@ def test_rows_that_rate_prompts_stand_behind_the_sampled_ones():
     assert got["count_rows"] == [0, -1, -1, -1, -1] and got["prompt_ends"] == [3, -1]
     assert got["repetition"] == [1.5, 1, 1, 1, 1] and got["temperature"] == [1, 1, 0, 0, 0]
     assert [(request.request_id, count) for request, count in batch.scored] == [("b", 3)] and batch.gives_logprobs
-    assert [one.row for one in scheduler.retire(batch, [7, 8, 9, 9, 9])] == [0, 1]
+    assert [row for _, _, row in scheduler.retire(batch, [7, 8, 9, 9, 9])] == [0, 1]
 
 
 def test_a_step_rates_so_many_rows_and_no_more(serve):
