@@ -75,8 +75,9 @@ __device__ inline Tile tile_of(const Call& call, Range range, int item, int rows
   return {-1, 0};
 }
 
-// Attention of sequences of many tokens, and its scratch: fa2.cu or fa3.cu. Headers of FlashInfer for the one cannot be
-// included beside those for the other.
+// Attention of sequences of many tokens, what is done once before it, and its scratch: fa2.cu or fa3.cu. Headers of
+// FlashInfer for the one cannot be included beside those for the other.
+cudaError_t prepare_many();
 cudaError_t launch_many(const Call& call, Range range);
 int64_t work_words_many(int tokens, int sequences);
 

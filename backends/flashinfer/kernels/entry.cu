@@ -1,4 +1,4 @@
-// The two functions of a library. Sequences of few tokens are computed beside those of many, on a stream of their own:
+// The functions of a library. Sequences of few tokens are computed beside those of many, on a stream of their own:
 // what they read of the cache takes as long whichever way they are computed, and needs few multiprocessors' arithmetic.
 #include <exception>
 #include <string>
@@ -34,26 +34,26 @@ __global__ void clear_unowned(Call call) {
 // Each sequence has as many tiles as the heads of a group take, whatever the step has.
 int few_tiles(int sequences) { return sequences * cdiv(kFewTokens * kGroup, kFewRows); }
 
-// A second stream, and what orders it with that of the step. Made once in a process, which has one GPU.
+// A second stream, and what orders it with that of the step.
 struct Side {
   cudaStream_t stream{};
   cudaEvent_t begin{}, end{};
-  cudaError_t status;
+} side;
 
-  Side() {
-    status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    for (cudaEvent_t* event : {&begin, &end})
-      if (status == cudaSuccess) status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
-  }
-};
+// Once in a process, which has one GPU; so that no step does it.
+cudaError_t prepare() {
+  if (side.stream) return cudaSuccess;
+  for (cudaEvent_t* event : {&side.begin, &side.end})
+    if (cudaError_t status = cudaEventCreateWithFlags(event, cudaEventDisableTiming)) return status;
+  if (cudaError_t status = prepare_many()) return status;
+  return cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking);
+}
 
 cudaError_t launch(const Call& call) {
   clear_unowned<<<call.tokens < 128 ? call.tokens : 128, 128, 0, call.stream>>>(call);
   if (cudaError_t status = cudaGetLastError()) return status;
   constexpr int kAny = 1 << 30;
   if (call.sequences == 1) return launch_many(call, {1, kAny});  // there is nothing beside it
-  static const Side side;
-  if (side.status != cudaSuccess) return side.status;
   if (cudaError_t status = cudaEventRecord(side.begin, call.stream)) return status;
   if (cudaError_t status = cudaStreamWaitEvent(side.stream, side.begin, 0)) return status;
   int32_t* scratch = call.work + work_words_many(call.tokens, call.sequences);
@@ -74,15 +74,22 @@ INGOT_EXPORT int64_t ingot_work_words(int32_t tokens, int32_t sequences) {
   return ingot::work_words_many(tokens, sequences) + ingot::fa2::work_words(ingot::few_tiles(sequences), sequences);
 }
 
-// Null, or why the call could not be launched.
-INGOT_EXPORT const char* ingot_attention(const ingot::Call* call) {
+// What the other two give: null, or what went wrong.
+template <typename Work>
+static const char* problem(Work work) {
   static thread_local std::string error;
   try {
-    const cudaError_t status = ingot::launch(*call);
+    const cudaError_t status = work();
     if (status == cudaSuccess) return nullptr;
     error = cudaGetErrorString(status);
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
   return error.c_str();
+}
+
+INGOT_EXPORT const char* ingot_prepare() { return problem(ingot::prepare); }
+
+INGOT_EXPORT const char* ingot_attention(const ingot::Call* call) {
+  return problem([call] { return ingot::launch(*call); });
 }

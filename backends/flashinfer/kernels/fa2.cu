@@ -10,6 +10,8 @@ int tiles_of(int tokens, int sequences) { return most_tiles(tokens, sequences, k
 
 int64_t work_words_many(int tokens, int sequences) { return fa2::work_words(tiles_of(tokens, sequences), sequences); }
 
+cudaError_t prepare_many() { return cudaSuccess; }  // FlashInfer does what there is, in each call
+
 cudaError_t launch_many(const Call& call, Range range) {
   return fa2::launch<kTileRows>(call, range, tiles_of(call.tokens, call.sequences), call.work, call.stream);
 }

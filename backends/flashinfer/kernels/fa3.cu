@@ -24,13 +24,12 @@ struct VariantParams {
   float logits_soft_cap;
 };
 
-// One tile for each block: those of one head of the cache, then of the next one, so that what runs together reads the
-// same keys; in there from the last tile of the last sequence down, the heads of a group side by side.
+// One tile for each block, all heads of a tile side by side: long work begins first, and where there are fewer tiles
+// than blocks, what has nothing to do comes last.
 struct TileScheduler {
   struct Params {
     Call call;
     Range range;
-    int tiles;
   };
 
   struct WorkTileInfo {
@@ -48,10 +47,9 @@ struct TileScheduler {
 
   CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& params) const {
     const Call& call = params.call;
-    const int of_head = blockIdx.x / kGroup;
-    const Tile found = tile_of(call, params.range, of_head % params.tiles, kTileRows, 1);
+    const Tile found = tile_of(call, params.range, int(blockIdx.x) / INGOT_HEADS, kTileRows, 1);
     if (found.sequence < 0) return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, false};
-    const int head = of_head / params.tiles * kGroup + int(blockIdx.x) % kGroup;
+    const int head = int(blockIdx.x) % INGOT_HEADS;
     return WorkTileInfo{found.index,
                         head,
                         __ldg(call.q_starts + found.sequence),
@@ -81,6 +79,15 @@ using Epilogue = flashinfer::CollectiveEpilogue<Traits>;
 
 int64_t work_words_many(int, int) { return 0; }
 
+const auto kKernel =
+    flashinfer::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/kHasWindow,
+                                         /*CAUSAL=*/true, TileScheduler>;
+constexpr int kShared = sizeof(typename Traits::SharedStorage);
+
+cudaError_t prepare_many() {
+  return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+}
+
 cudaError_t launch_many(const Call& call, Range range) {
   Element* kv = static_cast<Element*>(call.kv);
   // Of the cache's layouts only the strides are read.
@@ -95,14 +102,9 @@ cudaError_t launch_many(const Call& call, Range range) {
        flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_HEADS) * INGOT_DIM,
                                    int64_t(INGOT_DIM)),
        /*lse_ptr=*/nullptr, flashinfer::get_lse_gmem_layout(call.tokens, INGOT_HEADS)});
-  const TileScheduler::Params scheduler{call, range, most_tiles(call.tokens, call.sequences, kTileRows, 1)};
-
-  auto* kernel = flashinfer::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/kHasWindow,
-                                                      /*CAUSAL=*/true, TileScheduler>;
-  const int shared = sizeof(typename Traits::SharedStorage);
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (allowed != cudaSuccess) return allowed;
-  kernel<<<scheduler.tiles * INGOT_HEADS, Traits::NUM_WARPS * 32, shared, call.stream>>>(mainloop, epilogue, scheduler);
+  const TileScheduler::Params scheduler{call, range};
+  const int tiles = most_tiles(call.tokens, call.sequences, kTileRows, 1);
+  kKernel<<<tiles * INGOT_HEADS, Traits::NUM_WARPS * 32, kShared, call.stream>>>(mainloop, epilogue, scheduler);
   return cudaGetLastError();
 }
 
