@@ -54,9 +54,10 @@ struct Range {
   }
 };
 
-// The most tiles that the tokens of a step fall into: each sequence fills its last one in part.
-__host__ __device__ inline int most_tiles(int tokens, int sequences, int rows, int rows_per_token) {
-  return cdiv(tokens * rows_per_token, rows) + sequences;
+// The most tiles that the tokens of a step fall into: each sequence of at least `least` fills its last one in part.
+inline int most_tiles(int tokens, int sequences, int least, int rows, int rows_per_token) {
+  const int parts = tokens / least < sequences ? tokens / least : sequences;
+  return cdiv(tokens * rows_per_token, rows) + parts;
 }
 
 // The `item`th tile of all, counted from the last one down: later tiles of a sequence see more, and long work begins

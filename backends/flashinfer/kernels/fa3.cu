@@ -103,7 +103,7 @@ cudaError_t launch_many(const Call& call, Range range) {
                                    int64_t(INGOT_DIM)),
        /*lse_ptr=*/nullptr, flashinfer::get_lse_gmem_layout(call.tokens, INGOT_HEADS)});
   const TileScheduler::Params scheduler{call, range};
-  const int tiles = most_tiles(call.tokens, call.sequences, kTileRows, 1);
+  const int tiles = most_tiles(call.tokens, call.sequences, range.least, kTileRows, 1);
   kKernel<<<tiles * INGOT_HEADS, Traits::NUM_WARPS * 32, kShared, call.stream>>>(mainloop, epilogue, scheduler);
   return cudaGetLastError();
 }
