@@ -45,7 +45,7 @@ class Executable(BaseModel):
 
     `files` are relative to the executable's own folder. `workspace` is what one call allocates
     at its peak in bytes, its results among it, in the largest step. `capturable` says that a CUDA graph
-    may capture a call; `prologue` names what must run on the host before a step, if anything.
+    may capture a call.
     """
 
     model_config = _FROZEN
@@ -56,7 +56,6 @@ class Executable(BaseModel):
     files: tuple[str, ...]
     workspace: Bytes = 0
     capturable: bool = True
-    prologue: str | None = None
 
 
 class Ref(BaseModel):

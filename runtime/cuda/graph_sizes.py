@@ -99,7 +99,7 @@ def is_capturable(plan: Plan, bucket: BucketPlan) -> bool:
     """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code that says so,
     and aten's views and arithmetic."""
     return all(
-        plan.executables[one.calls].capturable and plan.executables[one.calls].prologue is None
+        plan.executables[one.calls].capturable
         if one.calls is not None
         else one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
         for one in bucket.instructions
