@@ -32,7 +32,8 @@ def inspect_artifact(
     program
         The final program, which --layer, --op and --name without another choice show too.
     stage
-        The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED.
+        The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED; QUANTIZED and SHARDED where
+        the compile passed through them.
     after_pass
         The program as a pass left it: cse, choose-providers@decode, cse@NORMAL.
     region
