@@ -53,7 +53,7 @@ def run_pass(
     pass of another package raises, InternalError where one of Ingot's does.
     """
     rewriter = Rewriter(program.copy(), fuel)
-    counts, held, begin = op_counts(program), resident(), time.perf_counter()
+    held, begin = resident(), time.perf_counter()
     try:
         one.run(rewriter, context)
     except Exception as error:
@@ -70,7 +70,6 @@ def run_pass(
         raise input_error(one, program, under) or error from None
     if reached:
         rewriter.program.stage = under
-    after = op_counts(rewriter.program)
     record = PassRecord(
         name=one.name,
         entry=program.name,
@@ -80,11 +79,7 @@ def run_pass(
         stage=under.name,
         rewrites=rewriter.rewrites(),
         refusals=tuple(rewriter.refusals),
-        op_count_diff={
-            name: after.get(name, 0) - counts.get(name, 0)
-            for name in sorted(counts.keys() | after.keys())
-            if after.get(name, 0) != counts.get(name, 0)
-        },
+        op_count_diff=_op_count_diff(program, rewriter.program),
         numerics=one.numerics,
         seconds=seconds,
         peak_bytes=peak,
@@ -100,6 +95,12 @@ def run_pass(
         )
     rewriter.program.history = (*program.history, record)
     return rewriter.program, record
+
+
+def _op_count_diff(before: Program, after: Program) -> dict[str, int]:
+    old, new = op_counts(before), op_counts(after)
+    names = sorted(old.keys() | new.keys())
+    return {name: new.get(name, 0) - old.get(name, 0) for name in names if new.get(name, 0) != old.get(name, 0)}
 
 
 def _snapshot(program: Program) -> Snapshot:

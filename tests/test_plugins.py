@@ -30,8 +30,8 @@ def _samples(g, dtype):
     return [Sample((torch.randn(3, 8, generator=g).to(dtype),), {"scale": 2.0})]
 
 
-@define("scaled_relu(Tensor x, *, float scale) -> Tensor", rows=("x",), samples=_samples)
-def scaled_relu(x, *, scale):
+@define(rows=("x",), samples=_samples)
+def scaled_relu(x: torch.Tensor, *, scale: float) -> torch.Tensor:
     """relu(x) * scale in x's dtype."""
     return torch.relu(x) * scale
 '''

@@ -102,10 +102,6 @@ def _traffic(*args: Any, **kwargs: Any) -> float:
 
 
 @define(
-    "append_attention(Tensor kv, Tensor q, Tensor k, Tensor v, Tensor positions, Tensor table, Tensor slots,"
-    " Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens, Tensor? q_weight=None, Tensor? k_weight=None,"
-    " Tensor? sinks=None, *, float eps, bool interleaved=False, float scale, int? window=None, float? soft_cap=None)"
-    " -> (Tensor, Tensor)",
     samples=_samples,
     rowwise=_rowwise,
     fake=_fake,

@@ -82,8 +82,6 @@ def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object)
 
 
 @define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor token_seqs, Tensor? sinks=None, *, float scale,"
-    " int layer, int? window=None, float? soft_cap=None) -> Tensor",
     samples=_samples,
     rows=("q",),
     rowwise=_attention_rowwise,
@@ -141,7 +139,6 @@ def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: tor
 
 
 @define(
-    "kv_append(Tensor kv, Tensor k, Tensor v, Tensor slots) -> Tensor",
     samples=_kv_samples,
     fake=lambda kv, k, v, slots: torch.empty_like(kv),
     states=("kv",),
@@ -296,8 +293,6 @@ def _paged_costliest(
 
 
 @define(
-    "paged_attention(Tensor q, Tensor kv, Tensor page_table, Tensor q_starts, Tensor q_lens, Tensor kv_lens,"
-    " Tensor? sinks=None, *, float scale, int? window=None, float? soft_cap=None) -> Tensor",
     samples=_paged_samples,
     rows=("q",),
     rowwise=_paged_rowwise,

@@ -98,7 +98,6 @@ def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, 
 
 
 @define(
-    "all_reduce(Tensor x, *, str axis) -> Tensor",
     samples=_samples(),
     fake=lambda x, *, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
     across=_reduce,
@@ -110,7 +109,6 @@ def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
 
 
 @define(
-    "all_gather(Tensor x, *, str axis, int dim, int parts) -> Tensor",
     samples=_samples(dim=1, parts=2),
     fake=lambda x, *, axis, dim, parts: _resized(x, dim, x.shape[dim] * parts),
     across=_gather,
@@ -122,7 +120,6 @@ def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Ten
 
 
 @define(
-    "reduce_scatter(Tensor x, *, str axis, int dim, int parts) -> Tensor",
     samples=_samples(dim=1, parts=2),
     fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
     across=_reduce_part,
@@ -134,7 +131,6 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
 
 
 @define(
-    "take_part(Tensor x, *, str axis, int dim, int parts) -> Tensor",
     samples=_samples(dim=1, parts=2),
     fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
     across=_part,
@@ -151,7 +147,6 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 @define(
-    "vocab_embedding(Tensor tokens, Tensor weight, *, str axis, int parts) -> Tensor",
     samples=_lookup_samples,
     fake=lambda tokens, weight, *, axis, parts: weight.index_select(0, tokens),
     across=_lookup,
@@ -165,7 +160,6 @@ def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, pa
 
 
 @define(
-    "redistribute(Tensor x, *, str axis, str src, str dst, int dim=0, int parts=1) -> Tensor",
     samples=_samples(src="partial", dst="replicated", parts=2),
     fake=_move_fake,
     across=_move,

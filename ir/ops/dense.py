@@ -17,7 +17,6 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 @define(
-    "embedding(Tensor tokens, Tensor weight) -> Tensor",
     rows=("tokens",),
     samples=_embedding_samples,
     flops=nothing,
@@ -39,7 +38,6 @@ def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 @define(
-    "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
     rows=("x",),
     samples=_linear_samples,
     flops=_linear_flops,
@@ -58,7 +56,7 @@ def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define("rms_norm(Tensor x, Tensor weight, *, float eps) -> Tensor", rows=("x",), samples=_norm_samples)
+@define(rows=("x",), samples=_norm_samples)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     """`x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
 
@@ -82,7 +80,7 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define("layer_norm(Tensor x, Tensor weight, *, float eps) -> Tensor", rows=("x",), samples=_layer_norm_samples)
+@define(rows=("x",), samples=_layer_norm_samples)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     """`(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], in x's dtype (arXiv 1607.06450).
 
@@ -106,7 +104,6 @@ def _decompose_add_rms_norm(
 
 
 @define(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, *, float eps) -> (Tensor, Tensor)",
     rows=("x", "residual"),
     samples=_add_norm_samples,
     decompose=_decompose_add_rms_norm,
@@ -138,7 +135,6 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 @define(
-    "rope(Tensor x, Tensor positions, Tensor table, *, bool interleaved=False) -> Tensor",
     rows=("x", "positions"),
     samples=_rope_samples,
     flops=rope_flops,
@@ -171,7 +167,7 @@ def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((merged[:, :32], merged[:, 32:])), Sample((_randn(g, dtype, 1, 24), _randn(g, dtype, 1, 24)))]
 
 
-@define("silu_mul(Tensor gate, Tensor up) -> Tensor", rows=("gate", "up"), samples=_silu_mul_samples)
+@define(rows=("gate", "up"), samples=_silu_mul_samples)
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up`, both [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
     return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
@@ -182,9 +178,7 @@ def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((gate, up), {"approximate": "tanh"}), Sample((gate, up), {"approximate": "none"})]
 
 
-@define(
-    "gelu_mul(Tensor gate, Tensor up, *, str approximate) -> Tensor", rows=("gate", "up"), samples=_gelu_mul_samples
-)
+@define(rows=("gate", "up"), samples=_gelu_mul_samples)
 def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
     """`gelu(gate) * up`, both [T, F], rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
     return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
@@ -194,7 +188,7 @@ def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 4, 33) * 40,), {"cap": 30.0})]
 
 
-@define("soft_cap(Tensor x, *, float cap) -> Tensor", rows=("x",), samples=_soft_cap_samples)
+@define(rows=("x",), samples=_soft_cap_samples)
 def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
     """`cap * tanh(x / cap)` in x's dtype: logits that stay within ±cap (Gemma 2, arXiv 2408.00118, section 2)."""
     return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
@@ -205,7 +199,6 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
 
 
 @define(
-    "select_rows(Tensor x, Tensor rows) -> Tensor",
     rows=("rows",),
     samples=_select_rows_samples,
     flops=nothing,
@@ -221,7 +214,7 @@ def _cast_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 3, 8),), {"dtype": torch.float32})]
 
 
-@define("cast(Tensor x, *, ScalarType dtype) -> Tensor", rows=("x",), samples=_cast_samples)
+@define(rows=("x",), samples=_cast_samples)
 def cast(x: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
     """x in another dtype. A cast is pinned: no pass moves or removes its rounding."""
     # `copy=True`: an op's result never aliases its input, whatever the dtype.

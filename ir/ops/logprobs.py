@@ -57,7 +57,6 @@ def _of_equals(
 
 
 @define(
-    "top_logprobs(Tensor logits, Tensor sampled, Tensor targets, Tensor num_logprobs) -> (Tensor, Tensor, Tensor)",
     samples=_samples,
     fake=_fake,
     costliest=_of_equals,

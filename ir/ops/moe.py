@@ -138,7 +138,6 @@ def _all_to_the_same(
 
 
 @define(
-    "moe(Tensor x, Tensor router_logits, Tensor gate_up, Tensor down, *, int top_k, bool renormalize=True) -> Tensor",
     rows=("x", "router_logits"),
     samples=_samples,
     fake=_fake,

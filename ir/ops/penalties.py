@@ -71,8 +71,6 @@ def _count_all(
 
 
 @define(
-    "count_tokens(Tensor token_counts, Tensor ids, Tensor positions, Tensor token_seqs, Tensor rows,"
-    " Tensor prompt_ends) -> Tensor",
     samples=_count_samples,
     fake=lambda token_counts, *_: torch.empty_like(token_counts),
     states=("token_counts",),
@@ -149,8 +147,6 @@ def _penalize_most(
 
 
 @define(
-    "penalize(Tensor logits, Tensor token_counts, Tensor count_rows, Tensor repetition, Tensor frequency,"
-    " Tensor presence, Tensor banned) -> Tensor",
     samples=_penalize_samples,
     fake=lambda logits, *_: torch.empty_like(logits),
     # No `rows`: every element is computed by itself.

@@ -47,8 +47,6 @@ def _fake(
 
 
 @define(
-    "quant_linear(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, str scheme)"
-    " -> Tensor",
     rows=("x",),
     samples=_samples,
     fake=_fake,

@@ -176,8 +176,20 @@ def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
     return rowwise
 
 
+def _schema_of(reference: Function) -> str:
+    """The signature of a function in torch's schema language, "f(Tensor x, *, int n=1) -> Tensor"."""
+    try:
+        inferred: str = torch.library.infer_schema(reference, mutates_args=(), op_name=reference.__name__)
+    except ValueError as error:
+        raise InternalError(
+            f"the signature of op '{reference.__name__}' says not what it takes and gives",
+            where=str(error).partition("\n")[0],
+            expected="annotations that torch.library.infer_schema reads",
+        ) from None
+    return inferred.replace("SymInt", "int")  # torch's symbols stand in no call: an attribute is a number
+
+
 def define(
-    schema: str,
     *,
     samples: Samples,
     rows: tuple[str, ...] = (),
@@ -195,9 +207,10 @@ def define(
     effect: Effect = Effect.PURE,
     across: Function | None = None,
 ) -> Callable[[Function], Op]:
-    """Define an op from its reference implementation.
+    """Define an op from its reference implementation, which gives its name and, by its annotations, its schema;
+    attributes are keyword-only.
 
-    `schema` is in torch's schema language, attributes keyword-only. `rows` names the parameters whose leading axis
+    `rows` names the parameters whose leading axis
     counts independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
     `fake` defaults to the reference, which then must run on meta tensors, and `costliest` to the form that runs, which
     must too. A state result comes last, in the order of `states`; an op with any writes state, and one that only reads
@@ -205,7 +218,7 @@ def define(
     """
 
     def register(reference: Function) -> Op:
-        name = schema.partition("(")[0]
+        name, schema = reference.__name__, _schema_of(reference)
         if name in OPS:
             raise InternalError(f"op '{name}' is defined twice", where=schema)
         if states and effect is not Effect.PURE:

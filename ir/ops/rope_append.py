@@ -116,8 +116,6 @@ def _traffic(
 
 
 @define(
-    "qk_norm_rope_append(Tensor kv, Tensor q, Tensor k, Tensor v, Tensor positions, Tensor table, Tensor slots,"
-    " Tensor? q_weight=None, Tensor? k_weight=None, *, float eps, bool interleaved=False) -> (Tensor, Tensor)",
     samples=_samples,
     fake=_fake,
     states=("kv",),

@@ -109,8 +109,6 @@ def _choose_most(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
 
 
 @define(
-    "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds,"
-    " Tensor positions) -> Tensor",
     samples=_samples,
     rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),

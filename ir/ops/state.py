@@ -26,7 +26,6 @@ def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
 
 
 @define(
-    "state_copy(Tensor state, Tensor sources, Tensor targets, *, int axis) -> Tensor",
     samples=_copy_samples,
     fake=lambda state, *_, **__: torch.empty_like(state),
     states=("state",),
@@ -47,7 +46,6 @@ def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
 
 
 @define(
-    "state_move(Tensor state, Tensor sources, Tensor targets, *, int axis) -> Tensor",
     samples=_copy_samples,
     fake=lambda state, *_, **__: torch.empty_like(state),
     states=("state",),
@@ -71,7 +69,6 @@ def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
 
 
 @define(
-    "state_zero(Tensor state, Tensor targets, *, int axis) -> Tensor",
     samples=_zero_samples,
     fake=lambda state, *_, **__: torch.empty_like(state),
     states=("state",),

@@ -45,8 +45,6 @@ def _feed_fake(
 
 
 @define(
-    "feed(Tensor tokens, Tensor token_seqs, Tensor q_starts, Tensor q_lens, Tensor rows, Tensor starts,"
-    " Tensor page_table, Tensor last_token, Tensor position, *, int page_size) -> (Tensor, Tensor, Tensor, Tensor)",
     samples=_feed_samples,
     fake=_feed_fake,
     fusible=False,
@@ -124,8 +122,6 @@ def _move_all(
 
 
 @define(
-    "advance(Tensor last_token, Tensor position, Tensor rows, Tensor kv_lens, Tensor sampled, Tensor sample_index,"
-    " Tensor? rejected=None) -> (Tensor, Tensor)",
     samples=_advance_samples,
     fake=lambda last_token, position, *_: (torch.empty_like(last_token), torch.empty_like(position)),
     states=("last_token", "position"),

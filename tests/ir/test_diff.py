@@ -9,7 +9,7 @@ from toy_ops import toy_ops
 from ingot.ir.diff import Difference, ProgramDiff, diff_programs
 from ingot.ir.diff.text import numbers_text
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops import OPS, Effect, Op, define
+from ingot.ir.ops import Effect, Op, define
 from ingot.ir.parse import parse_program
 
 TEXT = """\
@@ -417,11 +417,11 @@ CAPPED = tuple(
 
 
 def _coin() -> dict[str, Op]:
-    def reference(x: torch.Tensor) -> torch.Tensor:
+    @define(samples=lambda g, dtype: [], effect=Effect.RANDOM)
+    def coin(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x)
 
-    define("coin(Tensor x) -> Tensor", samples=lambda g, dtype: [], effect=Effect.RANDOM)(reference)
-    return {"coin": OPS["coin"]}
+    return {"coin": coin}
 
 
 def test_two_random_calls_are_not_one_value() -> None:

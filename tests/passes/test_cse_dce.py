@@ -152,10 +152,10 @@ return last_token=%item, position=%position
 def _dice() -> Op:
     throws = iter(range(1, 1_000_000))
 
-    def reference(x: torch.Tensor) -> torch.Tensor:
+    @define(samples=lambda g, dtype: [], effect=Effect.RANDOM)
+    def dice(x: torch.Tensor) -> torch.Tensor:
         return x + (0 if x.is_meta else next(throws))
 
-    define("dice(Tensor x) -> Tensor", samples=lambda g, dtype: [], effect=Effect.RANDOM)(reference)
     return OPS.pop("dice")  # known within these tests only
 
 
@@ -212,8 +212,11 @@ def test_reading_a_state_must_be_declared(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_a_contract_cannot_contradict_the_states(states: tuple[str, ...], effect: Effect, message: str) -> None:
+    def wrong(kv: torch.Tensor) -> torch.Tensor:
+        return kv
+
     with pytest.raises(InternalError, match=message):
-        define("wrong(Tensor kv) -> Tensor", samples=lambda g, dtype: [], states=states, effect=effect)(lambda kv: kv)
+        define(samples=lambda g, dtype: [], states=states, effect=effect)(wrong)
     assert "wrong" not in OPS
 
 

@@ -73,7 +73,6 @@ def accept_op() -> dict[str, Op]:
         return [Sample((rows, rows, rows, torch.tensor([0, 2]).int(), torch.tensor([2, 2]).int()))]
 
     @define(
-        "toy_accept(Tensor tokens, Tensor sampled, Tensor logit_rows, Tensor q_starts, Tensor q_lens) -> Tensor",
         samples=samples,
         fake=lambda tokens, sampled, logit_rows, q_starts, q_lens: torch.empty_like(q_lens),
         fusible=False,

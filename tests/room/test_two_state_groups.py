@@ -66,7 +66,6 @@ def conv_ops() -> dict[str, Op]:
         return [Sample((torch.ones(3, 2), torch.ones(2, 4), ints), {"layer": 0})]
 
     @define(
-        "toy_conv(Tensor x, Tensor weight, Tensor token_seqs, *, int layer) -> Tensor",
         samples=pure_samples,
         fake=lambda x, weight, token_seqs, *, layer: torch.empty_like(x),
         fusible=False,
@@ -110,8 +109,6 @@ def conv_ops() -> dict[str, Op]:
         return [Sample((torch.zeros(2, 3, 2), torch.ones(1, 2), torch.ones(2, 4), one, one + 1, one, one))]
 
     @define(
-        "toy_conv_step(Tensor conv, Tensor x, Tensor weight, Tensor q_starts, Tensor q_lens, Tensor state_read,"
-        " Tensor state_write) -> (Tensor, Tensor)",
         samples=step_samples,
         fake=lambda conv, x, *_: (torch.empty_like(x), torch.empty_like(conv)),
         states=("conv",),

@@ -1,12 +1,20 @@
 """`ingot bench latency`: how long one batch of equal requests takes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ingot.commands import ArtifactFolder
 from ingot.commands.bench import options, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ingot.bench.engine import BenchEngine
+    from ingot.bench.workload import Lengths
+    from ingot.progress import OnProgress
 
 
 def bench_latency(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     input_len: int = 32,
@@ -24,8 +32,6 @@ def bench_latency(
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     input_len
         Tokens of each prompt.
     output_len
@@ -45,10 +51,9 @@ def bench_latency(
     options.at_least(0, num_iters_warmup=num_iters_warmup)
     options.check_file(json)
     from ingot.bench.answer import answer
-    from ingot.bench.drive import drive
     from ingot.bench.engine import open_engine
     from ingot.bench.metrics import latency_metrics
-    from ingot.bench.workload import equal_lengths, make_workload
+    from ingot.bench.workload import equal_lengths
     from ingot.progress import live_progress
     from ingot.runtime.artifact import open_artifact
 
@@ -57,26 +62,11 @@ def bench_latency(
     options.at_most(longest, opened, "tokens of a sequence", input_len=input_len, output_len=output_len)
     options.at_most(options.limit(opened, "max_batch"), opened, "sequences at once", batch_size=batch_size)
     asked: dict[str, Any] = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
-    latencies: list[float] = []
     with live_progress() as progress:
         progress("load", 0, 0)
         engine = open_engine(opened.folder, stream=False)
         lengths = equal_lengths(batch_size, input_len, output_len)
-
-        interrupted = False
-        try:
-            for index in range(num_iters_warmup + num_iters):
-                warming = index < num_iters_warmup
-                phase, done = ("warm up", index) if warming else ("measure", index - num_iters_warmup)
-                progress(phase, done, num_iters_warmup if warming else num_iters)
-                # Another seed for each: a cache of prefixes is to find nothing.
-                run = drive(engine, make_workload(lengths, engine.tokens, seed + index))
-                if run.interrupted:
-                    raise KeyboardInterrupt
-                if not warming:
-                    latencies.append(run.duration)
-        except KeyboardInterrupt:
-            interrupted = True
+        latencies, interrupted = _measure(engine, lengths, num_iters_warmup, num_iters, seed, progress)
     if latencies:
         metrics = latency_metrics(latencies)
         asked |= {"num_iters": len(latencies), "seed": seed, "interrupted": interrupted}
@@ -89,3 +79,27 @@ def bench_latency(
         tell.report(json, answer(opened, asked, metrics), title, rows)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def _measure(
+    engine: "BenchEngine", lengths: "Sequence[Lengths]", warm_up: int, count: int, seed: int, progress: "OnProgress"
+) -> tuple[list[float], bool]:
+    """The seconds of each of `count` batches behind `warm_up` others, and whether it was interrupted."""
+    from ingot.bench.drive import drive
+    from ingot.bench.workload import make_workload
+
+    latencies: list[float] = []
+    try:
+        for index in range(warm_up + count):
+            warming = index < warm_up
+            phase, done, of = ("warm up", index, warm_up) if warming else ("measure", index - warm_up, count)
+            progress(phase, done, of)
+            # Another seed for each: a cache of prefixes is to find nothing.
+            run = drive(engine, make_workload(lengths, engine.tokens, seed + index))
+            if run.interrupted:
+                return latencies, True
+            if not warming:
+                latencies.append(run.duration)
+    except KeyboardInterrupt:
+        return latencies, True
+    return latencies, False

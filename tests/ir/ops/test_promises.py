@@ -316,7 +316,16 @@ def test_cost_needs_no_data(name: str) -> None:
 
 def test_defining_a_name_twice_is_an_error() -> None:
     with pytest.raises(InternalError, match="op 'linear' is defined twice"):
-        define("linear(Tensor x) -> Tensor", samples=lambda g, dtype: [])(lambda x: x)
+        define(samples=lambda g, dtype: [])(OPS["linear"].reference)
+
+
+def test_an_op_without_annotations_is_refused() -> None:
+    def bare(x, n: int):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(InternalError, match=r"signature of op 'bare'[\s\S]*Parameter x"):
+        define(samples=lambda g, dtype: [])(bare)
+    assert "bare" not in OPS
 
 
 def test_op_of_knows_its_own_only() -> None:

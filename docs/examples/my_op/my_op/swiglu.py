@@ -28,7 +28,6 @@ def _decompose(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @define(
-    "swiglu(Tensor x, Tensor weight) -> Tensor",
     rows=("x",),
     samples=_samples,
     flops=_flops,
