@@ -169,7 +169,7 @@ class Engine:
                 seed = group.params.seed
                 sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
                 self._by_sequence[sequence.request.request_id] = group, sequence
-                self._scheduler.add(sequence.request)
+                self._scheduler.add(sequence.request, group.sequences[0].request if index else None)
 
     @property
     def occupancy(self) -> Occupancy:

@@ -130,13 +130,16 @@ class Scheduler:
             )
         check_servable(request, self.config, self.pool)
 
-    def add(self, request: Request) -> None:
-        """Queue a new request. Raises RequestError for one that could never be served."""
+    def add(self, request: Request, like: Request | None = None) -> None:
+        """Queue a new request, which may have the prompt and salt of one that was added just now: `like`.
+
+        Raises RequestError for one that could never be served.
+        """
         self.check(request)
         request.max_total = max_total(request, self.config)
         request.rank = request.priority, self._num_arrived
         self._num_arrived += 1
-        self._cache.begin(request)
+        self._cache.begin(request, like)
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)
 
