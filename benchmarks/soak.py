@@ -2,11 +2,12 @@
 
     python benchmarks/soak.py ARTIFACT [--minutes 10] [--rate R] [--json FILE]
 
-Requests arrive as a Poisson process, R of them in a second; without --rate 0.8 of what the engine answers of requests
-that are given at once. Lengths are like those of ShareGPT's conversations, one in twenty near the limit, one in twenty
-a few tokens; sampling, stop conditions, priorities, shared beginnings and streaming are mixed; one in ten is cancelled,
-before its first token or later, and one in a hundred can never be served and has to be refused. Among them are probes:
-greedy requests that were answered alone before. All is drawn by --seed (ingot/bench/soak_load.py).
+Requests arrive as a Poisson process, R of them in a second: 0.8 of the rate at which waits begin to grow, which
+serve.py shows for several rates; else 0.8 of what the engine answers in a second of requests that are given at once.
+Lengths are like those of ShareGPT's conversations, one in twenty near the limit, one in twenty a few tokens; sampling,
+stop conditions, priorities, shared beginnings and streaming are mixed; one in ten is cancelled, before its first token
+or later, and one in a hundred can never be served and has to be refused. Among them are probes: greedy requests that
+were answered alone before. All is drawn by --seed (ingot/bench/soak_load.py).
 
 What is held is compared with what was held after a minute of the same load. The call ends with 1, and says why, where a
 request did not end as it had to, where something was not given back, or, for an artifact that was compiled with
