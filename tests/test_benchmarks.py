@@ -336,6 +336,19 @@ def test_what_a_step_costs_the_host(
     assert all(0 < figure.value < 0.1 for figure in figures.values())
 
 
+def test_a_cold_start(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    call("cold_start", artifact, "--tries", 1, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    total = figures["first_token"]
+    phases = [figures[f"first_token_{name}"].value for name in ("start", "import", "load", "prompt")]
+    assert all(phase > 0 for phase in phases) and sum(phases) == pytest.approx(total.value)
+    assert total.values == (total.value,) and total.value < 60
+    loading = [figure.value for name, figure in figures.items() if name.startswith("load_")]
+    assert loading and max(loading) <= figures["first_token_load"].value
+
+
 def test_a_soak(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:
@@ -376,19 +389,6 @@ def test_what_a_soak_fails_for(benchmarks: None) -> None:
         assert len(list(soak.failures(one))) == 1
     done.outcomes[0].fault, done.outcomes[1].ended = "broke", ""
     assert list(soak.failures(fine)) == ["request 0 broke", "1 requests never ended"]
-
-
-def test_a_cold_start(
-    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
-) -> None:
-    call("cold_start", artifact, "--tries", 1, "--json", tmp_path / "found.json")
-    figures = results.read_result(tmp_path / "found.json").figures
-    total = figures["first_token"]
-    phases = [figures[f"first_token_{name}"].value for name in ("start", "import", "load", "prompt")]
-    assert all(phase > 0 for phase in phases) and sum(phases) == pytest.approx(total.value)
-    assert total.values == (total.value,) and total.value < 60
-    loading = [figure.value for name, figure in figures.items() if name.startswith("load_")]
-    assert loading and max(loading) <= figures["first_token_load"].value
 
 
 def test_copies_of_weights(
