@@ -10,6 +10,7 @@ SHA-256 and not something faster: whoever can make two blocks collide reads anot
 apart, who could else learn from the speed of an answer that somebody has asked the same before.
 """
 
+import copy
 import hashlib
 import numbers
 import struct
@@ -42,6 +43,12 @@ class BlockHashes:
     def num_tokens(self) -> int:
         """Tokens so far, those of the block that is not full included."""
         return len(self.digests) * self.block_size + len(self._open) // _TOKEN_BYTES
+
+    def copy(self) -> "BlockHashes":
+        """Those of a sequence with the same tokens so far, which goes on by itself."""
+        found = copy.copy(self)
+        found.digests, found._open = self.digests[:], self._open[:]
+        return found
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
         """Take the sequence's next tokens; the hashes of the blocks that they fill.

@@ -41,9 +41,11 @@ class PrefixCache:
         self._pool = pool
         self._coming: set[bytes] = set()  # what others can find when the step that is being made has been launched
 
-    def begin(self, request: Request) -> None:
-        """Hash the prompt of a new request."""
-        if self.enabled:
+    def begin(self, request: Request, like: Request | None = None) -> None:
+        """Hash the prompt of a new request, unless it is that of `like`, which was begun just now."""
+        if like is not None and like.hashes is not None:
+            request.hashes = like.hashes.copy()
+        elif self.enabled:
             request.hashes = BlockHashes(self._pool.page_size, salt=request.cache_salt)
             request.hashes.extend(request.prompt_ids)
 

@@ -21,6 +21,7 @@ from operator import attrgetter
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
+from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -84,6 +85,20 @@ class Scheduler:
         return len(self._free_rows)
 
     @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(
+            waiting=len(self.waiting),
+            running=len(self.running),
+            steps=len(self._in_flight),
+            free_rows=self.num_free_rows,
+            pages_held=self.pool.num_held,
+            pages_releasing=self.pool.num_releasing,
+            pages_kept=self.pool.num_kept,
+            pages=self.pool.num_pages,
+            preemptions=self.num_preemptions,
+        )
+
+    @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
         return replace(self._cache.stats)
 
@@ -109,14 +124,17 @@ class Scheduler:
             )
         check_servable(request, self.config, self.pool)
 
-    def add(self, request: Request) -> None:
-        """Queue a new request. Raises RequestError for one that could never be served."""
+    def add(self, request: Request, like: Request | None = None) -> None:
+        """Queue a new request, which may have the prompt and salt of one that was added just now: `like`.
+
+        Raises RequestError for one that could never be served.
+        """
         self.check(request)
         request.max_total = max_total(request, self.config)
         request.ends = request.end_tokens()
         request.rank = request.priority, self._num_arrived
         self._num_arrived += 1
-        self._cache.begin(request)
+        self._cache.begin(request, like)
         self._look_again(request)
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)

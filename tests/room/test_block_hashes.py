@@ -43,6 +43,16 @@ def test_a_block_is_named_by_all_that_comes_before_it() -> None:
     assert set(hashes([*tokens[4:8], *tokens[:4]])).isdisjoint(whole)
 
 
+def test_a_copy_goes_on_by_itself() -> None:
+    first = BlockHashes(4)
+    first.extend(range(6))
+    second = first.copy()
+    first.extend([6, 7, 8])
+    second.extend([7, 7])
+    assert first.digests == hashes(list(range(9))) and second.digests == hashes([*range(6), 7, 7])
+    assert (first.num_tokens, second.num_tokens) == (9, 8)
+
+
 def test_full_blocks_only() -> None:
     for count in range(10):
         assert hashes(list(range(count))) == hashes(list(range(9)))[: count // 4]

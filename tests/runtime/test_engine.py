@@ -302,6 +302,25 @@ def test_abort_frees_everything_after_the_step_in_flight(serve, steps):
     assert set(last) == {"b"} and last["b"].outputs[0].token_ids == served.expected([2], GREEDY)
 
 
+@pytest.mark.parametrize("steps", range(5))
+def test_a_storm_of_aborts_leaves_nothing_behind_one_step(serve, steps):
+    served = serve(num_pages=12, max_tokens=8)
+    params = SamplingParams(n=2, max_tokens=20, temperature=1.0)
+    for number in range(40):
+        served.engine.add_request(str(number), [number] * (1 + number % 11), params if number % 3 else GREEDY)
+    for _ in range(steps):
+        served.step()
+    for number in random.Random(steps).sample(range(40), 40):
+        assert served.engine.abort(str(number)).finished
+        served.check()
+    assert served.engine.has_unfinished() == (steps > 0) and served.pool.num_held == 0
+    if steps:
+        assert served.step() == []  # the step in flight, for nobody
+    served.check_empty()
+    served.engine.add_request("a", [1, 2, 3], GREEDY)
+    assert served.drain()["a"].outputs[0].token_ids == served.expected([1, 2, 3], GREEDY)
+
+
 def test_abort_keeps_sequences_that_have_ended(serve):
     served = serve(max_batch=1)
     served.engine.add_request("a", [1], SamplingParams(n=2, max_tokens=3))
@@ -411,6 +430,13 @@ def test_end_tokens_are_held_back_until_min_tokens(serve, own):
                 assert got == plain[: place + 1]
             else:
                 assert got[place] != end and got == expected[: len(got)] and len(got) > count
+
+
+def test_an_end_token_that_the_model_does_not_have_is_not_held_back(serve):
+    params = SamplingParams(temperature=0, max_tokens=9, min_tokens=5)
+    served = serve(eos=[serve().vocab, 128001])
+    served.engine.add_request("a", [1, 2], params)
+    assert served.drain()["a"].outputs[0].token_ids == serve().expected([1, 2], params)
 
 
 def test_an_end_token_that_is_ignored_is_not_held_back(serve):

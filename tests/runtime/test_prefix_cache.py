@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ingot.ir.errors import RequestError
+from ingot.runtime.block_hashes import BlockHashes
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.sampling_params import SamplingParams
 
@@ -125,6 +126,22 @@ def test_sequences_of_one_request(serve):
         assert sequence.token_ids == served.expected(PROMPT, params, 3 + index)
     assert served.engine.prefix_cache_stats == PrefixCacheStats(queries=5 * 14, hits=4 * 12)
     assert output.num_cached_tokens == 0
+
+
+def test_a_prompt_is_hashed_once_for_all_its_sequences(serve, monkeypatch):
+    """Or one request of many sequences and a long prompt holds up everybody."""
+    hashed = []
+    extend = BlockHashes.extend
+
+    def counted(hashes, tokens):
+        hashed.append(len(tokens))
+        return extend(hashes, tokens)
+
+    monkeypatch.setattr(BlockHashes, "extend", counted)
+    served = serve()
+    served.engine.add_request("r", PROMPT, SamplingParams(n=50, max_tokens=4))
+    assert hashed == [len(PROMPT)]
+    assert len({id(request.hashes) for request in served.scheduler.waiting}) == 50
 
 
 def test_salts_keep_prompts_apart(serve):
