@@ -31,6 +31,10 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("vllm", "vLLM", ("VLLM_CACHE_ROOT", *_COMPILER_CACHES)),
-        Peer("sglang", "SGLang", ("SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "TVM_FFI_CACHE_DIR", *_COMPILER_CACHES)),
+        Peer(
+            "sglang",
+            "SGLang",
+            ("SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "TVM_FFI_CACHE_DIR", "CUTE_DSL_CACHE_DIR", *_COMPILER_CACHES),
+        ),
     )
 }
