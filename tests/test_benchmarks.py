@@ -357,7 +357,7 @@ def test_copies_of_weights(
     assert all(figure.value > 0 and figure.unit == "B/s" for figure in figures.values())
 
 
-# Folders to import peers from that are none: a token takes them two milliseconds, and their first start 0.4 s more.
+# Holds packages with the peers' names: a token takes them a millisecond, and their first start 0.4 s more.
 FAKE_PEERS = Path(__file__).parent / "support" / "fake_peers"
 
 
@@ -381,13 +381,13 @@ def test_a_peer(
     assert found.versions[name] == version
     figures = {key.removeprefix(f"{name}_"): figure for key, figure in found.figures.items()}
     for batch in (1, 32):
-        assert figures[f"batch_{batch}_step"].value == pytest.approx(2e-3, rel=0.5)
-    most = 8 * 20 / 40e-3  # a busy machine makes less of it
+        assert figures[f"batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
+    most = 8 * 20 / 20e-3  # a busy machine makes less of it
     assert most / 10 < figures["throughput"].value <= most
-    assert 2e-3 <= figures["prompt_5000"].value < 0.1 and 1 < figures["spread_throughput"].value < 1e3
+    assert 1e-3 <= figures["prompt_5000"].value < 0.1 and 1 < figures["spread_throughput"].value < 2e3
     for part in ("arrivals_100", "prefix"):
-        assert 2e-3 <= figures[f"{part}_tpot"].value < 1
-    assert figures["prefix_ttft"].value >= 2e-3 and figures["prefix_throughput"].value < 3 / 2e-3
+        assert 1e-3 <= figures[f"{part}_tpot"].value < 1
+    assert figures["prefix_ttft"].value >= 1e-3 and figures["prefix_throughput"].value < 3 / 1e-3
     cold, warm = (figures[f"{start}first_token_load"].value for start in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
     with pytest.raises(SystemExit, match=f"{title} is not in"):

@@ -1,4 +1,4 @@
-"""What benchmarks take of SGLang: a start is slow where the caches are empty, a token takes two milliseconds."""
+"""What benchmarks take of SGLang: a start is slow where the caches are empty, a token takes a millisecond."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ class Engine:
     def generate(self, *, input_ids: list[list[int]], sampling_params: dict[str, Any]) -> list[dict[str, Any]]:
         assert all(len(prompt) == 128 for prompt in input_ids)
         count = _tokens(sampling_params)
-        time.sleep(count * 2e-3)
+        time.sleep(count * 1e-3)
         return [_output(count, count) for _ in input_ids]
 
     async def async_generate(self, *, input_ids: list[int], sampling_params: dict[str, Any], stream: bool) -> Any:
@@ -47,10 +47,10 @@ class Engine:
         count = _tokens(sampling_params)
         if stream:
             return self._stream(count)
-        await asyncio.sleep(count * 2e-3)
+        await asyncio.sleep(count * 1e-3)
         return _output(count, count)
 
     async def _stream(self, count: int) -> AsyncIterator[dict[str, Any]]:
         for made in range(1, count + 1):
-            await asyncio.sleep(2e-3)
+            await asyncio.sleep(1e-3)
             yield _output(made, count)
