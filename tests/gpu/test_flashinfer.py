@@ -35,6 +35,7 @@ MIXES = (
     [(140, 1000)],
     [(1, 50), (97, 0), (0, 9), (33, 700), (1, 0), (5, 16)],
     [(1, 20 + 7 * place) for place in range(70)],
+    [(150, 9), *((1 + place % 9, 3 * place % 50) for place in range(290)), (40, 200)],  # more than list one tile each
 )
 
 
