@@ -9,7 +9,6 @@ GB of them or 128 calls; the graphs take turns. Results are poisoned, and the la
 reference. Bytes are those of the cached keys and values.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ import flashinfer_peer
 import torch
 from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, take_turns, this_machine
-from kernel_figures import PACKAGES, Call, Peak, call_figures, kernel_parser, print_times, slug
+from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
 from random_checkpoint import SHAPES, Config
 from results import report
 
@@ -96,20 +95,15 @@ def main() -> None:
     if peer:
         flashinfer_peer.build("fa2", config["head_dim"], torch.bfloat16)  # on tensor cores, decoding takes this
     peak, pool = Peak(copy_bandwidth("cuda")), Pool()
-    figures, missing = peak.figures("attention"), {}
-    deadline = time.monotonic() + options.seconds
-    for name, contexts in CONTEXTS.items():
-        try:
-            if time.monotonic() > deadline:
-                raise RuntimeError("no time was left for it")
-            problem = problem_of(config, len(contexts))
-            times = measure(machine, problem, contexts, pool, peer)
-        except RuntimeError as error:
-            missing[f"attention.{slug(name)}"] = str(error)
-            continue
-        call = Call(slug(name), name, cached_bytes(problem, contexts))
-        print_times(call, times, peak)
-        figures |= call_figures("attention", call, times, peak, ours="triton", peer="flashinfer")
+    work = (
+        (
+            Call(slug(name), name, cached_bytes(problem, contexts)),
+            partial(measure, machine, problem, contexts, pool, peer),
+        )
+        for name, contexts in CONTEXTS.items()
+        for problem in [problem_of(config, len(contexts))]
+    )
+    figures, missing = measure_figures("attention", work, peak, options.seconds, ours="triton", peer="flashinfer")
     report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
 
 

@@ -6,13 +6,15 @@ A figure is named PART.CALL.PROVIDER. Its value is the median of rounds in which
 import argparse
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import benchmarks_path  # noqa: F401
 from random_checkpoint import SHAPES
 from results import Figure, add_json_option
 
+Times = Mapping[str, Sequence[float]]  # seconds of each round, by provider
 PACKAGES = ("torch", "triton", "flashinfer-python")  # whose versions bear on the figures, where they are installed
 # What computes a call, in words: providers of ours, and peers.
 PROVIDERS: Mapping[str, str] = {
@@ -59,7 +61,7 @@ class Call:
 def call_figures(
     part: str,
     call: Call,
-    times: Mapping[str, Sequence[float]],
+    times: Times,
     peak: Peak,
     *,
     ours: str | None = None,
@@ -84,6 +86,32 @@ def call_figures(
     return found
 
 
+def measure_figures(
+    part: str,
+    work: Iterable[tuple[Call, Callable[[], Times]]],
+    peak: Peak,
+    seconds: float,
+    *,
+    ours: str | None = None,
+    peer: str | None = None,
+) -> tuple[dict[str, Figure], dict[str, str]]:
+    """The figures of calls that are measured one after the other, and of those that are missing the reason: after
+    `seconds` no call is begun, and one whose work raises a RuntimeError gives no figure."""
+    figures, missing = peak.figures(part), {}
+    deadline = time.monotonic() + seconds
+    for call, measure in work:
+        try:
+            if time.monotonic() > deadline:
+                raise RuntimeError("no time was left for it")
+            times = measure()
+        except RuntimeError as error:
+            missing[f"{part}.{call.name}"] = str(error)
+            continue
+        _print_times(call, times, peak)
+        figures |= call_figures(part, call, times, peak, ours=ours, peer=peer)
+    return figures, missing
+
+
 def slug(text: str) -> str:
     """Words as part of a name: "1 x 64k, 31 x 2k" is 1_x_64k_31_x_2k."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
@@ -98,7 +126,7 @@ def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
     return parser
 
 
-def print_times(call: Call, times: Mapping[str, Sequence[float]], peak: Peak) -> None:
+def _print_times(call: Call, times: Times, peak: Peak) -> None:
     """A line for each provider."""
     least, share = call.least(peak)
     for provider, seconds in times.items():
