@@ -17,7 +17,7 @@ import benchmarks_path  # noqa: F401
 import flashinfer_peer
 import torch
 from copy_bandwidth import copy_bandwidth
-from device_times import Recorded, take_turns, this_machine
+from device_times import Recorded, check, take_turns, this_machine
 from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
 from random_checkpoint import SHAPES, Config
 from results import report
@@ -59,9 +59,7 @@ def ours(machine: Machine, steps: Steps) -> Recorded:
     inputs, expected = steps.inputs, steps.expected
     call = checked(machine, known_tiles(steps.problem)[0], steps)
     graph = captured(partial(call, given) for given in reversed(inputs))
-    found = Recorded(graph, len(inputs), call.output, (steps, call))
-    found.check(expected)
-    return found
+    return check(Recorded(graph, len(inputs), (steps, call)), call.output, expected)
 
 
 def flashinfers(steps: Steps) -> Recorded:
@@ -73,9 +71,7 @@ def flashinfers(steps: Steps) -> Recorded:
     ]
     launches = [launch for launch, _ in made]
     launches[-1]()  # what a first call sets up is no part of a recording
-    found = Recorded(captured(launches), len(made), made[-1][1], (steps, made))
-    found.check(expected)
-    return found
+    return check(Recorded(captured(launches), len(made), (steps, made)), made[-1][1], expected)
 
 
 def measure(

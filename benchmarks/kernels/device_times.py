@@ -22,18 +22,19 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A CUDA graph of some equal calls in a row, the result of the last one, and what the graph needs in memory."""
+    """A CUDA graph of some equal calls in a row, and what has to stay in memory for it."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
-    result: torch.Tensor
     kept: object
 
-    def check(self, expected: torch.Tensor) -> None:
-        """Raises RuntimeError where the last result is wrong, or was not computed."""
-        self.result.fill_(float("nan"))
-        self.graph.replay()
-        require_close(self.result, expected)
+
+def check(recorded: Recorded, result: torch.Tensor, expected: torch.Tensor) -> Recorded:
+    """The same. Raises RuntimeError where the result of its last call is wrong, or was not computed."""
+    result.fill_(float("nan"))
+    recorded.graph.replay()
+    require_close(result, expected)
+    return recorded
 
 
 def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[str, list[float]]:

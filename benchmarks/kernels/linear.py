@@ -17,7 +17,7 @@ from functools import partial
 import benchmarks_path  # noqa: F401
 import torch
 from copy_bandwidth import copy_bandwidth
-from device_times import Recorded, product_rate, take_turns, this_machine
+from device_times import Recorded, check, product_rate, take_turns, this_machine
 from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
 from linear_products import Decoder
 from results import report
@@ -70,9 +70,8 @@ def ours(machine: Machine, bench: Bench, problem: LinearProblem) -> Recorded:
     call = launcher(machine, problem, tiles_of(machine, problem))
     inputs = [bench.inputs(problem) for _ in range(calls_of(problem))]
     call(inputs[-1])  # compiles what was not compiled ahead
-    found = Recorded(captured(partial(call, given) for given in inputs), len(inputs), call.output, (call, inputs))
-    found.check(expected(problem, inputs[-1], problem.columns))
-    return found
+    found = Recorded(captured(partial(call, given) for given in inputs), len(inputs), (call, inputs))
+    return check(found, call.output, expected(problem, inputs[-1], problem.columns))
 
 
 def cublas(bench: Bench, case: Case) -> Recorded:
@@ -83,9 +82,7 @@ def cublas(bench: Bench, case: Case) -> Recorded:
     weights = [bench.weight(case.bare) for _ in range(calls_of(case.bare))]
     launches = [partial(torch.mm, x, weight.T, out=out) for weight in weights]
     launches[-1]()  # sets cuBLAS up, outside of the recording
-    found = Recorded(captured(launches), len(launches), out, x)
-    found.check(x.float() @ weights[-1].float().T)
-    return found
+    return check(Recorded(captured(launches), len(launches), (x, out)), out, x.float() @ weights[-1].float().T)
 
 
 def calls_of(problem: LinearProblem) -> int:

@@ -67,10 +67,11 @@ def _options(launch: KernelLaunch) -> dict[str, Any]:
 
 @dataclass
 class Launcher:
-    """A schedule with its buffers for a step of these sizes, to be launched on any inputs of its types."""
+    """A schedule with its buffers for a step of these sizes, to be launched on any inputs of its types. `result` is
+    None for a call that writes states alone."""
 
     schedule: Schedule
-    result: Value
+    result: Value | None
     sizes: Mapping[str, int]
     buffers: dict[str, torch.Tensor] = field(init=False)
 
@@ -84,6 +85,7 @@ class Launcher:
 
     @property
     def output(self) -> torch.Tensor:
+        assert self.result is not None
         return self.buffers[str(self.result.buffer)]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
