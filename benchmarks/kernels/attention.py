@@ -64,7 +64,8 @@ def ours(machine: Machine, steps: Steps) -> Recorded:
 
 def flashinfers(steps: Steps) -> Recorded:
     """The same of FlashInfer's calls."""
-    inputs, expected, scratch = steps.inputs, steps.expected, flashinfer_peer.workspace()
+    inputs, expected = steps.inputs, steps.expected
+    scratch = flashinfer_peer.workspace(inputs[0][0].device)
     made = [
         flashinfer_peer.decode_call(scratch, q, kv, page_table, steps.mix.contexts)
         for q, kv, page_table, *_ in reversed(inputs)

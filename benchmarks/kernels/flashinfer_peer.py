@@ -22,9 +22,9 @@ def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
     get_batch_prefill_module(kernel, dtype, dtype, dtype, torch.int32, dim, dim, *none)
 
 
-def workspace() -> torch.Tensor:
+def workspace(device: torch.device) -> torch.Tensor:
     """Scratch of all calls on one stream."""
-    return torch.empty(_WORKSPACE, dtype=torch.uint8, device="cuda")
+    return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def decode_call(
@@ -56,7 +56,7 @@ def prefill_call(
 
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD")
     page, kv_heads, dim = kv.shape[2:]
-    starts = _starts(fed)
+    starts = _starts(fed, q.device)
     sizes = (q.shape[1], kv_heads, dim, page)
     given = {"causal": True, "q_data_type": q.dtype, "kv_data_type": kv.dtype}
     wrapper.plan(starts, *_pages(page_table, contexts, page), *sizes, **given)
@@ -68,9 +68,9 @@ def _pages(page_table: torch.Tensor, contexts: Sequence[int], page: int) -> tupl
     """Where the pages of each sequence begin among all pages, these in a row, and how far the last ones are filled."""
     needed = [-(-context // page) for context in contexts]
     indices = torch.cat([row[:count] for row, count in zip(page_table, needed, strict=True)])
-    last = [(context - 1) % page + 1 for context in contexts]
-    return _starts(needed), indices, torch.tensor(last, dtype=torch.int32, device=page_table.device)
+    last = torch.tensor([(context - 1) % page + 1 for context in contexts], dtype=torch.int32).to(indices.device)
+    return _starts(needed, indices.device), indices, last
 
 
-def _starts(counts: Sequence[int]) -> torch.Tensor:
-    return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int().cuda()
+def _starts(counts: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int().to(device)
