@@ -47,14 +47,19 @@ class Heads:
         return Heads(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
 
 
+def providers(sm: int) -> tuple[str, ...]:
+    """Of ours, the cheapest by their claims first: of those that are there a compiled model takes that."""
+    return ("fa3", "triton", "fa2") if kernel_for(sm) == "fa3" else ("triton", "fa2")
+
+
 def build_all(heads: Heads, sm: int, folder: Path) -> None:
     """Compile our kernels for these heads into `folder`, and FlashInfer's for itself where it is installed. What an
     earlier call has compiled there is not compiled again."""
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
-        kernel = kernel_for(sm)
-        waiting = [processes.submit(emit, heads, provider, folder / provider) for provider in (kernel, "triton")]
+        waiting = [processes.submit(emit, heads, provider, folder / provider) for provider in providers(sm)]
         if flashinfer_peer.installed():
-            waiting += [processes.submit(flashinfer_peer.build, one, heads.dim, DTYPE) for one in {kernel, "fa2"}]
+            kernels = (one for one in providers(sm) if one != "triton")
+            waiting += [processes.submit(flashinfer_peer.build, one, heads.dim, DTYPE) for one in kernels]
         for future in waiting:
             future.result()
 
@@ -62,7 +67,7 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
     """What `build_all` left: what runs, by provider, and why there is nothing to run."""
     runs, refusals = {}, {}
-    for provider in (kernel_for(sm), "triton"):
+    for provider in providers(sm):
         own = folder / provider
         if (own / _REFUSAL).exists():
             refusals[provider] = json.loads((own / _REFUSAL).read_text(encoding="utf-8"))
