@@ -244,9 +244,9 @@ def test_results_that_are_not_compared_are_computed(on_cpu: Script) -> None:
         prefill.measure(case, {"triton": run}, False, 1)
 
 
-def small_cases(step: Any, where: str) -> dict[str, Any]:
+def small_cases(step: Any) -> dict[str, Any]:
     sizes = step.Sizes(vocab=90, hidden=32, ffn=48, heads=2, head_dim=16)
-    return {case.name: case for case in step.cases(sizes, 3, where)}
+    return {case.name: case for case in step.cases(sizes, 3, "cpu")}
 
 
 MEASURED = ("feed, decode", "advance", "embedding", "penalize, all ask", "sample, greedy")
@@ -257,7 +257,7 @@ MEASURED = ("feed, decode", "advance", "embedding", "penalize, all ask", "sample
 def test_small_kernels(on_cpu: Script, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = on_cpu("step")
     monkeypatch.setattr(step, "CALLS", (3, 2))
-    times = step.measure(small_cases(step, "cpu")[f"{name}, 3 rows"], MACHINE, cache=1 << 20)
+    times = step.measure(small_cases(step)[f"{name}, 3 rows"], MACHINE, cache=1 << 20)
     assert times == {"triton": [1e-3 / 3] * 21}
 
 
@@ -269,19 +269,18 @@ def test_wrong_small_kernels_are_no_figure(on_cpu: Script, monkeypatch: pytest.M
     monkeypatch.setattr(Launcher, "__call__", lambda self, inputs: None)
     for name in ("embedding", "sample, greedy", "advance"):
         with pytest.raises(RuntimeError, match="the result is wrong"):
-            step.measure(small_cases(step, "cpu")[f"{name}, 3 rows"], MACHINE, cache=1)
+            step.measure(small_cases(step)[f"{name}, 3 rows"], MACHINE, cache=1)
     monkeypatch.setattr(Launcher, "__call__", ran)
 
 
-def test_kernels_are_compiled_ahead_for_what_is_measured(script: Script) -> None:
-    """Types of meta tensors give the launches that real ones give."""
+def test_every_small_kernel_has_a_name_and_bytes(script: Script) -> None:
     step = script("step")
-    real, meta = small_cases(step, "cpu"), small_cases(step, "meta")
-    assert real.keys() == meta.keys() and len(real) > 20
-    for name, case in real.items():
-        ours, ahead = (step.lower(one, one.draw(), MACHINE).schedule.launches for one in (case, meta[name]))
-        assert ours == ahead and ours
-        assert step.slug(name) != "" and step.bytes_of(case, case.draw()) > 0
+    found = small_cases(step)
+    assert len({step.slug(name) for name in found}) == len(found) > 20
+    row = 3 * 90 * 4  # bytes of all logits
+    for what, asked in (("sample, greedy", row), ("penalize, all ask", 3 * row), ("soft_cap, logits", 2 * row)):
+        case = found[f"{what}, 3 rows"]
+        assert 0 <= step.bytes_of(case, case.draw()) - asked < 500  # of what the rows ask for, and their tokens
 
 
 def test_one_call_measures_all(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

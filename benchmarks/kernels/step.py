@@ -10,7 +10,6 @@ call that asks for more reads and writes beside them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,8 +26,7 @@ from ingot.backends.triton.lower import elementwise, gate, logprobs, norm, penal
 from ingot.backends.triton.lower.call import Call as LoweredCall
 from ingot.backends.triton.lower.call import Lowering
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.backends.triton.tune.device import Launcher, Machine, captured, compile_launches
-from ingot.backends.triton.tune.search import compilers
+from ingot.backends.triton.tune.device import Launcher, Machine, captured
 from ingot.ir.ops import OPS
 from ingot.ir.ops.registry import Op
 from ingot.ir.plan import BucketClass
@@ -56,7 +54,7 @@ class Lowered:
 
 
 def lower(case: Case, args: Sequence[torch.Tensor], machine: Machine) -> Lowered:
-    """For a step of as many tokens as the case has rows. Of the tensors it takes the types, so meta tensors will do."""
+    """For a step of as many tokens as the case has rows, and for tensors of such types."""
     op = OPS[case.op]
     tensors = {name: one for name, one in op.bind(args, dict(case.kwargs)).items() if isinstance(one, torch.Tensor)}
     values: dict[str, Value | None] = {
@@ -77,24 +75,6 @@ def type_of(tensor: torch.Tensor) -> TensorType:
     return TensorType(tensor.dtype, tuple(tensor.shape), None if tensor.is_contiguous() else tuple(tensor.stride()))
 
 
-def compile_case(shape: str, rows: int, number: int, machine: Machine) -> None:
-    """Into Triton's cache, for another process."""
-    case = list(cases(Sizes.of(SHAPES[shape]), rows, "meta"))[number]
-    compile_launches(lower(case, case.draw(), machine).schedule, {})
-
-
-def compile_ahead(shape: str, machine: Machine, only: set[str]) -> None:
-    """What is measured, in other processes."""
-    with compilers() as processes:
-        numbered = [
-            (rows, number)
-            for rows in ROWS
-            for number, case in enumerate(cases(Sizes.of(SHAPES[shape]), rows, "meta"))
-            if not only or case.op in only
-        ]
-        wait([processes.submit(compile_case, shape, rows, number, machine) for rows, number in numbered])
-
-
 def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
     """Seconds of a call in each round. Raises RuntimeError for wrong results."""
     first = case.draw()
@@ -104,7 +84,7 @@ def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
     draws = [first, *(case.draw() for _ in range(min(most, CACHES * cache // bytes_of(case, first))))]
     states = {place: first[place].clone() for place in lowered.states}  # one for all calls
     inputs = [[states.get(place, one) for place, one in enumerate(draw)] for draw in draws]
-    launcher(inputs[0])  # loads what was compiled, outside of the recording
+    launcher(inputs[0])  # compiles
     row = [inputs[number % len(inputs)] for number in range(max(least, len(inputs)))]
     recorded = Recorded(captured(partial(launcher, given) for given in row), len(row), (launcher, inputs))
     times = take_turns({"triton": recorded})
@@ -151,7 +131,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="ops, separated by commas")
     options = parser.parse_args()
     machine, only = this_machine(), set(filter(None, options.only.split(",")))
-    compile_ahead(options.shape, machine, only)
     peak = Peak(copy_bandwidth("cuda"))
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     work = calls(options.shape, machine, only, cache)
