@@ -55,7 +55,7 @@ def main() -> None:
 
 def build(shape: str, work: str) -> Ended:
     """Compile what prefill.py measures. Raises ChildError."""
-    script = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
+    script: list[str | Path] = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
     return run_command(script, timeout=_BESIDE)
 
 

@@ -8,7 +8,7 @@ import torch
 from ingot.backends.triton.tune.device import Machine, captured, require_close
 from ingot.ir.gpus import FEATURES
 
-ROUNDS = 21  # of turns
+ROUNDS = 11  # of turns
 _SIDE = 8192  # of the matrices of a large product: a thousandth of its time is reading them
 _PRODUCTS = 4  # in a row
 

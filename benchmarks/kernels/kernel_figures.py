@@ -67,7 +67,8 @@ def call_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> dict[str, Figure]:
-    """Of the seconds of each round by provider; `faster` is the peer's time over ours, where both were measured."""
+    """Of the seconds of each round by provider. `faster` is the peer's time over ours, where both were measured; with
+    it stand the ratios of the single rounds."""
     name = f"{part}.{call.name}"
     least, share = call.least(peak)
     found = {f"{name}.bytes": Figure(value=call.bytes, unit="B", what=f"{call.what}: bytes from memory")}
@@ -75,14 +76,14 @@ def call_figures(
         found[f"{name}.flop"] = Figure(value=call.flop, unit="flop", what=f"{call.what}: operations of its products")
     medians = {provider: statistics.median(seconds) for provider, seconds in times.items()}
     words = {"of_copy": "of the copy's bandwidth", "of_rate": "of the large product's rate"}[share]
-    for provider, seconds in times.items():
+    for provider, took in medians.items():
         who = f"{call.what}: {PROVIDERS[provider]}"
-        took = medians[provider]
-        found[f"{name}.{provider}"] = Figure(value=took, unit="s", what=f"{who}, the median", values=tuple(seconds))
+        found[f"{name}.{provider}"] = Figure(value=took, unit="s", what=f"{who}, the median")
         found[f"{name}.{provider}.{share}"] = Figure(value=least / took, unit="", what=f"{who}, {words}")
     if ours in medians and peer in medians:
         what = f"{call.what}: {PROVIDERS[ours]}, faster than {PROVIDERS[peer]} by"
-        found[f"{name}.faster"] = Figure(value=medians[peer] / medians[ours], unit="", what=what)
+        rounds = tuple(round(other / own, 4) for own, other in zip(times[ours], times[peer], strict=True))
+        found[f"{name}.faster"] = Figure(value=medians[peer] / medians[ours], unit="", what=what, values=rounds)
     return found
 
 
