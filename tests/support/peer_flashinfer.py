@@ -35,6 +35,7 @@ class Wrapper:
     def _plan(self, q_starts: torch.Tensor, pages: tuple[torch.Tensor, ...], *sizes: int) -> None:
         self.q_starts, (self.starts, self.indices, self.last) = q_starts, pages
         self.heads, self.kv_heads, self.dim, self.page = sizes
+        assert self.starts[-1] == len(self.indices)
         assert {one.dtype for one in (q_starts, *pages)} == {torch.int32}
 
 
