@@ -20,9 +20,11 @@ PARTS = {
     "attention": "Attention of decode steps, by sequences and cached positions",
     "prefill": "Attention of steps that feed prompts, by tokens",
     "linear": "Products; of up to 64 tokens ours with the norm, gate or residual around them, cuBLAS's alone",
-    "step": "Small kernels",
+    "step": "Small kernels, by rows",
 }
 _PLOTTED = ("attention", "prefill")
+_BY_ROWS = ("step",)  # whose calls have columns for their rows, in place of providers
+_LEAST_SHARE = 0.01  # below that the time is no matter of bytes
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class Call:
 
     @property
     def times(self) -> dict[str, Figure]:
-        """By provider."""
-        return {name: figure for name, figure in self.figures.items() if figure.unit == "s"}
+        """By provider, ours first."""
+        found = ((name, figure) for name, figure in self.figures.items() if figure.unit == "s")
+        return dict(sorted(found, key=lambda item: not _who(item[1]).startswith("Ingot")))
 
     def share(self, provider: str) -> tuple[float, str]:
         """Of what it takes at the least, and of what that is: "copy" or "rate"."""
@@ -59,7 +62,7 @@ def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
             heading = f"{title.partition(',')[0]}, {result.machine.gpu}"
             plots[path] = bars(heading, {call.what: list(_bars(call)) for call in calls})
             yield f"![{heading}]({path})\n"
-        yield from _table(calls)
+        yield from (_table_by_rows(calls) if part in _BY_ROWS else _table(calls))
         peak = f"\nThe copy reads and writes {_shown(result.figures[f'{part}.copy'])}"
         rate = result.figures.get(f"{part}.rate")
         yield f"{peak}; the large product comes to {_shown(rate)}.\n" if rate else f"{peak}.\n"
@@ -76,8 +79,9 @@ def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:
 
 def _table(calls: Sequence[Call]) -> Iterator[str]:
     who = {provider: _who(figure) for call in calls for provider, figure in call.times.items()}
-    peers = [call.figures["faster"].what.partition(", faster than ")[2] for call in calls if "faster" in call.figures]
-    against = f"Ingot is faster than {peers[0].removesuffix(' by')} by" if peers else None
+    who = dict(sorted(who.items(), key=lambda item: not item[1].startswith("Ingot")))  # some calls have not all
+    ratios = [call.figures["faster"].what.partition(": ")[2] for call in calls if "faster" in call.figures]
+    against = ratios[0] if ratios else None
     counted = any("flop" in call.figures for call in calls)
     yield from table(
         ("", "bytes", *(["operations"] if counted else []), *who.values(), *([against] if against else [])),
@@ -94,11 +98,23 @@ def _table(calls: Sequence[Call]) -> Iterator[str]:
     )
 
 
+def _table_by_rows(calls: Sequence[Call]) -> Iterator[str]:
+    """Of calls with one provider: "sample, greedy, 32 rows" stands at "sample, greedy" and "32 rows"."""
+    cells: dict[str, dict[str, str]] = {}
+    for call in calls:
+        what, _, rows = call.what.rpartition(", ")
+        (provider,) = call.times
+        cells.setdefault(what, {})[rows] = _cell(call, provider)
+    columns = list(dict.fromkeys(rows for own in cells.values() for rows in own))
+    yield from table(("", *columns), ([what, *(own.get(rows, "–") for rows in columns)] for what, own in cells.items()))
+
+
 def _cell(call: Call, provider: str) -> str:
     if provider not in call.times:
         return "–"
     share, of = call.share(provider)
-    return f"{_shown(call.times[provider])}, {share:.1%} of the {of}"
+    took = _shown(call.times[provider])
+    return took if share < _LEAST_SHARE else f"{took}, {share:.1%} of the {of}"
 
 
 def _bars(call: Call) -> Iterator[tuple[str, float, str]]:

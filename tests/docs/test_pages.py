@@ -121,6 +121,10 @@ def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
     figures |= call_figures("attention", read, both, peak, ours="triton", peer="flashinfer")
     figures |= call_figures("attention", alone, {"triton": [4e-6]}, peak, ours="triton", peer="flashinfer")
     figures |= call_figures("linear", product, {"cublas": [2e-4]}, peak)
+    figures |= peak.figures("step")
+    for rows, took in (("1 row", 3e-6), ("32 rows", 2e-5)):
+        call = Call(f"sample_{rows[:2].strip()}", f"sample, greedy, {rows}", 10**4 if rows == "1 row" else 4 * 10**7)
+        figures |= call_figures("step", call, {"triton": [took]}, peak)
     machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
     found = Result(
         name="kernels_8b",
@@ -134,7 +138,7 @@ def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
     )
     text, plots = benchmark_page.page([found])
     assert "## Kernels of Llama 3.1 8B on G\n" in text and "G, driver 580; P, 16 cores" in text
-    assert "|  | bytes | Ingot, Triton | FlashInfer | Ingot is faster than FlashInfer by |" in text
+    assert "|  | bytes | Ingot, Triton | FlashInfer | Ingot, Triton, faster than FlashInfer by |" in text
     shares = "200 µs, 50.0% of the copy | 300 µs, 33.3% of the copy | 1.50 ×"
     assert f"| 8 x 16k | 400 MB | {shares} |" in text
     assert "| 1 x 2k | 8.00 MB | 4.00 µs, 50.0% of the copy | – | – |" in text
@@ -142,7 +146,10 @@ def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
     assert "The copy reads and writes 4.00 TB/s.\n" in text
     assert "The copy reads and writes 4.00 TB/s; the large product comes to 800 Tflop/s." in text
     assert "Not measured: linear.o 8 tokens. the result is wrong by 0.5" in text
-    assert "### Small kernels" not in text and plots.keys() == {"benchmarks/kernels_8b_attention.svg"}
+    assert "|  | 1 row | 32 rows |" in text and "| sample, greedy | 3.00 µs | 20.0 µs, 50.0% of the copy |" in text
+    assert "### Attention of steps that feed prompts" not in text and plots.keys() == {
+        "benchmarks/kernels_8b_attention.svg"
+    }
     (plot,) = plots.values()
     assert all(f">{label}<" in plot for label in ("8 x 16k", "FlashInfer", "300 µs", "a copy of its bytes", "100 µs"))
 
