@@ -17,10 +17,12 @@ import torch
 import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 from child_script import script_of
 
+from ingot.backends.flashinfer.packages import Missing
 from ingot.backends.triton.tune import attention as tune_attention
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
 from ingot.ir.ops import paged_attention
+from ingot.ir.target import Target
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FOLDERS = (BENCHMARKS, BENCHMARKS / "kernels")
@@ -242,6 +244,16 @@ def test_results_that_are_not_compared_are_computed(on_cpu: Script) -> None:
 
     with pytest.raises(RuntimeError, match="a part of the result was not computed"):
         prefill.measure(case, {"triton": run}, False, 1)
+
+
+def test_a_kernel_that_is_refused_is_missing(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    builds, target = script("prefill_builds"), Target.named("sm_80")
+    monkeypatch.setattr(builds.Target, "detect", lambda device: target)
+    monkeypatch.setattr("ingot.backends.flashinfer.emit.find_packages", lambda: Missing("nvcc was not found"))
+    monkeypatch.setattr(builds, "providers", lambda sm: ("fa2",))
+    for _ in range(2):  # the second one finds what the first one left
+        builds.emit(builds.Heads(32, 8, 128), "fa2", tmp_path / "fa2")
+    assert builds.load_all(80, tmp_path) == ({}, {"fa2": "nvcc was not found"})
 
 
 def small_cases(step: Any) -> dict[str, Any]:
