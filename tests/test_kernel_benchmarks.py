@@ -293,7 +293,7 @@ def test_wrong_small_kernels_are_no_figure(on_cpu: Script, monkeypatch: pytest.M
             check_once(*given)
 
     monkeypatch.setattr(step, "check_once", without_launches)
-    for name in ("embedding", "sample, greedy", "count_tokens, nothing asked"):
+    for name in ("embedding", "sample, greedy", "advance"):
         with pytest.raises(RuntimeError, match="the result is wrong"):
             step.measure(small_cases(step)[f"{name}, 3 rows"], MACHINE, cache=1)
 

@@ -101,6 +101,7 @@ def main() -> None:
         for problem in [problem_of(config, len(contexts))]
     )
     figures, missing = measure_figures("attention", work, peak, options.seconds, ours="triton", peer="flashinfer")
+    missing |= flashinfer_peer.missing("attention")
     report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
 
 

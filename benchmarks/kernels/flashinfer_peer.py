@@ -14,6 +14,13 @@ def installed() -> bool:
     return importlib.util.find_spec("flashinfer") is not None
 
 
+def missing(part: str) -> dict[str, str]:
+    """What a result says where it is not installed."""
+    return (
+        {} if installed() else {f"{part}.flashinfer": "FlashInfer is not installed (pip install 'ingot[flashinfer]')"}
+    )
+
+
 def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
     """Compile the kernels of "fa2" or "fa3" for heads of `dim`, or find them compiled. Needs nvcc, and no GPU."""
     from flashinfer.prefill import get_batch_prefill_module

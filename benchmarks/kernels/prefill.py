@@ -165,6 +165,7 @@ def main() -> None:
         chosen = next(iter(runs))  # what a compiled model takes
         figures, missing = measure_figures("prefill", work, peak, options.seconds, ours=chosen, peer="flashinfer")
     missing |= {f"prefill.{provider}": reason for provider, reason in refusals.items()}
+    missing |= flashinfer_peer.missing("prefill")
     report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
 
 
