@@ -308,6 +308,28 @@ def test_every_small_kernel_has_a_name_and_bytes(script: Script) -> None:
         assert 0 <= step.bytes_of(case, case.draw()) - asked < 500  # of what the rows ask for, and their tokens
 
 
+@pytest.mark.gpu
+def test_kernels_of_a_gpu_take_what_they_can(script: Script) -> None:
+    """Nothing is wrong, and nothing is read faster than memory can be: a copy comes to nine tenths of its bandwidth."""
+    attention, linear, step, times = (script(name) for name in ("attention", "linear", "step", "device_times"))
+    figures, config = script("kernel_figures"), script("random_checkpoint").SHAPES["1b"]
+    machine, pool, contexts = times.this_machine(), Pool(), (16384,) * 8
+    peak = figures.Peak(script("copy_bandwidth").copy_bandwidth("cuda"), times.product_rate())
+    assert 2e11 < peak.copy < 1e13 and 1e13 < peak.rate < 3e15
+    problem = attention.problem_of(config, len(contexts))
+    call = figures.Call("a", "A", attention.cached_bytes(problem, contexts))
+    found = figures.call_figures("part", call, attention.measure(machine, problem, contexts, pool, False), peak)
+    bench, decoder = linear.Bench(pool), linear.Decoder.of("1b")
+    for case in linear.cases(decoder):
+        if (case.tokens, case.part) in ((1, "down"), (8, "head"), (2048, "gate_up")):
+            found |= figures.call_figures("part", case.call, linear.measure(machine, bench, case), peak)
+    shares = [figure.value for name, figure in found.items() if ".of_" in name]
+    assert len(shares) == 6 and all(0.1 < share < 1.12 for share in shares)
+    for name, case in {case.name: case for case in step.cases(step.Sizes.of(config), 32, "cuda")}.items():
+        if case.op in ("embedding", "count_tokens", "add_rms_norm"):
+            assert all(1e-7 < took < 1e-3 for took in step.measure(case, machine, 1 << 26)["triton"]), name
+
+
 def test_one_call_measures_all(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With parts of our own: one works, one says what it missed, one fails; the last one's kernels do not compile."""
     kernels, results = script("gpu_kernels"), script("results")
