@@ -114,15 +114,12 @@ def report(
     *,
     packages: Sequence[str] = ("torch",),
     versions: Mapping[str, str] | None = None,
-    missing: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the figures and what is missing, and write the result where --json says."""
+    """Print the figures, and write the result where --json says."""
     print_figures(figures)
-    for name, reason in (missing or {}).items():
-        print(f"{name} was not measured: {reason}")
     if json is not None:
-        more = {"packages": packages, "versions": versions, "folder": json.parent, "missing": missing}
-        print(write_result(json.stem, settings, figures, **more))
+        folder = json.parent
+        print(write_result(json.stem, settings, figures, packages=packages, versions=versions, folder=folder))
 
 
 def revision() -> str:

@@ -108,8 +108,11 @@ def test_a_share_is_of_what_bounds_the_call(script: Script) -> None:
     assert "part.a.faster" not in figures.call_figures("part", read, times, peak, ours="fa3", peer="flashinfer")
 
 
-def test_what_was_not_measured_is_missing(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_measured_is_missing(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = script("kernel_figures")
+    monkeypatch.setenv("INGOT_REVISION", "0" * 40)
     now = 0.0
     monkeypatch.setattr(figures.time, "monotonic", lambda: now)
 
@@ -129,6 +132,11 @@ def test_what_was_not_measured_is_missing(script: Script, monkeypatch: pytest.Mo
     found, missing = figures.measure_figures("part", work, figures.Peak(1.0), 8.0)
     assert {name for name in found if name.endswith(".triton")} == {"part.a.triton", "part.c.triton"}
     assert missing == {"part.b": "the result is wrong by 0.5", "part.d": "no time was left for it"}
+    asked = figures.kernel_parser("", 8.0).parse_args(["--shape", "1b", "--json", str(tmp_path / "found.json")])
+    figures.finish(asked, found, missing)
+    result = script("results").read_result(tmp_path / "found.json")
+    assert result.figures == found and result.missing == missing and result.settings == {"shape": "1b"}
+    assert "part.d was not measured: no time was left for it" in capsys.readouterr().out
 
 
 @interpreted

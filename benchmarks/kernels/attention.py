@@ -18,9 +18,8 @@ import flashinfer_peer
 import torch
 from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, take_turns, this_machine
-from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
+from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from random_checkpoint import SHAPES, Config
-from results import report
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DecodeProblem
@@ -102,7 +101,7 @@ def main() -> None:
     )
     figures, missing = measure_figures("attention", work, peak, options.seconds, ours="triton", peer="flashinfer")
     missing |= flashinfer_peer.missing("attention")
-    report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
+    finish(options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import benchmarks_path  # noqa: F401
 from random_checkpoint import SHAPES
-from results import Figure, add_json_option
+from results import Figure, add_json_option, write_result
 
 Times = Mapping[str, Sequence[float]]  # seconds of each round, by provider
-PACKAGES = ("torch", "triton", "flashinfer-python")  # whose versions bear on the figures, where they are installed
+_PACKAGES = ("torch", "triton", "flashinfer-python")  # whose versions bear on the figures, where they are installed
 # What computes a call, in words: providers of ours, and peers.
 PROVIDERS: Mapping[str, str] = {
     "triton": "Ingot, Triton",
@@ -125,6 +125,16 @@ def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=seconds, help="after which no call is begun")
     add_json_option(parser)
     return parser
+
+
+def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
+    """Print what is missing, and write the result where --json says. Times were printed as they came."""
+    for name, reason in missing.items():
+        print(f"{name} was not measured: {reason}")
+    if options.json is not None:
+        settings = {name: getattr(options, name) for name in ("shape", "only") if hasattr(options, name)}
+        place = {"folder": options.json.parent, "packages": _PACKAGES}
+        print(write_result(options.json.stem, settings, figures, missing=missing, **place))
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:

@@ -18,9 +18,8 @@ import benchmarks_path  # noqa: F401
 import torch
 from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, product_rate, take_turns, this_machine
-from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
+from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from linear_products import Decoder
-from results import report
 
 from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LinearProblem
@@ -109,7 +108,7 @@ def main() -> None:
     peak, bench = Peak(copy_bandwidth("cuda"), product_rate()), Bench(Pool())
     work = ((case.call, partial(measure, machine, bench, case)) for case in found)
     figures, missing = measure_figures("linear", work, peak, options.seconds, ours="triton", peer="cublas")
-    report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
+    finish(options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ import flashinfer_peer
 import torch
 from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, check, product_rate, take_turns, this_machine
-from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
+from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, slug
 from prefill_builds import DTYPE, PAGE, Heads, Run, build_all, load_all
 from random_checkpoint import SHAPES
-from results import report
 
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import captured
@@ -166,7 +165,7 @@ def main() -> None:
         figures, missing = measure_figures("prefill", work, peak, options.seconds, ours=chosen, peer="flashinfer")
     missing |= {f"prefill.{provider}": reason for provider, reason in refusals.items()}
     missing |= flashinfer_peer.missing("prefill")
-    report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
+    finish(options, figures, missing)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ import benchmarks_path  # noqa: F401
 import torch
 from copy_bandwidth import copy_bandwidth
 from device_times import Recorded, take_turns, this_machine
-from kernel_figures import PACKAGES, Call, Peak, Times, kernel_parser, measure_figures, slug
+from kernel_figures import Call, Peak, Times, finish, kernel_parser, measure_figures, slug
 from random_checkpoint import SHAPES
-from results import report
 from step_cases import Case, Sizes, cases
 
 from ingot.backends.triton.lower import elementwise, gate, logprobs, norm, penalties, sampling, step
@@ -135,8 +134,7 @@ def main() -> None:
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     work = calls(options.shape, machine, only, cache)
     figures, missing = measure_figures("step", work, peak, options.seconds)
-    settings = {"shape": options.shape, "only": options.only}
-    report(options.json, settings, figures, packages=PACKAGES, missing=missing)
+    finish(options, figures, missing)
 
 
 if __name__ == "__main__":
