@@ -27,10 +27,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Figure(BaseModel):
-    """One number. `unit` is "s", "B", "B/s", "tokens/s", "requests/s" or "" for a ratio; `what` says in words what was
-    measured.
+    """One number. `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s" or "" for a ratio; `what` says
+    in words what was measured.
 
-    `values` are those of all tries, where `value` is the best of several and they were kept.
+    `values` are those of all tries, where `value` is made of several and they were kept.
     """
 
     model_config = _FROZEN
