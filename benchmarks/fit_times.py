@@ -1,13 +1,13 @@
 """The constants of predicted times (`ingot/ir/gpu_times.py`), fitted to measured steps.
 
     ingot explain ARTIFACT --step T=32,context=512 --measure --json > 32.json
-    python benchmarks/fit_times.py 1.json 32.json 512.json … [--leave-out]
+    python benchmarks/fit_times.py 1.json 32.json 512.json … [--leave-out] [--check OTHER.json …]
 
 Each constant of a kernel that is not zero is moved up and down, by less and less, as long as the calls that the kernel
 is of come nearer to their measured times: the mean square of log(predicted / measured), each call weighing as much as
 it takes of its step. Where they say little, it stays near what it was. What the tuning log has a time of is no
-constant's. Printed are the table, and errors before and
-after; with --leave-out each step is predicted too by constants that were fitted to the others.
+constant's. Printed are the table, and errors before and after; those of the files to --check too, which nothing is
+fitted to. With --leave-out each step is predicted by constants that were fitted to the others.
 """
 
 import argparse
@@ -68,11 +68,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--check", nargs="+", type=Path, default=[], metavar="FILE")
     options = parser.parse_args()
     steps = [step for path in options.files for step in read_steps(path)]
+    others = [step for path in options.check for step in read_steps(path)]
     times = fitted(H200_TIMES, steps)
     print(source_of(times))
     print_errors(steps, H200_TIMES, lambda step: times, "fitted")
+    if others:
+        print_errors(others, H200_TIMES, lambda step: times, "not fitted")
     if options.leave_out:
 
         def without(step: Step) -> GpuTimes:

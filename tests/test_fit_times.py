@@ -121,6 +121,22 @@ def test_a_trace_tells_what_is_between_steps(fit: ModuleType, file: Path) -> Non
     assert fit.fitted(TRUE, [launched]).between == TRUE.between
 
 
+def test_the_command(
+    fit: ModuleType, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = file.with_name("other.json")
+    other.write_text(json.dumps({"buckets": [bucket(64)]}))
+    monkeypatch.setattr(fit, "H200_TIMES", WRONG)
+    monkeypatch.setattr(sys, "argv", ["fit_times.py", str(file), "--check", str(other), "--leave-out"])
+    fit.main()
+    said = capsys.readouterr().out
+    assert said.startswith('"norm": KernelTime(') and said.count("mean, without sign") == 3
+    # The one that nothing was fitted to, and that no step was left out for.
+    (checked,) = [line for line in said.splitlines() if line.startswith("other T=64")]
+    before, after = (float(one.strip("%")) for one in checked.split("µs")[1].split()[0:3:2])
+    assert abs(after) < 4 < abs(before)
+
+
 def test_what_is_no_measurement(fit: ModuleType, tmp_path: Path) -> None:
     unmeasured = bucket(1)
     unmeasured["time"]["measured"] = None
