@@ -4,8 +4,8 @@
     python benchmarks/fit_times.py 1.json 32.json 512.json … [--leave-out] [--check OTHER.json …]
 
 Each constant of a kernel that is not zero is moved up and down, by less and less, as long as the calls that the kernel
-is of come nearer to their measured times: the mean square of log(predicted / measured), each call weighing as much as
-it takes of its step. Where they say little, it stays near what it was. What the tuning log has a time of is no
+is of come nearer to their measured times: the mean square of log(predicted / measured), each call weighing as the
+root of its share of the step. Where they say little, it stays near what it was. What the tuning log has a time of is no
 constant's. Printed are the table, and errors before and after; those of the files to --check too, which nothing is
 fitted to. With --leave-out each step is predicted by constants that were fitted to the others.
 """
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Sample:
-    """Calls of equal work that take `seconds` each, and their share of all steps' time."""
+    """Calls of equal work that take `seconds` each."""
 
     work: Work
     seconds: float
@@ -122,7 +122,7 @@ def samples(steps: Iterable[Step]) -> list[Sample]:
                 groups.setdefault(repr(replace(work, name="")), []).append((work, seconds))
         for group in groups.values():
             taken = statistics.median(seconds for _, seconds in group)
-            found.append(Sample(group[0][0], taken, taken * len(group) / whole))
+            found.append(Sample(group[0][0], taken, math.sqrt(taken * len(group) / whole)))
     return found
 
 

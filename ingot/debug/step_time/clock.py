@@ -10,7 +10,7 @@ from ingot.debug.asked_step import limits_of, step_sizes
 from ingot.debug.explained import BucketCosts, Call
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.launches import Shape, compiled_launches
-from ingot.debug.step_time.served import served_size
+from ingot.debug.step_time.served import computed_size, served_size
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.times import CallTime
 from ingot.debug.step_time.work import Work, works
@@ -57,7 +57,8 @@ class StepClock:
         plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step)
-        run = sizes if served is None else {**sizes, "T": served.T, "B": served.B, "L": served.L}
+        computed = served or computed_size(plan, bucket, costs.step)
+        run = {**sizes, "T": computed.T, "B": computed.B, "L": computed.L}
         found = works(program, bucket, Shape(sizes, run, costs.step.context, self.device.gpu), choices, self.kernels)
         taken = None
         if self.measure and costs.entry == "main":

@@ -72,8 +72,9 @@ class Contexts:
     choice: Choice
 
     def launched(self, name: str, cores: int) -> Launched:
-        """The launch of the kernel. A split goes over whole tiles; the first one is on the way before the kernel in
-        front has ended, and takes no time of its own."""
+        """The launch of the kernel. A split goes over whole tiles. Those that there are for certain may have their first
+        one on the way before the kernel in front has ended, and then it takes no time of its own; further ones learn
+        from the lengths which they are."""
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
         splits = limits.base
@@ -84,9 +85,10 @@ class Contexts:
         in_turn = math.ceil(all_tiles / splits)
         room = cores * tiles.programs
         waves = math.ceil(self.tokens * problem.kv_heads * min(splits, all_tiles) / room)
-        longest = (waves * in_turn - 1) * tiles.keys
+        early = int(bool(tiles.early) and splits == limits.base)
+        longest = (waves * in_turn - early) * tiles.keys
         mean = self.tokens * problem.kv_heads * self.context / room
-        return Launched(name, waves - (in_turn == 1), longest / mean)
+        return Launched(name, waves - (early if in_turn == 1 else 0), longest / mean)
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
