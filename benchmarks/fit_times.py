@@ -5,9 +5,9 @@
 
 Each constant of a kernel that is not zero is moved up and down, by less and less, as long as the calls that the kernel
 is of come nearer to their measured times: the mean square of log(predicted / measured), each call weighing as the
-root of its share of the step. Where they say little, it stays near what it was. What the tuning log has a time of is no
-constant's. Printed are the table, and errors before and after; those of the files to --check too, which nothing is
-fitted to. With --leave-out each step is predicted by constants that were fitted to the others.
+root of its share of the step. Where they say little, it stays near what it was. Printed are the table, and errors
+before and after; those of the files to --check too, which nothing is fitted to. With --leave-out each step is predicted
+by constants that were fitted to the others.
 """
 
 import argparse
@@ -205,7 +205,8 @@ def _constants(kernel: KernelTime) -> str:
     texts = [_us(kernel.latency), *(f"{value:g}" for value in (kernel.bandwidth, kernel.rate))]
     while len(texts) > 1 and texts[-1] == f"{fields(KernelTime)[len(texts) - 1].default:g}":
         texts.pop()
-    texts += [f"wave={_us(kernel.wave)}"] * bool(kernel.wave) + [f"stream={kernel.stream:g}"] * bool(kernel.stream)
+    named = {"wave": _us(kernel.wave), "stream": f"{kernel.stream:.3g}", "beyond": _us(kernel.beyond)}
+    texts += [f"{name}={text}" for name, text in named.items() if getattr(kernel, name)]
     return f"KernelTime({', '.join(texts)})"
 
 

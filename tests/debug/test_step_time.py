@@ -48,6 +48,7 @@ TIMES = GpuTimes(
         "moving": KernelTime(2 * US, 0.5),
         "computing": KernelTime(1 * US, 1.0, 0.25),
         "helping": KernelTime(3 * US),
+        "logged": KernelTime(3 * US, beyond=0.5 * US),
         "in waves": KernelTime(1 * US, 1.0, 1.0, wave=2 * US),
         "streaming": KernelTime(1 * US, 1.0, 1.0, stream=10**9),
         "decode_attention": KernelTime(5 * US, 1.0),
@@ -97,6 +98,8 @@ def choice(source: str, microseconds: float | None, kernel: str = "linear", **ti
         (work("moving", moved=10**9, choice=choice("measured", 12.5)), 12.5),
         (work("moving", moved=10**9, choice=choice("given", 12.5)), 12.5),
         (work("moving", moved=10**9, choice=choice("table", 12.5)), 25),  # of a device that is twice as fast
+        (work("logged", "moving", moved=10**9, choice=choice("measured", 12.5)), 12.5 + 0.5),
+        (work("logged", "moving", moved=10**9, choice=choice("table", 12.5)), 25 + 0.5),
         (work("moving", moved=10**6, choice=choice("heuristic", None)), 4),
         # Of attention the log has a time too, of other contexts than these.
         (work("decode_attention", moved=10**6, choice=choice("measured", 99.0, "decode_attention", keys=32)), 5 + 1),

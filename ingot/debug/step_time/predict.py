@@ -17,7 +17,8 @@ def device_seconds(work: Work, device: Device) -> float:
     # What attention takes depends on contexts, which the log does not tell.
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
         # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
-        return choice.microseconds * 1e-6 * (device.slower_memory if choice.source == "table" else 1.0)
+        slower = device.slower_memory if choice.source == "table" else 1.0
+        return choice.microseconds * 1e-6 * slower + sum(device.times.of(one.name).beyond for one in work.launches)
     kernels = [(one, device.times.of(one.name)) for one in work.launches]
     begun = sum(kernel.latency + kernel.wave * one.waves for one, kernel in kernels)
     return begun + max((_carried(work, one, kernel, device) for one, kernel in kernels), default=0.0)

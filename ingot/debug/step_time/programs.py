@@ -72,9 +72,9 @@ class Contexts:
     choice: Choice
 
     def launched(self, name: str, cores: int) -> Launched:
-        """The launch of the kernel. A split goes over whole tiles. Those that there are for certain may have their first
-        one on the way before the kernel in front has ended, and then it takes no time of its own; further ones learn
-        from the lengths which they are."""
+        """The launch of the kernel. A split goes over whole tiles. Those that there are for certain may have their
+        first one on the way before the kernel in front has ended, and then it takes no time of its own; further ones
+        learn from the lengths which they are."""
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
         splits = limits.base
