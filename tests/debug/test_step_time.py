@@ -26,6 +26,7 @@ from ingot.debug.step_time.launches import Shape
 from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement, StepTrace
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
 from ingot.debug.step_time.programs import Launched
+from ingot.debug.step_time.served import computed_size
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Work, works
 from ingot.ir.errors import ArtifactError, TargetError
@@ -33,11 +34,12 @@ from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_programs
-from ingot.ir.plan import BucketClass
+from ingot.ir.plan import BucketClass, BucketPlan, Plan
 from ingot.ir.tolerances import compare
 from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
+from ingot.runtime.step import StepSizes
 
 US = 1e-6
 # 1 TB/s, and the rate of an H200, which has as many multiprocessors.
@@ -234,6 +236,21 @@ def test_classes_that_hold_equal_tokens() -> None:
     ):
         found = {one: asked.step(one, limits) for one in (wide, prompts) if asked.in_class(one)}
         assert {one: step for one, step in found.items() if serving(step, (wide, prompts)) == one} == expected
+
+
+def test_prompts_are_filled_up_where_the_host_launches_them_too() -> None:
+    """By what the executor fills them up to: few sizes of tokens, and 64 rows of logits."""
+    plan = Plan.model_construct(dims={"T": (1, 4096), "B": (1, 200)})
+
+    def computed(step: Step, **bucket: Any) -> StepSizes:
+        return computed_size(plan, BucketPlan.model_construct(bucket=BucketClass(name="b", **bucket)), step)
+
+    assert computed(Step(3000, 2, 4000), tokens=(65, 4096)) == StepSizes(3072, 64, 64, 1)
+    assert computed(Step(300, 150, 4000), tokens=(65, 4096)) == StepSizes(384, 200, 200, 1)
+    assert computed(Step(40, 3, 4000), tokens=(17, 64)) == StepSizes(40, 3, 3, 1), (
+        "kernels for few tokens need no padding"
+    )
+    assert computed(Step(70, 70, 4000), tokens=(65, 512), q_max=1) == StepSizes(70, 70, 70, 1)
 
 
 @pytest.mark.xdist_group("parity-llama-plain")
