@@ -8,15 +8,18 @@ from ingot.ir.gpus import TYPICAL, Gpu
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A launch takes `latency` seconds, and then the longest of three: its bytes at the share `bandwidth` of what the
-    memory moves, its flops at the share `rate` of what products come to, and `position` seconds for each cached
-    position, where one program goes over all of them. Shares are of published numbers. Of several
-    launches of a call the slowest carries its work; with a bandwidth of 0 a launch only takes its latency."""
+    """A launch takes `latency` seconds, `wave` for each wave of its programs, and then the longest of three: its bytes
+    at the share `bandwidth` of what the memory moves, the bytes of the busiest multiprocessor at `stream` bytes a
+    second (0: at any rate), and its flops at the share `rate` of what it computes. Shares are of published numbers. Of
+    several launches of a call the slowest carries its work; with a bandwidth of 0 a launch carries none. A product that
+    the tuning log has a time of takes that and `beyond`: a step's rows are not the tuner's."""
 
     latency: float
     bandwidth: float = 0.0
     rate: float = 1.0
-    position: float = 0.0
+    wave: float = 0.0
+    stream: float = 0.0
+    beyond: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,36 +51,38 @@ class GpuTimes:
 
 
 _US = 1e-6
-# One H200 with CUDA 13.0 and Triton 3.6.0: medians of rows of equal calls in a CUDA graph, over weights that no cache
-# holds, at 1 to 2048 tokens of Llama-3.2-1B and Llama-3.1-8B; the host is a Xeon with Python 3.12. To measure them
-# again: `ingot explain --measure`, which times the same rows.
+# One H200 with CUDA 13.0, Triton 3.6.0 and FlashInfer 0.6.13: medians of rows of equal calls in a CUDA graph, over
+# weights that no cache holds, in 28 steps of Llama-3.2-1B and Llama-3.1-8B with 1 to 2048 tokens, as `ingot explain
+# --measure` takes them and benchmarks/fit_times.py fits them; what is between steps by a profiler's trace. Attention
+# of prompts by our kernel is from an earlier run of the same steps; the host is a Xeon with Python 3.12.
 H200_TIMES = GpuTimes(
     gpu=TYPICAL["sm_90"],
     kernels={
         "linear_matvec": KernelTime(1.2 * _US, 0.95),
-        "linear_tile": KernelTime(3.2 * _US, 0.90),
-        "cublas linear": KernelTime(4.2 * _US, 0.85, 0.75),
-        "decode_attention": KernelTime(8.0 * _US, 0.77),
-        "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26, position=0.025 * _US),
-        "qk_norm_rope_append": KernelTime(1.4 * _US, 0.85),
+        "linear_tile": KernelTime(3.2 * _US, 0.9, beyond=0.77 * _US),
+        "cublas linear": KernelTime(1.7 * _US, 0.81, 0.77, wave=2 * _US, stream=1.7e11),
+        "decode_attention": KernelTime(4.3 * _US, 0.83, wave=2.3 * _US, stream=2.9e10),
+        "prefill_attention": KernelTime(9.1 * _US, 0.8, 0.3),
+        "flashinfer paged_attention": KernelTime(9.3 * _US, 0.52, 0.45),
+        "qk_norm_rope_append": KernelTime(1.4 * _US, 0.82, wave=0.14 * _US),
         # These two as the one that joins them.
-        "rope": KernelTime(1.4 * _US, 0.85),
-        "kv_append": KernelTime(1.4 * _US, 0.85),
-        "norm": KernelTime(1.6 * _US, 1.00),
-        "gate_mul": KernelTime(0.7 * _US, 0.87),
-        "arithmetic": KernelTime(0.7 * _US, 1.00),
-        "convert": KernelTime(0.7 * _US, 0.75),
-        "gather": KernelTime(0.7 * _US, 0.75),
-        "feed": KernelTime(1.2 * _US, 0.75),
-        "count_tokens": KernelTime(0.7 * _US, 0.75),
-        "penalize": KernelTime(0.8 * _US, 0.50),
-        "choose_largest": KernelTime(1.5 * _US, 0.50),
-        "find_threshold": KernelTime(0.6 * _US),
-        "draw": KernelTime(0.6 * _US),
-        "top_logprobs": KernelTime(0.6 * _US, 0.75),
-        "advance": KernelTime(0.6 * _US, 0.75),
+        "rope": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
+        "kv_append": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
+        "norm": KernelTime(1.3 * _US, 1.1, wave=0.24 * _US),
+        "gate_mul": KernelTime(1.3 * _US, 0.95, wave=0.23 * _US),
+        "arithmetic": KernelTime(0.67 * _US, 1.2, wave=0.28 * _US),
+        "convert": KernelTime(0.25 * _US, 0.94, wave=0.38 * _US),
+        "gather": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
+        "feed": KernelTime(1.6 * _US, 0.62),
+        "count_tokens": KernelTime(2.1 * _US, 0.55),
+        "penalize": KernelTime(0.32 * _US, 0.49, wave=0.49 * _US),
+        "choose_largest": KernelTime(1.6 * _US, 0.52, wave=0.48 * _US),
+        "find_threshold": KernelTime(0.54 * _US),
+        "draw": KernelTime(0.54 * _US),
+        "top_logprobs": KernelTime(0.8 * _US, 0.0099),
+        "advance": KernelTime(0.88 * _US, 0.73),
     },
     other=KernelTime(2.0 * _US, 0.75, 0.50),
-    between=12.0 * _US,
+    between=11 * _US,
     host=HostTime(call=7 * _US, kernel=6 * _US, library=16 * _US, view=3 * _US, step=100 * _US),
 )

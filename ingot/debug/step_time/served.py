@@ -1,10 +1,10 @@
-"""The sizes that a step is served in: a captured graph has rows of padding where the step has fewer."""
+"""The sizes that a step is served in: there are rows of padding where it has fewer."""
 
 import torch
 
 from ingot.debug.explained import Step
 from ingot.ir.plan import BucketPlan, Plan
-from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
+from ingot.runtime.cuda.graph_sizes import decode_steps, filled_up, has_few_tokens, prompt_steps
 from ingot.runtime.cuda.staging import HostInputs
 from ingot.runtime.step import StepInputs, StepSizes, step_views
 
@@ -17,6 +17,13 @@ def served_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes | None:
         size for size, one in graphs.items() if one is bucket and step.tokens <= size.T and step.sequences <= size.B
     )
     return min(held, key=lambda size: (size.T, size.B), default=None)
+
+
+def computed_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes:
+    """Those that a step is computed in which the host launches: steps that feed prompts are filled up all the same."""
+    size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # of any context
+    whole = bucket.bucket
+    return size if whole.q_max is not None or has_few_tokens(whole) else filled_up(size, plan)
 
 
 def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
