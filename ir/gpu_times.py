@@ -59,6 +59,9 @@ H200_TIMES = GpuTimes(
         "cublas linear": KernelTime(4.2 * _US, 0.85, 0.75),
         "decode_attention": KernelTime(8.0 * _US, 0.77),
         "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26, position=0.025 * _US),
+        # Those of deterministic mode are estimates, by the two kernels most like them.
+        "linear_blocks": KernelTime(4.2 * _US, 0.85, 0.45),
+        "invariant_attention": KernelTime(8.0 * _US, 0.60, 0.20),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.85),
         # These two as the one that joins them.
         "rope": KernelTime(1.4 * _US, 0.85),

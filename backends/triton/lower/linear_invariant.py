@@ -1,7 +1,8 @@
 """How products are added up where a row's bits may not depend on its step, and the tile sizes that do so.
 
 On the tensor cores a result is a chain of instructions along the columns, 16 of them each in bf16 and f16, that add to
-one sum in float32. So what counts is where a chain begins: it is cut into splits, whose sums are added in order. Rows
+one sum in float32; what one of them adds depends on a row and a column alone (arXiv 2511.10909 models it bit by bit as
+one sum of products). So what counts is where a chain begins: it is cut into splits, whose sums are added in order. Rows
 and columns of a tile only say which results are made side by side, as long as the instruction is the same.
 """
 
