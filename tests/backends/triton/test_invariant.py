@@ -58,6 +58,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "bias and residual": {"bias": True, "residual": True},
     "norm and gate": {"norm": True, "gate": Gate("silu", 0, 40)},
 }
+if DEVICE == "cuda":  # of which a compiler might fuse products and sums in one kernel and not in another
+    FORMS["gate by tanh"] = {"bias": True, "gate": Gate("gelu_tanh", 40, 0)}
 
 
 @dtypes
