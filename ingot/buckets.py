@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ingot.ir.backend import Backend
-from ingot.ir.plan import BATCH_INVARIANT, FEW_TOKENS, BucketClass
+from ingot.ir.plan import FEW_TOKENS, BucketClass, owed_features
 from ingot.ir.target import Target
 
 # By the first number of tokens. On a GPU steps of up to 64 tokens read weights and compute little, and kernels differ
@@ -33,7 +33,7 @@ def bucket_classes(
 
     In deterministic mode the classes ask their lowerings for the same bits in all of them.
     """
-    features = (BATCH_INVARIANT,) if deterministic else ()
+    features = owed_features(deterministic=deterministic)
     if not any(backend.emits_library or backend.compiles_regions for backend in backends):
         return (BucketClass(name="any", tokens=(1, max_tokens), features=features),)
     classes = (_INVARIANT_CLASSES if deterministic else _CLASSES)[target.device]

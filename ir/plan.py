@@ -20,6 +20,11 @@ FEW_TOKENS = 16
 BATCH_INVARIANT = "batch-invariant"
 
 
+def owed_features(*, deterministic: bool) -> tuple[str, ...]:
+    """What the lowerings of all bucket classes owe, as their `features`."""
+    return (BATCH_INVARIANT,) if deterministic else ()
+
+
 class BucketClass(BaseModel):
     """The steps that one lowering serves.
 

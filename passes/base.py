@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ingot.ir.backend import Backend, Yes
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import BATCH_INVARIANT, BucketClass, Executable
+from ingot.ir.plan import BucketClass, Executable, owed_features
 from ingot.ir.program import Region, Stage
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
@@ -56,7 +56,7 @@ class PassContext:
 
     def any_bucket(self) -> BucketClass:
         """The bucket class that holds every step: what a pass before LOWERED asks backends about."""
-        features = (BATCH_INVARIANT,) if self.deterministic else ()
+        features = owed_features(deterministic=self.deterministic)
         return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens), features=features)
 
     def counts(self, claim: Yes) -> bool:

@@ -16,7 +16,7 @@ from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops import Op
-from ingot.ir.plan import BATCH_INVARIANT, BucketClass
+from ingot.ir.plan import BucketClass, owed_features
 from ingot.ir.types import DTYPES, TensorType
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,7 +29,7 @@ def new_schedule(
 ) -> Schedule:
     """A schedule for a bucket class of steps of so many tokens, a batch-invariant one if that is asked for. Dependent
     launch needs the driver: not here."""
-    features = (BATCH_INVARIANT,) if invariant else ()
+    features = owed_features(deterministic=invariant)
     return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens, features=features))
 
 

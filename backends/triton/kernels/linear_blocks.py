@@ -76,10 +76,10 @@ def linear_blocks(
                 tokens = tl.load(x_rows + start)
             else:
                 tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
-            weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE)
+            weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE, "")
             part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
             if ACTIVATION is not None:
-                up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE)
+                up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE, "")
                 up_part = tl.dot(up_weights, tl.trans(tokens), up_part, input_precision="ieee")
         if SPLITS == 1:
             result, up = part, up_part

@@ -45,12 +45,12 @@ def fetch_ahead(weight, n, start, N: tl.constexpr, K: tl.constexpr, W_STRIDE: tl
 
 
 @triton.jit
-def weight_block(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
+def weight_block(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, EVICTION: tl.constexpr):
     """A block of the weight at column `start`, for a tile; zeros outside of the matrix unless it is WHOLE there."""
     if WHOLE:
-        return tl.load(rows + start, eviction_policy="evict_first")
+        return tl.load(rows + start, eviction_policy=EVICTION)
     inside = (n < N)[:, None] & (start + k < K)[None, :]
-    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit

@@ -74,10 +74,11 @@ def linear_tile(
             tokens = tl.load(x_rows + start)
         else:
             tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
-        weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE)
+        # Weights are read once, so they leave the cache first.
+        weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE, "evict_first")
         result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
         if ACTIVATION is not None:
-            up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE)
+            up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE, "evict_first")
             up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
     if SPLITS == 1:
         finish(

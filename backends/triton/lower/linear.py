@@ -57,7 +57,7 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
         raise Refused(f"on compute capability {sm} products of tiles of two sizes are not known to have the same bits")
     sums = sums_of(product, schedule.sm)
     if most > MOST_TOKENS:
-        return launch_blocks(linear, schedule, block_tiles(product, sums), sums)
+        return launch_blocks(linear, schedule, block_tiles(product, sums, schedule.sm), sums)
     tokens = max(16, padded_tokens(most))
     return launch_tile(linear, schedule, tokens, few_tiles(product, tokens, schedule.sm), sums.share)
 

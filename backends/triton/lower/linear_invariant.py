@@ -12,6 +12,7 @@ import torch
 
 from ingot.backends.triton.lower.linear_choice import fitted, share_of, tiles
 from ingot.backends.triton.lower.linear_tiles import Product, Tiles
+from ingot.backends.triton.lower.shared_memory import shared_memory
 
 # Rows of x for whose tiles the columns are split, in steps of all sizes: there it saves most.
 _SPLIT_FOR = 16
@@ -57,10 +58,12 @@ def few_tiles(product: Product, tokens: int, sm: int) -> Tiles:
     return fitted(replace(chosen, splits=sums_of(product, sm).splits), product, tokens, sm)
 
 
-def block_tiles(product: Product, sums: Sums) -> BlockTiles:
+def block_tiles(product: Product, sums: Sums, sm: int) -> BlockTiles:
     """For more rows than that. Sizes are powers of two, so that blocks of fewer columns end where splits do."""
+    power = sums.share & -sums.share
     if product.dtype is torch.float32:
-        return BlockTiles(32, 32, min(32, sums.share), warps=4, stages=2)
+        return BlockTiles(32, 32, min(32, power), warps=4, stages=2)
     # Two sums of a tile stand in registers where it has a gate, and two more of each where columns are split.
-    block_n = 64 if product.gated and sums.splits > 1 else 128
-    return BlockTiles(128, block_n, min(64, sums.share & -sums.share), warps=8, stages=3)
+    block_n, block_k = 64 if product.gated and sums.splits > 1 else 128, min(64, power)
+    staged = (block_n * (2 if product.gated else 1) + 128) * block_k * product.dtype.itemsize
+    return BlockTiles(128, block_n, block_k, warps=8, stages=min(3, shared_memory(sm) // staged))
