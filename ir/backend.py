@@ -18,7 +18,7 @@ from ingot.ir.tuning import Choice
 class Yes:
     """A claim. `cost` ranks providers: lower wins (a rank until candidates are timed). It holds when the weights, by
     the op's parameters, lie in `layouts`; one that is not named may lie in any. `batch_invariant`: a row's bits do not
-    depend on the other rows of the step."""
+    depend on the other rows of the step, nor on which of the bucket classes that ask for it serves the step."""
 
     cost: float
     layouts: Mapping[str, Layout] = field(default_factory=dict)

@@ -65,6 +65,9 @@ H200_TIMES = GpuTimes(
         "prefill_attention": KernelTime(9.1 * _US, 0.8, 0.3),
         "flashinfer paged_attention": KernelTime(9.3 * _US, 0.52, 0.45),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.82, wave=0.14 * _US),
+        # Those of deterministic mode are estimates, by the two kernels most like them.
+        "linear_blocks": KernelTime(4.2 * _US, 0.85, 0.45),
+        "invariant_attention": KernelTime(8.0 * _US, 0.60, 0.20),
         # These two as the one that joins them.
         "rope": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
         "kv_append": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
