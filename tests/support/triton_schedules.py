@@ -24,9 +24,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_available() else (torch.float32,)
 
 
-def new_schedule(tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132) -> Schedule:
+def new_schedule(
+    tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132, sequences: int | None = None
+) -> Schedule:
     """A schedule for a bucket class of steps of so many tokens. Dependent launch needs the driver: not here."""
-    return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens))
+    return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens), sequences=sequences)
 
 
 def run_schedule(
@@ -48,7 +50,7 @@ def run_schedule(
     for launch in schedule.launches:
         grid = tuple(evaluate(size, sizes) for size in launch.grid)
         arguments = {name: argument(value) for name, value in launch.arguments.items()}
-        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
         launch.kernel[grid](**arguments, **launch.constants, **options)
     for name, buffer in schedule.buffers.items():
         assert buffer.kind != "counter" or not bool(buffers[name].any()), f"{name} is not zero after the call"

@@ -111,6 +111,18 @@ def attended(
 
 
 @triton.jit
+def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
+    """How many of the tokens first … end - 1 sequences own. SCAN sequences are looked at together."""
+    owned = 0
+    for nth in range(0, sequences, SCAN):
+        b = nth + tl.arange(0, SCAN)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        owned += tl.sum(tl.maximum(tl.minimum(start + count, end) - tl.maximum(start, first), 0))
+    return owned
+
+
+@triton.jit
 def unowned(tokens, q_starts, q_lens, sequences):
     """Which of `tokens` [N] no sequence owns."""
     owned = tl.zeros(tokens.shape, tl.int32)

@@ -21,34 +21,46 @@ _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
 _COMBINED = {True: 16384, False: 8192}
 # Up to this many tokens, a context is split in two at least.
 _HALVED = 16
-
-
-def _problem(call: Call, attention: Attention, schedule: Schedule, *, append: bool) -> DecodeProblem:
-    cache = attention.cache
-    most_tokens = schedule.bucket.tokens[1]
-    return DecodeProblem(
-        cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), most_tokens, append
-    )
+# Sequences whose lengths are looked at together: a warp's worth, so that sums stay within each warp; in steps that feed
+# prompts, where there may be hundreds, one for each thread.
+_WARP = 32
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
-    most_tokens = schedule.bucket.tokens[1]
-    problem = _problem(call, attention, schedule, append=append)
-    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
+    out = schedule.output(call.results[0])
+    _launch(call, attention, schedule, out, schedule.bucket.tokens[1], append=append, single=False)
+    return (out,)
+
+
+def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value) -> None:
+    """Adds the rows of `out` [T, heads, dim] of sequences that feed one token."""
+    _launch(call, attention, schedule, out, schedule.most_sequences, append=False, single=True)
+
+
+def _launch(
+    call: Call, attention: Attention, schedule: Schedule, out: Value, most_tokens: int, *, append: bool, single: bool
+) -> None:
+    """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
+    and others are left out."""
     cache, heads = attention.cache, power_of_two(attention.group)
+    problem = DecodeProblem(
+        cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), min(most_tokens, MOST_DECODED),
+        append,
+    )  # fmt: skip
+    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
     shares = max(1, tiles.programs * schedule.cores // cache.kv_heads)
     # A step of one token needs no more than the certain items; with many tokens, long contexts get what is to spare.
-    max_splits = min(_MAX_SPLITS, _ALL_SPLITS // most_tokens)
+    max_splits = max(1, min(_MAX_SPLITS, _ALL_SPLITS // most_tokens))
     base = 2 if most_tokens <= _HALVED else 1
     if most_tokens == 1:
         base = max_splits = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+    if max_splits <= base:
         shares = 0
-    pairs = times(attention.tokens, cache.kv_heads)
-    items = Term(op="add", left=times(pairs, base), right=shares * cache.kv_heads)
-    left = (attention.tokens, cache.kv_heads, max_splits)
-    out = schedule.output(call.results[0])
+    rows = attention.sequences if single else attention.tokens
+    items = Term(op="add", left=times(times(rows, cache.kv_heads), base), right=shares * cache.kv_heads)
+    left = (rows, cache.kv_heads, max_splits)
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
     fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "POSITIONS": 0, "INTERLEAVED": False}
     fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
@@ -72,6 +84,7 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
             **attention.constants,
             **fixed,
             "APPEND": append,
+            "SINGLE": single,
             "BLOCK_GROUP": max(16, heads),
             "CHUNK": tiles.keys,
             "BASE": base,
@@ -81,6 +94,7 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
             "BLOCK_SPLITS": min(
                 power_of_two(max_splits), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
             ),
+            "SCAN": _WARP * (tiles.warps if single else 1),
             "AHEAD": tiles.ahead,
             "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,
@@ -89,4 +103,3 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
         stages=tiles.stages,
         dependent=schedule.dependent,
     )
-    return (out,)
