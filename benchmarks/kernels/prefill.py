@@ -36,6 +36,7 @@ from ingot.passes.call_bodies import call_body
 DTYPE = torch.bfloat16
 PAGE = 16
 LIMIT = 8192
+SEQUENCES = 512
 BUCKET = BucketClass(name="extend", tokens=(65, LIMIT))
 PROVIDERS: dict[str, Callable[[], Triton | FlashInfer]] = {
     "triton": Triton,
@@ -78,6 +79,7 @@ STEPS = {
     "2048 after 30000": ((2048, 30000),),
     "8 x 1000": ((1000, 0),) * 8,
     "2048, 32 decode after 2000": ((2048, 0), *((1, 2000),) * 32),
+    "4 x 448, 256 decode after 600": (*((448, 0),) * 4, *((1, 600),) * 256),
 }
 CASES = tuple(
     Case(f"{model}: {name}", heads, steps) for model, heads in MODELS.items() for name, steps in STEPS.items()
@@ -86,7 +88,8 @@ CASES = tuple(
 
 def emit(heads: Heads, provider: str, folder: Path) -> Executable | str:
     """Compile the call for these heads, as the driver does; or why there is none."""
-    program = Program("main", Stage.LOWERED, {name: Dim(name, 1, LIMIT) for name in "TBP"}, bucket=BUCKET)
+    dims = {name: Dim(name, 1, SEQUENCES if name == "B" else LIMIT) for name in "TBP"}
+    program = Program("main", Stage.LOWERED, dims, bucket=BUCKET)
     ints = TensorType(torch.int32, ("B",))
     kv_type = TensorType(DTYPE, ("pages", 2, PAGE, heads.kv, heads.dim))
     q = program.add_input("q", TensorType(DTYPE, ("T", heads.q, heads.dim)))

@@ -27,7 +27,8 @@ TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_availab
 def new_schedule(
     tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132, sequences: int | None = None
 ) -> Schedule:
-    """A schedule for a bucket class of steps of so many tokens. Dependent launch needs the driver: not here."""
+    """A schedule for a bucket class of steps of so many tokens, and of `sequences` at most. Dependent launch needs the
+    driver: not here."""
     return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens), sequences=sequences)
 
 
@@ -69,7 +70,7 @@ def run_lowering(
 ) -> list[torch.Tensor]:
     """A call of `op` by its lowering, on tensors (copied to the device; a state is updated there, and is the last
     result). `dims` are sizes that the types keep as symbols; the leading axis of a tensor argument whose size is one of
-    them gets its name."""
+    them gets its name. No step has more sequences than this one."""
     bound = op.bind(list(args), dict(kwargs))
     tensors = {name: _copied(value) for name, value in bound.items() if isinstance(value, torch.Tensor)}
     names = {size: dim for dim, size in (dims or {}).items()}
@@ -82,7 +83,7 @@ def run_lowering(
         made = op.fake(*moved, **kwargs)
     results = [made] if isinstance(made, torch.Tensor) else list(made)
     types = tuple(_typed(result, names) for result in results[: len(results) - len(op.states)])
-    schedule = new_schedule(tokens, cores=cores)
+    schedule = new_schedule(tokens, cores=cores, sequences=(dims or {}).get("B"))
     outputs = lowering(Call(op.name, values, attributes, types), schedule)
     found = run_schedule(schedule, outputs, list(tensors.values()), dict(dims or {}))
     return [*found, *(tensors[name] for name in op.states)]

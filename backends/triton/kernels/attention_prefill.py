@@ -9,22 +9,22 @@ from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, ow
 
 @triton.jit
 def _block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
-    """Of the blocks of BLOCK tokens that sequences of LEAST tokens or more feed, the one with the number `item`,
-    counted from the last one down: (its sequence or -1, its number there, how many blocks there are). SCAN sequences
-    are looked at together."""
+    """Of the blocks of BLOCK tokens that sequences of LEAST tokens or more feed, those of each from its last one down,
+    the one with the number `item`: (its sequence or -1, its place there, how many blocks there are). SCAN sequences are
+    looked at together."""
     sequence = -1
     block = 0
-    behind = 0
-    for nth in range(0, sequences, SCAN):
-        b = tl.cdiv(sequences, SCAN) * SCAN - SCAN - nth + tl.arange(0, SCAN)
+    before = 0
+    for first in range(0, sequences, SCAN):
+        b = first + tl.arange(0, SCAN)
         count = tl.load(q_lens + b, mask=b < sequences, other=0)
         blocks = tl.where(count >= LEAST, tl.cdiv(count, BLOCK), 0)
-        end = behind + tl.cumsum(blocks, 0, reverse=True)
+        end = before + tl.cumsum(blocks, 0)
         own = (item >= end - blocks) & (item < end)
         sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
         block += tl.sum(tl.where(own, end - 1 - item, 0))
-        behind += tl.sum(blocks)
-    return sequence, block, behind
+        before += tl.sum(blocks)
+    return sequence, block, before
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -62,7 +62,7 @@ def prefill_attention(
     """Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M), since each also writes zeros
     where no sequence owns a token among BLOCK_M. Rows of sequences that feed fewer than LEAST tokens are not written.
 
-    Blocks count from the last one down: later blocks of a sequence see more, and long work begins first.
+    Later blocks of a sequence see more, and begin first.
     """
     if DEPENDENT:
         gdc_launch_dependents()
