@@ -10,7 +10,7 @@ from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.attention import LOWERINGS
-from ingot.backends.triton.lower.call import Call, Lowering, Refused
+from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
@@ -126,27 +126,36 @@ def test_more_sequences_than_are_looked_at_together(dtype: torch.dtype) -> None:
     over_pages(a_step(mix, dtype, Heads(1, 1, 16), behind=1), 2048)
 
 
+def one_launch(step: PagedStep, nth: int, *buffers: str) -> list[torch.Tensor]:
+    """Attention as one launch of a step that feeds prompts leaves it, and these buffers."""
+
+    def lowering(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+        results = LOWERINGS["paged_attention"](call, schedule)
+        schedule.launches[:] = [schedule.launches[nth]]
+        return *results, *(Value(TensorType(torch.float32, ()), buffer=name) for name in buffers)
+
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    found = run_lowering(
+        OPS["paged_attention"], lowering, (step.q, kv, *step.lens), {"scale": 0.125},
+        tokens=(65, 2048), dims=step.dims, cores=CORES,
+    )  # fmt: skip
+    return [one.cpu() for one in found]
+
+
 def test_each_row_is_written_by_one_launch() -> None:
     step = a_step(MIXED, torch.float32, Heads(1, 1, 64), gap=1, behind=40)
-    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
-    alone = torch.zeros(len(step.q), dtype=torch.bool)
-    alone[step.q_starts[step.q_lens == 1]] = True
+    decodes = torch.zeros(len(step.q), dtype=torch.bool)
+    decodes[step.q_starts[step.q_lens == 1]] = True
+    for nth, rows in enumerate((~decodes, decodes)):
+        written = ~one_launch(step, nth)[0].isnan()
+        assert torch.equal(written, rows[:, None, None].expand_as(written))
 
-    def only(nth: int) -> Lowering:
-        def lowering(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-            found = LOWERINGS["paged_attention"](call, schedule)
-            schedule.launches[:] = [schedule.launches[nth]]
-            return found
 
-        return lowering
-
-    for nth in range(2):
-        (found,) = run_lowering(
-            OPS["paged_attention"], only(nth), (step.q, kv, *step.lens), {"scale": 0.125},
-            tokens=(65, 2048), dims=step.dims, cores=CORES,
-        )  # fmt: skip
-        written, expected = ~found.cpu().isnan(), alone if nth else ~alone
-        assert torch.equal(written, expected[:, None, None].expand_as(written))
+def test_prompts_leave_all_splits_to_decoding() -> None:
+    """Only what decodes is counted where contexts are cut: here, one of three blocks of keys."""
+    few, many = (a_step([(prompt, 300), (1, 190)], torch.float32, Heads(1, 1, 64)) for prompt in (2, 64))
+    splits = [(~one_launch(step, 1, "scratch1")[1][1].isnan()).sum().item() for step in (few, many)]
+    assert splits == [3, 3]
 
 
 def test_what_decoding_leaves_behind_is_by_sequences() -> None:
