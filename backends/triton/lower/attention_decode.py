@@ -1,4 +1,4 @@
-"""Attention of steps of few tokens: how contexts are cut, and the launch."""
+"""Attention of few tokens, those of a step or those beside prompts: how contexts are cut, and the launch."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
+from ingot.backends.triton.lower.attention_shapes import WARP, Attention, attention_of
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
@@ -21,9 +21,6 @@ _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
 _COMBINED = {True: 16384, False: 8192}
 # Up to this many tokens, a context is split in two at least.
 _HALVED = 16
-# Sequences whose lengths are looked at together: a warp's worth, so that sums stay within each warp; in steps that feed
-# prompts, where there may be hundreds, one for each thread.
-_WARP = 32
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
@@ -94,7 +91,8 @@ def _launch(
             "BLOCK_SPLITS": min(
                 power_of_two(max_splits), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
             ),
-            "SCAN": _WARP * (tiles.warps if single else 1),
+            # In steps of few tokens sums stay within each warp. Beside prompts there may be hundreds of sequences.
+            "SCAN": WARP * (tiles.warps if single else 1),
             "AHEAD": tiles.ahead,
             "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,

@@ -2,11 +2,8 @@
 
 from ingot.backends.triton.kernels.attention_prefill import prefill_attention
 from ingot.backends.triton.launches import Term, cdiv
-from ingot.backends.triton.lower.attention_shapes import Attention
+from ingot.backends.triton.lower.attention_shapes import WARP, Attention
 from ingot.backends.triton.schedule import Schedule, Value
-
-# Sequences that a program looks at at once for each of its warps: one for each thread.
-_WARP = 32
 
 
 def schedule_prefill(attention: Attention, schedule: Schedule, out: Value, *, least: int) -> None:
@@ -31,12 +28,12 @@ def schedule_prefill(attention: Attention, schedule: Schedule, out: Value, *, le
             "BLOCK_M": rows,
             "BLOCK_N": keys,
             "LEAST": least,
-            "SCAN": _WARP * warps,
+            "SCAN": WARP * warps,
             "DEPENDENT": schedule.dependent,
         },
         warps=warps,
-        # Half of a multiprocessor's for 8 warps, so that two blocks run side by side where shared memory holds them.
-        registers=128 if rows == 128 and attention.block_dim <= 64 else None,
+        # Half of a multiprocessor's, so that two blocks run side by side. Only there none has to be moved to memory.
+        registers=128 if schedule.sm == 90 and rows == 128 and attention.block_dim <= 64 else None,
         stages=3 if wide else 5,
         dependent=schedule.dependent,
     )
