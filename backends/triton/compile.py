@@ -74,9 +74,8 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
         else:
             signature[name] = "i32"
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": launch.dependent}
     try:
-        built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+        built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch.options)
     except Exception as error:  # whatever the compiler raises, the user gets one error that names the kernel
         raise BackendError(
             f"triton cannot compile {launch.kernel.fn.__name__}: {type(error).__name__}: {error}"[:2000],
@@ -100,5 +99,4 @@ def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
         for name, value in launch.arguments.items()
     }
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
-    chosen = (launch.warps, launch.stages, launch.dependent)
-    return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, *chosen)
+    return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, tuple(launch.options.items()))

@@ -134,15 +134,16 @@ class Triton:
 
         return measure(choice, target, seconds)
 
-    def _schedule(self, target: Target, bucket: BucketClass) -> Schedule:
+    def _schedule(self, target: Target, bucket: BucketClass, sequences: int | None = None) -> Schedule:
         assert target.sm is not None
         dependent = "dependent_launch" in target.features
-        return Schedule(target.sm, target.cores, bucket, dependent=dependent, given=self._given)
+        return Schedule(target.sm, target.cores, bucket, sequences, dependent=dependent, given=self._given)
 
     def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
         """The launches that compute `body`, and its results."""
         assert body.bucket is not None
-        schedule = self._schedule(target, body.bucket)
+        sequences = body.dims.get("B")
+        schedule = self._schedule(target, body.bucket, None if sequences is None else sequences.hi)
         values: dict[fx.Node, Value] = {}
         for place, node in enumerate(body.placeholders()):
             values[node] = Value(held_type(node), input=place)

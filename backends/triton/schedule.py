@@ -43,7 +43,8 @@ class KernelLaunch:
     """A launch of the `triton.jit` function `kernel`.
 
     `arguments` are Values, Exprs (i32 integers, sizes among them) and None, by the names of the kernel's parameters
-    without `tl.constexpr`; `constants` are the others. Where `dependent`, each program of the kernel begins with
+    without `tl.constexpr`; `constants` are the others. A thread has `registers` at most, None for as many as the
+    compiler likes. Where `dependent`, each program of the kernel begins with
     `gdc_launch_dependents()` and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes;
     weights it may load before.
     """
@@ -54,7 +55,18 @@ class KernelLaunch:
     constants: Mapping[str, Any]
     warps: int = 4
     stages: int = 3
+    registers: int | None = None
     dependent: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Triton's compiler is told, by its names."""
+        return {
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "maxnreg": self.registers,
+            "launch_pdl": self.dependent,
+        }
 
 
 @dataclass
@@ -62,7 +74,8 @@ class Schedule:
     """The launches that compute a call or a region, in order, and the buffers that they need.
 
     `sm` is the compute capability that is compiled for (90 for Hopper), `cores` its multiprocessors, `bucket` the steps
-    that the call serves: lowerings choose kernels and tile sizes by them. `dependent`: the target knows programmatic
+    that the call serves, of `sequences` sequences at most (None: of as many as tokens): lowerings choose kernels and
+    tile sizes by them. `dependent`: the target knows programmatic
     dependent launch. `given` are choices of tile sizes by their keys, ahead of those that lowerings know, and `choices`
     what was chosen.
     """
@@ -70,11 +83,16 @@ class Schedule:
     sm: int
     cores: int
     bucket: BucketClass
+    sequences: int | None = None
     dependent: bool = False
     given: Mapping[str, Choice] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     launches: list[KernelLaunch] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    @property
+    def most_sequences(self) -> int:
+        return self.bucket.tokens[1] if self.sequences is None else self.sequences
 
     def choose(
         self,
@@ -125,8 +143,9 @@ class Schedule:
         *,
         warps: int = 4,
         stages: int = 3,
+        registers: int | None = None,
         dependent: bool = False,
     ) -> None:
         self.launches.append(
-            KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, dependent)
+            KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, registers, dependent)
         )

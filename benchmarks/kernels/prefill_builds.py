@@ -28,6 +28,7 @@ from ingot.passes.call_bodies import call_body
 DTYPE = torch.bfloat16
 PAGE = 16
 LIMIT = 8192  # tokens of a step
+SEQUENCES = 512  # of a step: twice the usual
 BUCKET = BucketClass(name="extend", tokens=(65, LIMIT))
 _EXECUTABLE, _REFUSAL = "executable.json", "refusal.json"
 Run = Callable[..., list[torch.Tensor]]
@@ -94,7 +95,8 @@ def emit(heads: Heads, provider: str, folder: Path) -> None:
 
 def body_of(heads: Heads) -> Program:
     """One call of `paged_attention`."""
-    program = Program("main", Stage.LOWERED, {name: Dim(name, 1, LIMIT) for name in "TBP"}, bucket=BUCKET)
+    dims = {name: Dim(name, 1, SEQUENCES if name == "B" else LIMIT) for name in "TBP"}
+    program = Program("main", Stage.LOWERED, dims, bucket=BUCKET)
     ints = TensorType(torch.int32, ("B",))
     kv_type = TensorType(DTYPE, ("pages", 2, PAGE, heads.kv, heads.dim))
     q = program.add_input("q", TensorType(DTYPE, ("T", heads.q, heads.dim)))

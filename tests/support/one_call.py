@@ -17,7 +17,7 @@ from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 
 TARGET = Target.detect("cuda") if torch.cuda.is_available() else Target.named("sm_90")
-MAX_TOKENS = 8192
+MAX_TOKENS, MAX_SEQUENCES = 8192, 512
 _CLASSES = bucket_classes(TARGET, [Triton()], MAX_TOKENS, MAX_TOKENS, deterministic=False)
 
 # What programs know of the sizes of arguments: the symbols of their leading axes, and the second of page tables.
@@ -109,7 +109,7 @@ class OneCall:
                 args.append(program.add_state(name, StateSpec(kind, kind, unit, value_type)))
             else:
                 args.append(program.add_input(name, value_type))
-        program.dims = {name: Dim(name, 1, MAX_TOKENS) for name in sizes}
+        program.dims = {name: Dim(name, 1, MAX_SEQUENCES if name == "B" else MAX_TOKENS) for name in sizes}
         tokens = sizes.get("T", max(sizes.get("B", 1), sizes.get("L", 1)))
         program.bucket = next(one for one in _CLASSES if one.holds(tokens, tokens))
         target = OPS[self.op].overload if self.op in OPS else ATEN[self.op]

@@ -19,12 +19,17 @@ TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_availab
 
 
 def new_schedule(
-    tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132, *, invariant: bool = False
+    tokens: tuple[int, int] = (1, 16),
+    sm: int = 90,
+    cores: int = 132,
+    sequences: int | None = None,
+    *,
+    invariant: bool = False,
 ) -> Schedule:
-    """A schedule for a bucket class of steps of so many tokens, a batch-invariant one if that is asked for. Dependent
-    launch needs the driver: not here."""
-    features = owed_features(deterministic=invariant)
-    return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens, features=features))
+    """A schedule for a bucket class of steps of so many tokens, and of `sequences` at most; a batch-invariant one if
+    that is asked for. Dependent launch needs the driver: not here."""
+    bucket = BucketClass(name="test", tokens=tokens, features=owed_features(deterministic=invariant))
+    return Schedule(sm=sm, cores=cores, bucket=bucket, sequences=sequences)
 
 
 def run_schedule(
@@ -46,7 +51,7 @@ def run_schedule(
     for launch in schedule.launches:
         grid = tuple(evaluate(size, sizes) for size in launch.grid)
         arguments = {name: argument(value) for name, value in launch.arguments.items()}
-        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
         launch.kernel[grid](**arguments, **launch.constants, **options)
     for name, buffer in schedule.buffers.items():
         assert buffer.kind != "counter" or not bool(buffers[name].any()), f"{name} is not zero after the call"
@@ -66,7 +71,7 @@ def run_lowering(
 ) -> list[torch.Tensor]:
     """A call of `op` by its lowering, on tensors (copied to the device; a state is updated there, and is the last
     result). `dims` are sizes that the types keep as symbols; the leading axis of a tensor argument whose size is one of
-    them gets its name."""
+    them gets its name. No step has more sequences than this one."""
     bound = op.bind(list(args), dict(kwargs))
     tensors = {name: _copied(value) for name, value in bound.items() if isinstance(value, torch.Tensor)}
     names = {size: dim for dim, size in (dims or {}).items()}
@@ -79,7 +84,7 @@ def run_lowering(
         made = op.fake(*moved, **kwargs)
     results = [made] if isinstance(made, torch.Tensor) else list(made)
     types = tuple(_typed(result, names) for result in results[: len(results) - len(op.states)])
-    schedule = new_schedule(tokens, cores=cores, invariant=invariant)
+    schedule = new_schedule(tokens, cores=cores, sequences=(dims or {}).get("B"), invariant=invariant)
     outputs = lowering(Call(op.name, values, attributes, types), schedule)
     found = run_schedule(schedule, outputs, list(tensors.values()), dict(dims or {}))
     return [*found, *(tensors[name] for name in op.states)]

@@ -111,6 +111,18 @@ def attended(
 
 
 @triton.jit
+def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
+    """How many of the tokens first … end - 1 sequences own. SCAN sequences are looked at together."""
+    owned = 0
+    for nth in range(0, sequences, SCAN):
+        b = nth + tl.arange(0, SCAN)
+        start = tl.load(q_starts + b, mask=b < sequences, other=0)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        owned += tl.sum(tl.maximum(tl.minimum(start + count, end) - tl.maximum(start, first), 0))
+    return owned
+
+
+@triton.jit
 def unowned(tokens, q_starts, q_lens, sequences):
     """Which of `tokens` [N] no sequence owns."""
     owned = tl.zeros(tokens.shape, tl.int32)
@@ -124,21 +136,20 @@ def unowned(tokens, q_starts, q_lens, sequences):
 
 
 @triton.jit
-def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr):
-    """Of the blocks of BLOCK tokens that sequences feed, one after the other, the one with the number `item`: (its
-    sequence or -1, its number there), and how many tokens sequences own."""
+def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
+    """Of the blocks of BLOCK tokens that sequences of LEAST tokens or more feed, those of each from its last one down,
+    the one with the number `item`: (its sequence or -1, its place there, how many blocks there are). SCAN sequences are
+    looked at together."""
     sequence = -1
     block = 0
-    owned = 0
     before = 0
-    for first in range(0, sequences, 32):
-        b = first + tl.arange(0, 32)
+    for first in range(0, sequences, SCAN):
+        b = first + tl.arange(0, SCAN)
         count = tl.load(q_lens + b, mask=b < sequences, other=0)
-        blocks = tl.cdiv(count, BLOCK)
+        blocks = tl.where(count >= LEAST, tl.cdiv(count, BLOCK), 0)
         end = before + tl.cumsum(blocks, 0)
         own = (item >= end - blocks) & (item < end)
         sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
-        block += tl.sum(tl.where(own, item - (end - blocks), 0))
+        block += tl.sum(tl.where(own, end - 1 - item, 0))
         before += tl.sum(blocks)
-        owned += tl.sum(count)
-    return sequence, block, owned
+    return sequence, block, before

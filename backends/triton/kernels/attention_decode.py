@@ -21,6 +21,7 @@ from ingot.backends.triton.kernels.attention_splits import (
     put_together,
     share_of,
     splits_of,
+    taken,
 )
 from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepared, turned, with_partners
 
@@ -99,6 +100,7 @@ def decode_attention(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     APPEND: tl.constexpr,
+    SINGLE: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
@@ -108,6 +110,7 @@ def decode_attention(
     MAX_SPLITS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    SCAN: tl.constexpr,
     AHEAD: tl.constexpr,
     EARLY_TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -117,6 +120,9 @@ def decode_attention(
     `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each split, `sizes` f32[tokens,
     KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, KV_HEADS]
     counts the splits that have ended.
+
+    With SINGLE, only sequences that feed one token are computed, and no other row of `out` is written. Then the grid,
+    `partial`, `sizes` and `arrived` have sequences in place of tokens. Lengths are looked at SCAN sequences at a time.
 
     With APPEND, q and k, whose heads are HEAD, are normed and rotated first, and k and v of a token go into the cache
     at its slot. What this step feeds is attended to as it comes from k and v: no program reads what another one writes
@@ -129,17 +135,18 @@ def decode_attention(
     KNOWN: tl.constexpr = APPEND and WINDOW is None
     EARLY: tl.constexpr = KNOWN and EARLY_TILE
     item = tl.program_id(0)
-    pairs = tokens * KV_HEADS
+    fed_by = sequences if SINGLE else tokens
+    pairs = fed_by * KV_HEADS
     first_items = pairs * BASE
     head = item % KV_HEADS
-    token = item // KV_HEADS % tokens
+    token = item // KV_HEADS % fed_by
     split = item // pairs
     d = tl.arange(0, BLOCK_DIM)
     g = tl.arange(0, BLOCK_GROUP)
     own = (g < GROUP)[:, None] & (d < DIM)[None, :]
     sequence = -1
     if item < first_items:
-        sequence = owner_of(token, q_starts, q_lens, sequences)
+        sequence = token if SINGLE else owner_of(token, q_starts, q_lens, sequences)
     early_place = split * CHUNK + tl.arange(0, CHUNK)
     if EARLY:
         held = (sequence >= 0) & (early_place // PAGE < width)
@@ -166,29 +173,35 @@ def decode_attention(
         q_gain, other_q_gain = gains(q_weight, HEAD)
         k_gain, other_k_gain = gains(k_weight, HEAD)
     if SHARES > 0:
-        b = tl.arange(0, 32)
-        counts = tl.load(q_lens + b, mask=b < sequences, other=0)
+        b = tl.arange(0, SCAN)
+        counts = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
     if DEPENDENT:
         gdc_wait()
     if SHARES > 0:
         lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
 
-    if (sequence < 0) & (split == 0):
-        into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-        tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
+    if not SINGLE:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
+        if (sequence < 0) & (split == 0):
+            into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
+            tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
     place = 0
     more = 1
     if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+            share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND, SINGLE, SCAN)
             sequence, place, more = further_item(
-                item - first_items, share, q_lens, kv_lens, sequences, KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND
-            )
+                item - first_items, share, q_lens, kv_lens, sequences,
+                KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND, SINGLE, SCAN,
+            )  # fmt: skip
     if sequence < 0:
         return
     first = tl.load(q_starts + sequence)
     count = tl.load(q_lens + sequence)
     length = tl.load(kv_lens + sequence)
+    if SINGLE:
+        if count != 1:
+            return
+        token = first
     if item >= first_items:
         split = BASE + place % more
         head = place // more % KV_HEADS
@@ -215,7 +228,7 @@ def decode_attention(
 
     splits = BASE
     if SHARES > 0:
-        share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND)
+        share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND, SINGLE, SCAN)
         splits = splits_of(positions_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
     nth = token - first
     cached = length - count
@@ -294,12 +307,13 @@ def decode_attention(
             SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
         )  # fmt: skip
 
-    pair = token * KV_HEADS + head
+    row = token * KV_HEADS + head
     mean = total / weight_sum[:, None]
     if splits == 1:
-        into = out + pair.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
+        into = out + row.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
         tl.store(into, mean.to(out.dtype.element_ty), mask=own)
         return
+    pair = sequence * KV_HEADS + head if SINGLE else row
     here = pair * MAX_SPLITS + split
     tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], mean, mask=own)
     tl.store(sizes + here * GROUP + g, peak + tl.log2(weight_sum), mask=g < GROUP)
@@ -310,5 +324,5 @@ def decode_attention(
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
         put_together(
-            out, partial, sizes, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
+            out, partial, sizes, row, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
         )  # fmt: skip

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, unowned
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, owned_between, unowned
 
 
 @triton.jit
@@ -74,15 +74,16 @@ def invariant_attention(
         gdc_launch_dependents()
         gdc_wait()
     head = tl.program_id(0)
-    # From the last one down: later blocks of a sequence see more, and long work begins first.
-    item = tl.num_programs(1) - 1 - tl.program_id(1)
+    item = tl.program_id(1)
     way = tl.program_id(2)
-    sequence, block, owned = block_of_item(item, q_lens, sequences, TILE_TOKENS)
+    sequence, block, _ = block_of_item(item, q_lens, sequences, TILE_TOKENS, 1, 32)
     d = tl.arange(0, BLOCK_DIM)
     r = tl.arange(0, TILE_TOKENS * BLOCK_GROUP)
     g = r % BLOCK_GROUP
-    if (owned < tokens) & (way == 0):
-        row = item * TILE_TOKENS + r // BLOCK_GROUP
+    first = item * TILE_TOKENS
+    last = tl.minimum(first + TILE_TOKENS, tokens)
+    if (way == 0) & (owned_between(first, last, q_starts, q_lens, sequences, 32) < last - first):
+        row = first + r // BLOCK_GROUP
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < GROUP)
         into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g)[:, None] * DIM + d[None, :]
         empty = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty)

@@ -1,10 +1,10 @@
-"""Attention of steps that feed many tokens: each program takes a block of a sequence's tokens, for one head."""
+"""Attention of sequences that feed many tokens: each program takes a block of a sequence's tokens, for one head."""
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, unowned
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, owned_between, unowned
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -35,57 +35,64 @@ def prefill_attention(
     BLOCK_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
+    SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: heads, cdiv(tokens, BLOCK_M) + sequences blocks at most; a program without a block ends.
+    """Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M), since each also writes zeros
+    where no sequence owns a token among BLOCK_M. Rows of sequences that feed fewer than LEAST tokens are not written.
 
-    Blocks count from the last one down: later blocks of a sequence see more, and long work begins first.
+    Later blocks of a sequence see more, and begin first.
     """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     head = tl.program_id(0)
-    item = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence, block, owned = block_of_item(item, q_lens, sequences, BLOCK_M)
+    item = tl.program_id(1)
     d = tl.arange(0, BLOCK_DIM)
-    if owned < tokens:
-        row = item * BLOCK_M + tl.arange(0, BLOCK_M)
+    first = item * BLOCK_M
+    last = tl.minimum(first + BLOCK_M, tokens)
+    if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
+        row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
         into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
         empty = tl.zeros((BLOCK_M, BLOCK_DIM), out.dtype.element_ty)
         tl.store(into, empty, mask=free[:, None] & (d < DIM)[None, :])
-    if sequence < 0:
-        return
-
-    start = tl.load(q_starts + sequence)
-    count = tl.load(q_lens + sequence)
-    cached = tl.load(kv_lens + sequence) - count
-    nth = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    held = (nth < count)[:, None] & (d < DIM)[None, :]
-    row = (start + nth).to(tl.int64)
-    query = tl.load(q + row[:, None] * Q_TOKEN + head * Q_HEAD + d[None, :], mask=held, other=0.0)
-    places = cached + nth
-    total = tl.zeros((BLOCK_M, BLOCK_DIM), tl.float32)
-    weight_sum = tl.zeros((BLOCK_M,), tl.float32)
-    peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
-    if sinks is not None:
-        peak = tl.zeros((BLOCK_M,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
-        weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
-    pages = page_table + sequence.to(tl.int64) * width
-    low = 0
-    if WINDOW is not None:
-        low = tl.maximum(cached + block * BLOCK_M - WINDOW + 1, 0)
-    # What all rows see, and then what some of them do.
-    middle = low + tl.maximum(cached + block * BLOCK_M + 1 - low, 0) // BLOCK_N * BLOCK_N
-    end = tl.minimum(cached + (block + 1) * BLOCK_M, cached + count)
-    total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
-        SCALE, WINDOW, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
-    )  # fmt: skip
-    total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
-        SCALE, WINDOW, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
-    )  # fmt: skip
-    result = total / weight_sum[:, None]
-    into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
-    tl.store(into, result.to(out.dtype.element_ty), mask=held)
+    sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)
+    while sequence >= 0:
+        start = tl.load(q_starts + sequence)
+        count = tl.load(q_lens + sequence)
+        cached = tl.load(kv_lens + sequence) - count
+        nth = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        held = (nth < count)[:, None] & (d < DIM)[None, :]
+        row = (start + nth).to(tl.int64)
+        query = tl.load(q + row[:, None] * Q_TOKEN + head * Q_HEAD + d[None, :], mask=held, other=0.0)
+        places = cached + nth
+        total = tl.zeros((BLOCK_M, BLOCK_DIM), tl.float32)
+        weight_sum = tl.zeros((BLOCK_M,), tl.float32)
+        peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
+        if sinks is not None:
+            peak = tl.zeros((BLOCK_M,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
+            weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
+        pages = page_table + sequence.to(tl.int64) * width
+        low = 0
+        if WINDOW is not None:
+            low = tl.maximum(cached + block * BLOCK_M - WINDOW + 1, 0)
+        # What all rows see, and then what some of them do.
+        middle = low + tl.maximum(cached + block * BLOCK_M + 1 - low, 0) // BLOCK_N * BLOCK_N
+        end = tl.minimum(cached + (block + 1) * BLOCK_M, cached + count)
+        total, weight_sum, peak = attended(
+            total, weight_sum, peak, query, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
+            SCALE, WINDOW, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+        )  # fmt: skip
+        total, weight_sum, peak = attended(
+            total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
+            SCALE, WINDOW, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+        )  # fmt: skip
+        result = total / weight_sum[:, None]
+        into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
+        tl.store(into, result.to(out.dtype.element_ty), mask=held)
+        item += tl.num_programs(1)
+        sequence = -1
+        if item < blocks:
+            sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)

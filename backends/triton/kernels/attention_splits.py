@@ -35,6 +35,14 @@ def splits_of(read, share, BASE: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 
 @triton.jit
+def taken(counts, SINGLE: tl.constexpr):
+    """How many of the tokens that sequences feed are the kernel's: with SINGLE those of sequences that feed one."""
+    if SINGLE:
+        counts = tl.where(counts == 1, counts, 0)
+    return counts
+
+
+@triton.jit
 def share_of(
     counts,
     lengths,
@@ -45,13 +53,15 @@ def share_of(
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
     APPEND: tl.constexpr,
+    SINGLE: tl.constexpr,
+    SCAN: tl.constexpr,
 ):
-    """Positions of a split: what all tokens together read, in SHARES parts. `counts` and `lengths` [32] are those of
-    the first sequences."""
+    """Positions of a split: what all tokens together read, in SHARES parts. `counts` (those taken) and `lengths` [SCAN]
+    are those of the first sequences."""
     work = tl.sum(counts * positions_read(lengths, counts, WINDOW, APPEND))
-    for first in range(32, sequences, 32):
-        b = first + tl.arange(0, 32)
-        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+    for first in range(SCAN, sequences, SCAN):
+        b = first + tl.arange(0, SCAN)
+        count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
         length = tl.load(kv_lens + b, mask=b < sequences, other=0)
         work += tl.sum(count * positions_read(length, count, WINDOW, APPEND))
     return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
@@ -69,6 +79,8 @@ def further_item(
     MAX_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     APPEND: tl.constexpr,
+    SINGLE: tl.constexpr,
+    SCAN: tl.constexpr,
 ):
     """Of the items behind the first BASE of each (token, head): (sequence or -1, the item's place among those of its
     sequence, how many of them each (token, head) has there)."""
@@ -76,9 +88,9 @@ def further_item(
     place = 0
     more = 1
     before = 0
-    for first in range(0, sequences, 32):
-        b = first + tl.arange(0, 32)
-        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+    for first in range(0, sequences, SCAN):
+        b = first + tl.arange(0, SCAN)
+        count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
         length = tl.load(kv_lens + b, mask=b < sequences, other=0)
         splits = splits_of(positions_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
         items = count * KV_HEADS * (splits - BASE)
@@ -96,6 +108,7 @@ def put_together(
     out,
     partial,
     sizes,
+    row,
     pair,
     splits,
     GROUP: tl.constexpr,
@@ -105,7 +118,7 @@ def put_together(
     MAX_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """The attention of a (token, head) from its splits.
+    """The attention of a (token, head), which is row `row` of `out`, from the splits that lie at `pair`.
 
     Other multiprocessors wrote them during this launch: they are read past the first cache.
     """
@@ -144,4 +157,4 @@ def put_together(
             total = total * shrunk + tl.sum(part * share, 0)
             peak = higher
     result = (total / weight_sum).to(out.dtype.element_ty)
-    tl.store(out + pair.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)
+    tl.store(out + row.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)

@@ -1,12 +1,14 @@
-"""Lowerings of attention over the paged cache: one kernel for steps of few tokens, another one for prefill, and one for
-all steps where a row's bits may not depend on its step."""
+"""Lowerings of attention over the paged cache: one kernel for steps of few tokens, another one for prefill, both for
+steps that feed prompts beside sequences that decode, and one for all steps where a row's bits may not depend on its
+step."""
 
 from collections.abc import Mapping
 
-from ingot.backends.triton.lower.attention_decode import schedule_decode
+from ingot.backends.triton.lower.attention_decode import schedule_decode, schedule_single
 from ingot.backends.triton.lower.attention_invariant import schedule_invariant
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
 from ingot.backends.triton.lower.attention_problem import MOST_DECODED
+from ingot.backends.triton.lower.attention_shapes import attention_of
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
@@ -23,7 +25,14 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         return schedule_invariant(call, schedule)
     if _decodes(schedule.bucket):
         return schedule_decode(call, schedule, append=False)
-    return schedule_prefill(call, schedule)
+    attention, out = attention_of(call), schedule.output(call.results[0])
+    # A sequence that feeds one token would fill a row of a tile of prompts. One of few tokens does not come often
+    # enough for a tile of its own size. Alone in a step of many tokens, a sequence feeds more than one.
+    beside = schedule.most_sequences > 1
+    schedule_prefill(attention, schedule, out, least=2 if beside else 1)
+    if beside:
+        schedule_single(call, attention, schedule, out)
+    return (out,)
 
 
 def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:

@@ -1,4 +1,4 @@
-"""Attention of steps of few tokens: how contexts are cut, and the launch."""
+"""Attention of few tokens, those of a step or those beside prompts: how contexts are cut, and the launch."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import torch
 from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
-from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
+from ingot.backends.triton.lower.attention_shapes import WARP, Attention, attention_of
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
@@ -20,26 +20,34 @@ from ingot.backends.triton.schedule import Schedule, Value
 _COMBINED = {True: 16384, False: 8192}
 
 
-def _problem(call: Call, attention: Attention, schedule: Schedule, *, append: bool) -> DecodeProblem:
-    cache = attention.cache
-    most_tokens = schedule.bucket.tokens[1]
-    return DecodeProblem(
-        cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), most_tokens, append
-    )
-
-
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
-    most_tokens = schedule.bucket.tokens[1]
-    problem = _problem(call, attention, schedule, append=append)
-    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
-    cache, heads = attention.cache, power_of_two(attention.group)
-    limits = split_limits(problem, tiles, schedule.cores)
-    pairs = times(attention.tokens, cache.kv_heads)
-    items = Term(op="add", left=times(pairs, limits.base), right=limits.shares * cache.kv_heads)
-    left = (attention.tokens, cache.kv_heads, limits.most)
     out = schedule.output(call.results[0])
+    _launch(call, attention, schedule, out, schedule.bucket.tokens[1], append=append, single=False)
+    return (out,)
+
+
+def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value) -> None:
+    """Adds the rows of `out` [T, heads, dim] of sequences that feed one token."""
+    _launch(call, attention, schedule, out, schedule.most_sequences, append=False, single=True)
+
+
+def _launch(
+    call: Call, attention: Attention, schedule: Schedule, out: Value, most_tokens: int, *, append: bool, single: bool
+) -> None:
+    """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
+    and others are left out."""
+    cache, heads = attention.cache, power_of_two(attention.group)
+    problem = DecodeProblem(
+        cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), min(most_tokens, MOST_DECODED),
+        append,
+    )  # fmt: skip
+    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
+    limits = split_limits(problem, tiles, schedule.cores)
+    rows = attention.sequences if single else attention.tokens
+    items = Term(op="add", left=times(times(rows, cache.kv_heads), limits.base), right=limits.shares * cache.kv_heads)
+    left = (rows, cache.kv_heads, limits.most)
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
     fixed: dict[str, Any] = {"EPS": 0.0, "HEAD": None, "POSITIONS": 0}
     fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
@@ -63,6 +71,7 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
             **attention.constants,
             **fixed,
             "APPEND": append,
+            "SINGLE": single,
             "BLOCK_GROUP": max(16, heads),
             "CHUNK": tiles.keys,
             "BASE": limits.base,
@@ -72,6 +81,8 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
             "BLOCK_SPLITS": min(
                 power_of_two(limits.most), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
             ),
+            # In steps of few tokens sums stay within each warp. Beside prompts there may be hundreds of sequences.
+            "SCAN": WARP * (tiles.warps if single else 1),
             "AHEAD": tiles.ahead,
             "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,
@@ -80,4 +91,3 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
         stages=tiles.stages,
         dependent=schedule.dependent,
     )
-    return (out,)

@@ -1,28 +1,39 @@
-"""Attention of steps of many tokens: the launch."""
+"""Attention of sequences that feed many tokens: the launch."""
 
 from ingot.backends.triton.kernels.attention_prefill import prefill_attention
 from ingot.backends.triton.launches import Term, cdiv
-from ingot.backends.triton.lower.attention_shapes import attention_of
-from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.attention_shapes import WARP, Attention
 from ingot.backends.triton.schedule import Schedule, Value
 
 
-def schedule_prefill(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    attention = attention_of(call)
+def schedule_prefill(attention: Attention, schedule: Schedule, out: Value, *, least: int) -> None:
+    """Adds the rows of `out` [T, heads, dim] of sequences that feed `least` tokens or more, and the zeros of those that
+    no sequence owns."""
     # Tiles by what registers and shared memory hold, as ptxas says for compute capability 9.0: a total of 128 rows of
     # 128 elements in 8 warps, and without tensor cores, which float32 does not use, a quarter of that.
     wide = attention.itemsize == 4
     rows = 32 if wide else 128 if attention.block_dim <= 128 else 64
     keys = 32 if wide or attention.block_dim > 128 else 64
-    out = schedule.output(call.results[0])
-    blocks = Term(op="add", left=cdiv(attention.tokens, rows), right=attention.sequences)
+    warps = 8 if rows == 128 else 4
+    full = cdiv(attention.tokens, rows)
+    # A block for each `rows` tokens, and one that is not full for each sequence: of these as many as full ones at most,
+    # since more come of many short prompts alone. Programs go round where there are more blocks.
+    blocks = Term(op="add", left=full, right=Term(op="min", left=full, right=attention.sequences))
     schedule.launch(
         prefill_attention,
         (attention.cache.kv_heads * attention.group, blocks, 1),
         {"out": out, **attention.arguments},
-        {**attention.constants, "BLOCK_M": rows, "BLOCK_N": keys, "DEPENDENT": schedule.dependent},
-        warps=8 if rows == 128 else 4,
+        {
+            **attention.constants,
+            "BLOCK_M": rows,
+            "BLOCK_N": keys,
+            "LEAST": least,
+            "SCAN": WARP * warps,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=warps,
+        # Half of a multiprocessor's, so that two blocks run side by side. Only there none has to be moved to memory.
+        registers=128 if schedule.sm == 90 and rows == 128 and attention.block_dim <= 64 else None,
         stages=3 if wide else 5,
         dependent=schedule.dependent,
     )
-    return (out,)

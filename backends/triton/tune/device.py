@@ -15,7 +15,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from ingot.backends.triton.launches import Expr, evaluate
-from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
+from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 
@@ -42,7 +42,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
     backend = make_backend(target)
     for launch in schedule.launches:
         arguments = {name: _stand_in(value, sizes) for name, value in launch.arguments.items()}
-        given = {**arguments, **launch.constants, **_options(launch)}
+        given = {**arguments, **launch.constants, **launch.options}
         given |= {"debug": launch.kernel.debug or knobs.runtime.debug}
         given |= {"instrumentation_mode": knobs.compilation.instrumentation_mode}
         binder = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
@@ -59,10 +59,6 @@ def _stand_in(value: "Value | Expr | None", sizes: Mapping[str, int]) -> Any:
     if isinstance(value, Value):
         return MockTensor(value.type.dtype)
     return None if value is None else evaluate(value, sizes)
-
-
-def _options(launch: KernelLaunch) -> dict[str, Any]:
-    return {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": launch.dependent}
 
 
 @dataclass
@@ -92,7 +88,7 @@ class Launcher:
         for launch in self.schedule.launches:
             arguments = {name: self._argument(value, inputs) for name, value in launch.arguments.items()}
             grid = tuple(evaluate(size, self.sizes) for size in launch.grid)
-            launch.kernel[grid](**arguments, **launch.constants, **_options(launch))
+            launch.kernel[grid](**arguments, **launch.constants, **launch.options)
 
     def _argument(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:
         if isinstance(value, Value):

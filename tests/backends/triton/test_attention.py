@@ -8,9 +8,10 @@ from call_oracle import rounded_worse
 from paged_steps import Heads, PagedStep, paged_step
 from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering
 
+from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.attention import LOWERINGS
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.schedule import Value
+from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 from ingot.ir.tolerances import compare
@@ -78,6 +79,16 @@ def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) 
     return paged_step(torch.Generator().manual_seed(len(mix)), dtype, heads, mix, **layout)
 
 
+def a_call(dim: int = 64, dtype: torch.dtype = torch.float32, strides: tuple[int, ...] | None = None) -> Call:
+    """`paged_attention` of 4 heads of q over 2 of a cache in f32."""
+    q = TensorType(dtype, ("T", 4, dim), strides)
+    kv = TensorType(torch.float32, ("pages", 2, 16, 2, dim))
+    ints = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+    types = {"q": q, "kv": kv, "page_table": TensorType(torch.int32, ("B", "P")), **ints}
+    values = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
+    return Call("paged_attention", values, {"scale": 1.0}, (TensorType(dtype, ("T", 4, dim)),))
+
+
 @dtypes
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("padding", [{}, {"gap": 2, "behind": 3}], ids=["full", "padded"])
@@ -93,6 +104,75 @@ def test_more_sequences_than_a_warp_holds(dtype: torch.dtype) -> None:
     step = a_step([(int(fed), before) for fed, before in mix], dtype, Heads(1, 1, 64), page=32)
     appended(step, 64)
     over_pages(step, 2048)
+
+
+# Prompts of several blocks, of one that is full, and short ones; decoding, with long contexts and none; nothing fed.
+MIXED: Mix = [(33, 20), (1, 300), (1, 0), (0, 7), (32, 0), (1, 240), (2, 5)]
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("heads", "options"), [(GROUPED, {"window": 30}), (Heads(3, 1, 80), {}), (Heads(2, 2, 128), {"soft_cap": 1.5})]
+)
+def test_prompts_beside_decoding(heads: Heads, options: dict[str, Any], dtype: torch.dtype) -> None:
+    sinks = torch.linspace(-1.0, 3.0, heads.q).to(dtype) if "soft_cap" in options else None
+    over_pages(a_step(MIXED, dtype, heads, gap=1, behind=40), 2048, sinks, **options)
+
+
+@dtypes
+def test_more_sequences_than_are_looked_at_together(dtype: torch.dtype) -> None:
+    """Sequences for two looks of 128; short prompts, which are more blocks than there are programs."""
+    mix = [({3: 1, 6: 2}.get(place % 10, 0), place % 20) for place in range(137)]
+    over_pages(a_step(mix, dtype, Heads(1, 1, 16), behind=1), 2048)
+
+
+def one_launch(step: PagedStep, nth: int, *buffers: str) -> list[torch.Tensor]:
+    """Attention as one launch of a step that feeds prompts leaves it, and these buffers."""
+
+    def lowering(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+        results = LOWERINGS["paged_attention"](call, schedule)
+        schedule.launches[:] = [schedule.launches[nth]]
+        return *results, *(Value(TensorType(torch.float32, ()), buffer=name) for name in buffers)
+
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    found = run_lowering(
+        OPS["paged_attention"], lowering, (step.q, kv, *step.lens), {"scale": 0.125},
+        tokens=(65, 2048), dims=step.dims, cores=CORES,
+    )  # fmt: skip
+    return [one.cpu() for one in found]
+
+
+def test_each_row_is_written_by_one_launch() -> None:
+    step = a_step(MIXED, torch.float32, Heads(1, 1, 64), gap=1, behind=40)
+    decodes = torch.zeros(len(step.q), dtype=torch.bool)
+    decodes[step.q_starts[step.q_lens == 1]] = True
+    for nth, rows in enumerate((~decodes, decodes)):
+        written = ~one_launch(step, nth)[0].isnan()
+        assert torch.equal(written, rows[:, None, None].expand_as(written))
+
+
+def test_prompts_leave_all_splits_to_decoding() -> None:
+    """Only what decodes is counted where contexts are cut: here, one of three blocks of keys."""
+    few, many = (a_step([(prompt, 300), (1, 190)], torch.float32, Heads(1, 1, 64)) for prompt in (2, 64))
+    splits = [(~one_launch(step, 1, "scratch1")[1][1].isnan()).sum().item() for step in (few, many)]
+    assert splits == [3, 3]
+
+
+def test_what_decoding_leaves_behind_is_by_sequences() -> None:
+    """Not by tokens, of which a step that feeds prompts has more."""
+    schedule = new_schedule((65, 2048), sequences=32)
+    LOWERINGS["paged_attention"](a_call(), schedule)
+    prefill, decode = schedule.launches
+    shapes = {buffer.kind: buffer.shape for buffer in schedule.buffers.values()}
+    assert shapes["scratch"][:2] == ("B", 2) and shapes["counter"] == (32, 2)
+    (choice,) = schedule.choices
+    assert (choice.problem["tokens"], choice.problem["append"]) == (32, False)
+    assert evaluate(decode.grid[0], {"T": 2048, "B": 32}) < 2048
+    # However many sequences there are, no more programs for them than for full blocks.
+    assert evaluate(prefill.grid[1], {"T": 2048, "B": 1000}) == 2 * 2048 // 32
+    alone = new_schedule((65, 2048), sequences=1)
+    LOWERINGS["paged_attention"](a_call(), alone)
+    assert len(alone.launches) == 1
 
 
 @dtypes
@@ -198,22 +278,14 @@ def test_nan_stays_with_its_sequence(dtype: torch.dtype) -> None:
 
 
 def test_refusals() -> None:
-    def call(heads: int, dtype: torch.dtype = torch.float32, strides: tuple[int, ...] | None = None) -> Call:
-        q = TensorType(dtype, ("T", 4, heads), strides)
-        kv = TensorType(torch.float32, ("pages", 2, 16, 2, heads))
-        ints = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
-        types = {"q": q, "kv": kv, "page_table": TensorType(torch.int32, ("B", "P")), **ints}
-        values = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
-        return Call("paged_attention", values, {"scale": 1.0}, (TensorType(dtype, ("T", 4, heads)),))
-
     refused = {
-        "heads of 512 elements, more than 256": call(512),
-        "dtypes differ: kv f32, q bf16": call(64, torch.bfloat16),
-        "q is strided along its last axis": call(64, strides=(512, 128, 2)),
+        "heads of 512 elements, more than 256": a_call(512),
+        "dtypes differ: kv f32, q bf16": a_call(64, torch.bfloat16),
+        "q is strided along its last axis": a_call(64, strides=(512, 128, 2)),
     }
     for reason, one in refused.items():
         for tokens in ((1, 16), (65, 128)):
             with pytest.raises(Refused, match=reason):
                 LOWERINGS["paged_attention"](one, new_schedule(tokens))
     with pytest.raises(Refused, match="the kernel is for steps of up to 64 tokens, and these have 128"):
-        LOWERINGS["append_attention"](call(64), new_schedule((65, 128)))
+        LOWERINGS["append_attention"](a_call(), new_schedule((65, 128)))
