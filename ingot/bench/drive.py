@@ -14,12 +14,12 @@ _WAKE_EARLY_SECONDS = 1e-3
 
 
 class Progress(NamedTuple):  # quicker to make than a dataclass: a step makes one for each sequence
-    """What an engine says of a request after a step: the tokens that it made so far, and whether that was all.
+    """What an engine says of a request, by its index, after a step: the tokens made so far, and whether that was all.
 
     `error` says why a request ended early; "" when it did not.
     """
 
-    index: int
+    request: int
     tokens: int
     finished: bool
     error: str = ""
@@ -108,7 +108,7 @@ def drive(
             changed = list(engine.step())
             now = clock() - begin
             for one in changed:
-                record = records[one.index]
+                record = records[one.request]
                 record.token_times += [now] * (one.tokens - len(record.token_times))
                 if one.finished:
                     record.finished, record.error = True, one.error
