@@ -97,6 +97,7 @@ def test_nothing_is_lost_and_everything_comes_back(artifact: Callable[..., Path]
         replace(loaded, limits=limits),
         max_num_seqs=None,
         max_num_batched_tokens=None,
+        max_num_mixed_tokens=None,
         chunked_prefill=True,
         prefix_caching=None,
         policy="priority",

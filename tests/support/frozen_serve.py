@@ -73,7 +73,7 @@ def freeze() -> list[str]:
 def serve(job: Job) -> Served:
     from ingot import LLM, SamplingParams
 
-    llm = LLM(job.artifact)
+    llm = LLM(job.artifact, cuda_graphs="need")  # or steps of many sequences are launched one by one for a while
     executor = llm._loaded.executor
     launch = executor.launch
     buckets: dict[str, None] = {}
