@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -462,14 +463,18 @@ def test_a_request_that_sglang_gives_up_is_no_success(benchmarks: None) -> None:
                 raise ValueError("too long")
             return {"meta_info": {"completion_tokens": 3, "finish_reason": {"type": "abort"}}}
 
-    driven = importlib.import_module("sglang_child").DrivenSglang(Engine(), by_token=False)
-    driven.add(4, BenchRequest((2, 3), 5))
-    (progress,) = driven.step()
-    assert progress.finished and progress.error == "it ended after 3 of 5 tokens: {'type': 'abort'}"
-    assert not driven.has_unfinished()
-    driven.add(5, BenchRequest((1,), 5))
-    with pytest.raises(ValueError, match="too long"):
-        list(driven.step())
+    def drive() -> None:
+        driven = importlib.import_module("sglang_child").DrivenSglang(Engine(), by_token=False)
+        driven.add(4, BenchRequest((2, 3), 5))
+        (progress,) = driven.step()
+        assert progress.finished and progress.error == "it ended after 3 of 5 tokens: {'type': 'abort'}"
+        assert not driven.has_unfinished()
+        driven.add(5, BenchRequest((1,), 5))
+        with pytest.raises(ValueError, match="too long"):
+            list(driven.step())
+
+    with ThreadPoolExecutor(1) as other:  # in this one, what drives a browser keeps a loop running
+        other.submit(drive).result()
 
 
 def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
