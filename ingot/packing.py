@@ -1,8 +1,11 @@
 """Executing weight recipes into the artifact's safetensors files, each distinct tensor once."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from ingot.publish import ArtifactWriter
 
 # A file's tensors are in memory while it is written; loading reads files side by side.
 SHARD_BYTES = 1 << 30
+# Files that are written while the next one's tensors are made: a thread copies about as fast as it makes them.
+WRITERS = 3
 
 
 @dataclass(frozen=True)
@@ -46,34 +51,35 @@ def pack_weights(
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, Any]] = {}
-    shared = _Files(writer, "weights")
-    own = [_Files(writer, f"weights/rank{rank.index}") for rank in ranks(mesh)] if mesh else []
     memo: dict[Recipe, Results] = {}
     waiting = Counter(step for spec in params.values() for step in spec.recipe.shared_steps())
     total = 0
-    for done, (name, spec) in enumerate(params.items(), 1):
-        key = (spec.recipe, spec.placement, spec.type)
-        index[name] = {
-            "recipe": str(spec.recipe),
-            "dtype": DTYPE_NAMES[spec.type.dtype],
-            "shape": list(spec.type.shape),
-            "shard": [str(place) for place in spec.placement],
-        }
-        waiting.subtract(spec.recipe.shared_steps())
-        if key in owner:
-            index[name]["same_as"] = owner[key]
-            continue
-        owner[key] = name
-        if mesh and any(place.kind == "shard" for place in spec.placement):
-            index[name]["parts"] = [{} for _ in own]
-            for files, rank, place in zip(own, ranks(mesh), index[name]["parts"], strict=True):
-                total += files.add(name, _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo)), place)
-        else:
-            total += shared.add(name, _made(name, spec, spec.recipe.execute(read, memo)), index[name])
-        memo = {step: results for step, results in memo.items() if waiting[step] > 0}
-        on_done(done, len(params))
-    for files in (shared, *own):
-        files.flush()
+    with _Saving(writer) as saving:
+        shared = _Files(saving, "weights")
+        own = [_Files(saving, f"weights/rank{rank.index}") for rank in ranks(mesh)] if mesh else []
+        for done, (name, spec) in enumerate(params.items(), 1):
+            key = (spec.recipe, spec.placement, spec.type)
+            index[name] = {
+                "recipe": str(spec.recipe),
+                "dtype": DTYPE_NAMES[spec.type.dtype],
+                "shape": list(spec.type.shape),
+                "shard": [str(place) for place in spec.placement],
+            }
+            waiting.subtract(spec.recipe.shared_steps())
+            if key in owner:
+                index[name]["same_as"] = owner[key]
+                continue
+            owner[key] = name
+            if mesh and any(place.kind == "shard" for place in spec.placement):
+                index[name]["parts"] = [{} for _ in own]
+                for files, rank, place in zip(own, ranks(mesh), index[name]["parts"], strict=True):
+                    total += files.add(name, _made(name, spec, spec.recipe.for_rank(rank).execute(read, memo)), place)
+            else:
+                total += shared.add(name, _made(name, spec, spec.recipe.execute(read, memo)), index[name])
+            memo = {step: results for step, results in memo.items() if waiting[step] > 0}
+            on_done(done, len(params))
+        for files in (shared, *own):
+            files.flush()
     writer.write_json("weights.json", index)
     return Packed(total, len(owner), len(params))
 
@@ -86,11 +92,40 @@ def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class _Saving(AbstractContextManager["_Saving"]):
+    """Writes files beside the caller, up to WRITERS at a time; leaving the block waits for all of them."""
+
+    def __init__(self, writer: ArtifactWriter) -> None:
+        self._writer = writer
+        self._threads = ThreadPoolExecutor(WRITERS, "weights")
+        self._begun: deque[Future[None]] = deque()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=error is not None)
+        while error is None and self._begun:
+            self._begun.popleft().result()
+
+    def save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
+        """Write `tensors`, and tell their `places` in the file. Raises what an earlier file met."""
+        while len(self._begun) >= WRITERS:
+            self._begun.popleft().result()
+        self._begun.append(self._threads.submit(self._save, file, tensors, places))
+
+    def _save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
+        path = self._writer.path(file)
+        save_file(dict(tensors), path)
+        self._writer.sync_soon(file)
+        for name, info in read_header(path).items():
+            places[name].update(file=file, offset=info.begin)
+
+
 @dataclass
 class _Files:
-    """The safetensors files of one folder, written one after the other in order."""
+    """The safetensors files of one folder, in order."""
 
-    writer: ArtifactWriter
+    saving: _Saving
     folder: str
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -108,11 +143,6 @@ class _Files:
     def flush(self) -> None:
         if not self.tensors:
             return
-        file = f"{self.folder}/{self.written:05d}.safetensors"
-        path = self.writer.path(file)
-        save_file(self.tensors, path)
-        for name, info in read_header(path).items():
-            self.places[name].update(file=file, offset=info.begin)
-        self.tensors.clear()
-        self.places.clear()
+        self.saving.save(f"{self.folder}/{self.written:05d}.safetensors", self.tensors, self.places)
+        self.tensors, self.places = {}, {}
         self.written += 1

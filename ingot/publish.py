@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,8 @@ class ArtifactWriter:
         self._folder: Path | None = None
         self._sealed: Sealed | None = None
         self._lock = -1
+        self._disk = ThreadPoolExecutor(1, "disk")  # its thread begins with the first file
+        self._syncing: list[Future[None]] = []
 
     def __enter__(self) -> Self:
         parent, name = self.output.parent, self.output.name
@@ -124,6 +127,10 @@ class ArtifactWriter:
         """Writes one file of canonical JSON. Raises OSError, InternalError, and what `dump_json` raises."""
         self.write_text(relpath, dump_json(value))
 
+    def sync_soon(self, relpath: str) -> None:
+        """The file is complete: bring it to the disk beside what the caller does. `publish` raises what that meets."""
+        self._syncing.append(self._disk.submit(_sync, self.path(relpath)))
+
     def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
         """Lists and digests all files and writes the manifest: from here on only files outside identities may follow.
 
@@ -161,6 +168,8 @@ class ArtifactWriter:
         checksums, build_id = checksum_text((folder / MANIFEST).read_bytes(), outside)
         (folder / CHECKSUMS).write_text(checksums)
 
+        for begun in self._syncing:
+            begun.result()
         for path in [*(folder / relpath for relpath in _files(folder)), *_folders(folder)]:
             _sync(path)
         if os.path.lexists(self.output):  # an empty folder would be replaced by the rename without a word
@@ -182,6 +191,7 @@ class ArtifactWriter:
         return [relpath for relpath in _files(self._folder) if relpath not in UNLISTED]
 
     def _discard(self) -> None:
+        self._disk.shutdown(cancel_futures=True)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
         if self._lock >= 0:
