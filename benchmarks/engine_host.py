@@ -36,7 +36,23 @@ from ingot.runtime.tokenizer import Tokenizer
 
 _PAGE = 16
 _TRIES = 3
-_WORDS = "the a cat dog house tree runs sleeps over under and or but quick lazy brown été 日本語 — 🙂".split()
+_WORDS = [
+    "the",
+    "a",
+    "cat",
+    "house",
+    "runs",
+    "over",
+    "and",
+    "but",
+    "quick",
+    "lazy",
+    "brown",
+    "été",
+    "日本語",
+    "—",
+    "🙂",
+]
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,13 @@ class StepLogprobs(Protocol):
 
 @dataclass
 class SequenceLogprobs:
-    """The log-probabilities of one sequence, a dict for each token, and their sum over the chosen tokens."""
+    """The log-probabilities of one sequence, a dict for each token, and their sum over the chosen tokens.
+
+    `entries` of a prompt begin with None, for the token that nothing comes before.
+    """
 
     tokenizer: TextDecoder | None
-    entries: list[dict[int, Logprob]] = field(default_factory=list)
+    entries: list[dict[int, Logprob] | None] = field(default_factory=list)
     cumulative: float = 0.0
 
     def add(self, logprobs: StepLogprobs, row: int) -> None:

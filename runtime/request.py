@@ -34,8 +34,8 @@ class Request:
     in_flight      sampled tokens that the host does not know yet
     miscounted     penalties ask for its tokens, and its row does not count those that are computed
     preemptions    how often its pages were taken away
-    decodes_until  it is fed its last token in each step as long as fewer are computed, with nothing to be looked at: its
-                   pages and its length allow that; 0 where somebody has to look
+    decodes_until  while fewer tokens are computed, each step feeds the one that the step before gave, and nothing has
+                   to be looked at: pages and length allow it. 0 where somebody has to look
     looks_at       outputs with which a block is full or the sequence ends; set when it is added
     ends           the tokens that end it; set when it is added
     hashes         of its full blocks; None where it shares no pages

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
 
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
@@ -30,14 +29,9 @@ from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_
 from ingot.runtime.step import StepBuffer, StepSizes
 
 _rank = attrgetter("rank")
-
-
-class Accepted(NamedTuple):  # quicker to make than a dataclass: a step makes one for each sequence
-    """A token that counts: whose it is, and the row of logits that it was chosen from."""
-
-    request: Request
-    token: int
-    row: int
+# A token that counts: whose it is, which, and the row of logits that it was chosen from. A step makes one for each
+# sequence, hence no class.
+Accepted = tuple[Request, int, int]
 
 
 @dataclass
@@ -178,7 +172,7 @@ class Scheduler:
             request.in_flight -= 1
             if request.finish_reason is not None:
                 continue
-            accepted.append(Accepted(request, token, row))
+            accepted.append((request, token, row))
             if token == INVALID_TOKEN:
                 self.finish(request, "error")
                 continue
