@@ -32,7 +32,7 @@ from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.step import StepInputs
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.tokenizer import REPLACEMENT, Tokenizer
 
 _PAGE = 16
 _TRIES = 3
@@ -160,7 +160,7 @@ def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float,
     """Seconds of a decode step, of adding a request, and of a step that feeds prompts."""
     draw = random.Random(0)
     vocab = tokenizer.vocab_size
-    usual = [token for token in range(vocab) if token not in tokenizer.special_ids and token]
+    usual = [token for token in range(1, vocab) if REPLACEMENT not in tokenizer.decode([token], False)]
     executor = FreeExecutor([draw.choices(usual, k=load.running) for _ in range(61)])
     engine = _engine(executor, load, tokenizer)
     requests = [
