@@ -89,7 +89,7 @@ class RowTables:
         self.prompt_ends = np.full(max_batch, -1, np.int32)
         self.unbanned_at = np.zeros(max_batch, np.int32)  # with so many tokens, prompt included, all may be sampled
         self.banning: set[int] = set()  # rows of those that may not be sampled at first
-        self.version = 0  # of everything but the pages
+        self.version = object()  # another one after every change of anything but the pages
         self.asked = {
             name: np.zeros([max_batch, *map(int, dims[1:])], _NUMPY[dtype])
             for name, dtype, dims in STEP_FIELDS
@@ -97,7 +97,7 @@ class RowTables:
         }
 
     def set_request(self, row: int, request: Request) -> None:
-        self.version += 1
+        self.version = object()
         params, asked = request.params, self.asked
         prompt_len = len(request.prompt_ids)
         self.prompt_ends[row] = prompt_len if params.penalizes else -1

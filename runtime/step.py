@@ -92,7 +92,7 @@ class StepInputs(dict[str, torch.Tensor]):
         self.sizes = sizes
         self.arrays = {name: view.numpy() for name, view in self.items()}
         self.recounts: tuple[Recount, ...] = ()
-        self.stamp: tuple[bytes, int] | None = None
+        self.stamp: tuple[bytes, object] | None = None
 
 
 class StepBuffer:
