@@ -12,6 +12,7 @@ tries. Each case asks for something else, and reads of the outputs what a caller
     sampled    token ids at the end, drawn in a different way by each sequence: with a temperature, penalties, ends
     text       text at the end
     streamed_text, stops   text at every token; the latter with stop strings that do not come
+    logprobs   at every token the log-probabilities of that one and of the five most likely ones
 """
 
 import argparse
@@ -21,10 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tokenizers
+import torch
 from results import Figure, add_json_option, report
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ingot.runtime.engine import Engine, EngineRequest
+from ingot.runtime.executor import OutputLogprobs
 from ingot.runtime.logprobs import StepLogprobs
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.pages import PagePool
@@ -36,6 +39,7 @@ from ingot.runtime.tokenizer import REPLACEMENT, Tokenizer
 
 _PAGE = 16
 _TRIES = 3
+_LOGPROBS = 5
 _WORDS = [
     "the",
     "a",
@@ -83,6 +87,12 @@ def _text(output: RequestOutput) -> object:
     return len(sequence.text), output.finished
 
 
+def _newest(output: RequestOutput) -> object:
+    (sequence,) = output.outputs
+    assert sequence.logprobs is not None
+    return sequence.logprobs[-1]
+
+
 def _drawn(number: int) -> Mapping[str, object]:
     kinds: Sequence[Mapping[str, object]] = (
         {"temperature": 0.7, "top_p": 0.9, "seed": number},
@@ -99,6 +109,7 @@ CASES: Mapping[str, Case] = {
     "sampled": Case(_drawn, _ids),
     "text": Case(lambda number: {"temperature": 0.0}, _text),
     "streamed_text": Case(lambda number: {"temperature": 0.0}, _text, stream=True),
+    "logprobs": Case(lambda number: {"temperature": 0.0, "logprobs": _LOGPROBS}, _newest, stream=True),
     "stops": Case(lambda number: {"temperature": 0.0, "stop": ["\n\nUser:", "</answer>"]}, _text, stream=True),
 }
 
@@ -125,7 +136,8 @@ class FreeHandle:
         return self.given
 
     def logprobs(self) -> StepLogprobs:
-        raise AssertionError("no case asks for log-probabilities")
+        ids = torch.tensor(self.given)[:, None] + torch.arange(_LOGPROBS + 1)
+        return OutputLogprobs(ids, -torch.ones(ids.shape), torch.ones(len(ids), dtype=torch.int64))
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Log-probabilities from a step's outputs to what callers see."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +9,7 @@ from ingot.runtime.outputs import Logprob
 class TextDecoder(Protocol):
     """What naming a token needs of a tokenizer."""
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def name_of(self, token_id: int) -> str: ...
 
 
 class StepLogprobs(Protocol):
@@ -46,4 +45,4 @@ class SequenceLogprobs:
         self.cumulative += values[0]
 
     def _text(self, token: int) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+        return None if self.tokenizer is None else self.tokenizer.name_of(token)

@@ -39,6 +39,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._joins_bytes = isinstance(backend.decoder, decoders.ByteLevel)
         self._texts: dict[bool, dict[int, str | None]] = {False: {}, True: {}}
+        self._names: dict[int, str] = {}
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
@@ -90,6 +91,12 @@ class Tokenizer:
         """Text of token ids; ids that the tokenizer does not know have none."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def name_of(self, token_id: int) -> str:
+        """The text of one token by itself, of special ones too."""
+        if token_id not in self._names:
+            self._names[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return self._names[token_id]
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
         """False for a token that `decode` leaves out: a special one when they are skipped, or one that is not known."""
