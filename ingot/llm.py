@@ -97,7 +97,8 @@ class LLM:
         )
         self._start = {"import": before, "ready": process_age()}
         self._ids = itertools.count()
-        self._waiting: dict[str, list[RequestOutput]] = {}  # by open request: outputs that its stream has not taken
+        # By open request: outputs that its stream has not taken, one list for all requests of a stream.
+        self._waiting: dict[str, list[RequestOutput]] = {}
 
     @property
     def timings(self) -> dict[str, float]:
@@ -262,19 +263,19 @@ class LLM:
 
     def _drain(self, open_ids: set[str]) -> "Iterator[RequestOutput | None]":
         """The outputs of these requests. Steps serve all streams: what another one is waiting for is put aside."""
-        self._waiting.update({request_id: [] for request_id in open_ids})
+        waiting: list[RequestOutput] = []
+        self._waiting.update(dict.fromkeys(open_ids, waiting))
         try:
             yield None
             while open_ids:
-                outputs = [out for request_id in open_ids for out in self._waiting[request_id]]
-                if not outputs:
+                if not waiting:
                     if not self._engine.has_unfinished():
                         raise InternalError("the requests were dropped, because a step for others failed")
                     for output in self._engine.step():
                         self._waiting[output.request_id].append(output)
                     continue
-                for request_id in open_ids:
-                    self._waiting[request_id] = []
+                outputs = waiting[:]
+                waiting.clear()
                 for output in outputs:
                     if output.finished:
                         open_ids.discard(output.request_id)

@@ -31,7 +31,9 @@ from ingot.runtime.artifact import Artifact
 from ingot.tuning_log import artifact_choices, read_log
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
-DEFAULT_MAX_BATCH = 64
+# By device. A GPU's steps of 256 sequences take a few times what those of one take, and whoever asks for throughput
+# sends as many; it is vLLM's max_num_seqs as well.
+DEFAULT_MAX_BATCH = {"cpu": 64, "cuda": 256}
 DEFAULT_MAX_TOKENS = 2048
 
 
@@ -64,7 +66,7 @@ class Request:
         backend: str = "auto",
         dtype: str = "auto",
         max_seq_len: int | None = None,
-        max_batch: int = DEFAULT_MAX_BATCH,
+        max_batch: int | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         deterministic: bool = False,
         weight_budget: float = 1.0,
@@ -94,6 +96,9 @@ class Request:
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
         _check_dtype(spec, machine)
+        if max_batch is None:
+            usual = DEFAULT_MAX_BATCH[machine.device]
+            max_batch = max_tokens if isinstance(max_tokens, int) and 0 < max_tokens < usual else usual
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
         _check_budget(weight_budget)

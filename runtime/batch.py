@@ -33,7 +33,7 @@ NOTHING_ASKED: Mapping[str, float] = {
 }
 
 
-class Chunk(NamedTuple):  # quicker to make than a dataclass: a step makes one for each sequence
+class Chunk(NamedTuple):
     """What one sequence does in a step: feed `length` tokens, the first at position `start`.
 
     on_device   its one token is not known on the host yet: the device takes it, and its position, from its row
@@ -54,22 +54,30 @@ class Chunk(NamedTuple):  # quicker to make than a dataclass: a step makes one f
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One scheduled step. `sampled` are the requests that get a token, in the order of the logit rows.
+    """One scheduled step: first the sequences of `decodes`, each of which feeds the token that its device row holds and
+    gets the next one, then those of `chunks`. `sampled` are all requests that get a token, in the order of the logit
+    rows.
 
     Behind their rows stand those of `scored`: a request and how many rows it has, in the order of its prompt. Without
     either, one dummy logit row is computed, and its token is to be ignored.
     """
 
     step: int
+    decodes: tuple[Request, ...]
     chunks: tuple[Chunk, ...]
     sampled: tuple[Request, ...]
     inputs: StepInputs
     scored: tuple[tuple[Request, int], ...] = ()
 
     @property
+    def requests(self) -> tuple[Request, ...]:
+        """All whose tokens it feeds."""
+        return (*self.decodes, *(chunk.request for chunk in self.chunks))
+
+    @property
     def gives_logprobs(self) -> bool:
         """Whether any request gets log-probabilities from this step."""
-        return bool(self.scored) or any(request.params.logprobs is not None for request in self.sampled)
+        return bool((self.inputs.arrays["num_logprobs"] >= 0).any())
 
 
 class RowTables:
@@ -80,6 +88,8 @@ class RowTables:
         self.num_pages = np.zeros(max_batch, np.int32)
         self.prompt_ends = np.full(max_batch, -1, np.int32)
         self.unbanned_at = np.zeros(max_batch, np.int32)  # with so many tokens, prompt included, all may be sampled
+        self.banning: set[int] = set()  # rows of those that may not be sampled at first
+        self.version = object()  # another one after every change of anything but the pages
         self.asked = {
             name: np.zeros([max_batch, *map(int, dims[1:])], _NUMPY[dtype])
             for name, dtype, dims in STEP_FIELDS
@@ -87,6 +97,7 @@ class RowTables:
         }
 
     def set_request(self, row: int, request: Request) -> None:
+        self.version = object()
         params, asked = request.params, self.asked
         prompt_len = len(request.prompt_ids)
         self.prompt_ends[row] = prompt_len if params.penalizes else -1
@@ -102,6 +113,7 @@ class RowTables:
             for name in ("repetition", "frequency", "presence"):
                 asked[name][row] = getattr(params, f"{name}_penalty")
         if params.min_tokens:
+            self.banning.add(row)
             ends = request.end_tokens()
             asked["banned"][row, : len(ends)] = sorted(ends)
         if params.logprobs is not None:
@@ -118,52 +130,78 @@ class RowTables:
     def clear(self, row: int) -> None:
         self.pages[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0
+        self.banning.discard(row)
 
 
-def build_step(step: int, chunks: Sequence[Chunk], tables: RowTables, buffer: StepBuffer) -> StepBatch:
-    """Fill `buffer` with the inputs of these chunks (at least one)."""
-    sampled = tuple(chunk.request for chunk in chunks if chunk.samples)
+def build_step(
+    step: int, decodes: Sequence[Request], chunks: Sequence[Chunk], tables: RowTables, buffer: StepBuffer
+) -> StepBatch:
+    """Fill `buffer` with the inputs of these sequences, at least one."""
+    sampled = (*decodes, *(chunk.request for chunk in chunks if chunk.samples))
     scored = tuple((chunk.request, len(chunk.scored)) for chunk in chunks if chunk.scored)
-    rows = np.array([chunk.row for chunk in chunks], np.int32)
-    lengths = np.array([chunk.length for chunk in chunks], np.int32)
-    samples = np.array([chunk.samples for chunk in chunks])
+    rows = np.array([request.row for request in decodes] + [chunk.row for chunk in chunks], np.int32)
     sizes = StepSizes(
-        T=int(lengths.sum()),
-        B=len(chunks),
+        T=len(decodes) + sum(chunk.length for chunk in chunks),
+        B=len(rows),
         L=max(1, len(sampled) + sum(count for _, count in scored)),
         P=int(tables.num_pages[rows].max()),
     )
-    inputs, arrays = buffer.views(sizes)
+    inputs = buffer.views(sizes)
+    # Steps that only decode differ from each other in little as long as the same sequences run.
+    stamp = None if chunks else (rows.tobytes(), tables.version)
+    if stamp is None or stamp != inputs.stamp:
+        inputs.stamp = None
+        _fill(inputs.arrays, rows, len(decodes), chunks, tables)
+        inputs.stamp = stamp
+    inputs.recounts = tuple(_recount(chunk) for chunk in chunks if chunk.recounts)
+    np.take(tables.pages[:, : sizes.P], rows, axis=0, out=inputs.arrays["page_table"], mode="clip")
+    if tables.banning:
+        _fill_banned(inputs.arrays["banned"], decodes, chunks, tables)
+    return StepBatch(step, tuple(decodes), tuple(chunks), sampled, inputs, scored)
 
+
+def _fill(
+    arrays: Mapping[str, np.ndarray], rows: np.ndarray, num_decodes: int, chunks: Sequence[Chunk], tables: RowTables
+) -> None:
+    """All inputs but those that differ from step to step in any case."""
+    lengths, samples = np.ones(len(rows), np.int32), np.ones(len(rows), np.bool_)
+    lengths[num_decodes:] = [chunk.length for chunk in chunks]
+    samples[num_decodes:] = [chunk.samples for chunk in chunks]
     ends = np.cumsum(lengths)
-    arrays["token_seqs"][:] = np.repeat(np.arange(len(chunks)), lengths)
+    arrays["token_seqs"][:] = np.repeat(np.arange(len(rows)), lengths)
     arrays["q_starts"][:] = ends - lengths
     arrays["q_lens"][:] = lengths
     arrays["rows"][:] = rows
-    arrays["starts"][:] = [-1 if chunk.on_device else chunk.start for chunk in chunks]
+    arrays["starts"][:num_decodes] = -1
+    arrays["starts"][num_decodes:] = [-1 if chunk.on_device else chunk.start for chunk in chunks]
     # A sequence keeps its state in the slot of its row; one that begins, or begins again, reads none.
-    arrays["state_read"][:] = [-1 if chunk.start == 0 else chunk.row for chunk in chunks]
+    arrays["state_read"][:num_decodes] = rows[:num_decodes]
+    arrays["state_read"][num_decodes:] = [-1 if chunk.start == 0 else chunk.row for chunk in chunks]
     arrays["state_write"][:] = rows
     arrays["prompt_ends"][:] = tables.prompt_ends[rows]
-    arrays["page_table"][:] = tables.pages[rows, : sizes.P]
     tokens = arrays["tokens"]
-    for chunk, end in zip(chunks, ends, strict=True):
+    tokens[:num_decodes] = -1
+    for chunk, end in zip(chunks, ends[num_decodes:], strict=True):
         tokens[end - chunk.length : end] = (
             -1 if chunk.on_device else chunk.request.known_tokens(chunk.start, chunk.start + chunk.length)
         )
 
-    inputs.recounts = tuple(_recount(chunk) for chunk in chunks if chunk.recounts)
-
+    sampled = rows[samples]
     arrays["sample_index"][:] = np.where(samples, np.cumsum(samples) - 1, -1)
     arrays["logit_rows"][: len(sampled)] = ends[samples] - 1
-    sampled_rows = rows[samples]
     for name, table in tables.asked.items():
-        arrays[name][: len(sampled)] = table[sampled_rows]
-    lens = np.array([chunk.start + chunk.length for chunk in chunks if chunk.samples], np.int32)
-    arrays["banned"][: len(sampled)][lens >= tables.unbanned_at[sampled_rows]] = -1
-    if len(sampled) < sizes.L:
-        _fill_scored(arrays, len(sampled), chunks, ends)
-    return StepBatch(step, tuple(chunks), sampled, inputs, scored)
+        arrays[name][: len(sampled)] = table[sampled]
+    if len(sampled) < len(arrays["logit_rows"]):
+        _fill_scored(arrays, len(sampled), chunks, ends[num_decodes:])
+
+
+def _fill_banned(banned: np.ndarray, decodes: Sequence[Request], chunks: Sequence[Chunk], tables: RowTables) -> None:
+    """The tokens that sequences may not end with yet."""
+    sampled = [chunk for chunk in chunks if chunk.samples]
+    rows = np.array([request.row for request in decodes] + [chunk.row for chunk in sampled], np.int32)
+    lens = [request.num_computed + 1 for request in decodes] + [chunk.start + chunk.length for chunk in sampled]
+    banned[: len(rows)] = tables.asked["banned"][rows]
+    banned[: len(rows)][np.array(lens, np.int32) >= tables.unbanned_at[rows]] = -1
 
 
 def _recount(chunk: Chunk) -> Recount:

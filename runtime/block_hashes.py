@@ -11,6 +11,7 @@ apart, who could else learn from the speed of an answer that somebody has asked 
 """
 
 import hashlib
+import numbers
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,7 @@ from ingot.ir.errors import InternalError
 
 TAG = b"ingot block hashes 1"
 MAX_TOKEN = 2**32 - 1
+_TOKEN_BYTES = 4
 
 
 class BlockHashes:
@@ -34,12 +36,12 @@ class BlockHashes:
         self.digests: list[bytes] = []  # 32 bytes for each full block
         self._parent = hashlib.sha256(TAG + struct.pack("<IQ", block_size, len(salt)) + salt).digest()
         self._keys = b"".join(struct.pack("<Q", len(key)) + key for key in extra_keys)
-        self._open: list[int] = []  # tokens of the block that is not full
+        self._open = b""  # tokens of the block that is not full
 
     @property
     def num_tokens(self) -> int:
         """Tokens so far, those of the block that is not full included."""
-        return len(self.digests) * self.block_size + len(self._open)
+        return len(self.digests) * self.block_size + len(self._open) // _TOKEN_BYTES
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
         """Take the sequence's next tokens; the hashes of the blocks that they fill.
@@ -47,15 +49,19 @@ class BlockHashes:
         Raises InternalError, and takes none, when one is no token id.
         """
         fresh = list(tokens)
-        if odd := [token for token in fresh if not 0 <= token <= MAX_TOKEN]:
-            raise InternalError(f"{odd[0]} is no token id", where="BlockHashes.extend", expected=f"0 to {MAX_TOKEN}")
-        self._open += fresh
-        filled = len(self._open) // self.block_size * self.block_size
+        try:
+            self._open += struct.pack(f"<{len(fresh)}I", *fresh)
+        except struct.error:
+            odd = [one for one in fresh if not (isinstance(one, numbers.Integral) and 0 <= one <= MAX_TOKEN)]
+            raise InternalError(
+                f"{odd[0]} is no token id", where="BlockHashes.extend", expected=f"0 to {MAX_TOKEN}"
+            ) from None
+        size = self.block_size * _TOKEN_BYTES
+        filled = len(self._open) // size * size
         begin = len(self.digests)
-        for place in range(0, filled, self.block_size):
-            block = self._open[place : place + self.block_size]
-            ids = struct.pack(f"<{self.block_size}I", *block)
-            self._parent = hashlib.sha256(self._parent + ids + self._keys).digest()
+        for place in range(0, filled, size):
+            block = self._open[place : place + size]
+            self._parent = hashlib.sha256(self._parent + block + self._keys).digest()
             self.digests.append(self._parent)
-        del self._open[:filled]
+        self._open = self._open[filled:]
         return self.digests[begin:]

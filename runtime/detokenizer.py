@@ -5,10 +5,8 @@ from typing import Protocol
 
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.stop_strings import StopMatcher, StopStrings
+from ingot.runtime.tokenizer import REPLACEMENT
 
-REPLACEMENT = (
-    "\ufffd"  # what a decoder writes for bytes that are no UTF-8; at the end of a text: perhaps not complete yet
-)
 CONTEXT_TOKENS = 5  # of the prompt; vLLM's INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET
 MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pending ones are known to be broken
 
@@ -21,6 +19,8 @@ class Decoder(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool: ...
+
+    def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None: ...
 
 
 class TokenDecoder:
@@ -58,6 +58,12 @@ class TokenDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; often its own, "" when it ends inside a character."""
+        if self._spaces and not self._pending:
+            text_of = self._tokenizer.text_of(token_id, self._skip)
+            if text_of is not None:
+                if text_of:
+                    self._context, self._context_text = [token_id], text_of
+                return text_of
         if not self._tokenizer.is_visible(token_id, self._skip):
             return ""
         if not self._spaces:

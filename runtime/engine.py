@@ -2,14 +2,15 @@
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ingot.ir.errors import InternalError, RequestError, StepMemoryError
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
+from ingot.runtime.growing import SoFar
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prefix_cache import PrefixCacheStats
@@ -64,6 +65,9 @@ class EngineRequest:
     priority: int = 0
 
 
+_Told = Callable[[list[Any]], Sequence[Any]]  # how a list that grows is told of
+
+
 @dataclass(frozen=True)
 class _Sequence:
     """One of the n sequences of a request."""
@@ -72,15 +76,16 @@ class _Sequence:
     detokenizer: Detokenizer | None
     logprobs: SequenceLogprobs | None
 
-    def output(self, index: int) -> CompletionOutput:
+    def output(self, index: int, told: "_Told") -> CompletionOutput:
+        request, detokenizer, logprobs = self.request, self.detokenizer, self.logprobs
         return CompletionOutput(
-            index=index,
-            text="" if self.detokenizer is None else self.detokenizer.text,
-            token_ids=list(self.request.output_ids),
-            cumulative_logprob=None if self.logprobs is None else self.logprobs.cumulative,
-            logprobs=None if self.logprobs is None else list(self.logprobs.entries),
-            finish_reason=self.request.finish_reason,
-            stop_reason=self.request.stop_reason,
+            index,
+            "" if detokenizer is None else detokenizer.text,
+            told(request.output_ids),
+            None if logprobs is None else logprobs.cumulative,
+            None if logprobs is None else told(logprobs.entries),
+            request.finish_reason,
+            request.stop_reason,
         )
 
 
@@ -97,16 +102,18 @@ class _Group:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.request.finished for sequence in self.sequences)
+        return None not in [sequence.request.finish_reason for sequence in self.sequences]
 
-    def output(self) -> RequestOutput:
+    def output(self, finished: bool) -> RequestOutput:
+        # Most outputs are only to say what has come since the one before: all else is not copied for them.
+        told: _Told = list if finished else SoFar
         return RequestOutput(
             self.request_id,
             self.prompt.text,
             self.prompt.token_ids,
-            [sequence.output(index) for index, sequence in enumerate(self.sequences)],
-            self.finished,
-            None if self.prompt_logprobs is None else [None, *self.prompt_logprobs.entries],
+            [sequence.output(index, told) for index, sequence in enumerate(self.sequences)],
+            finished,
+            None if self.prompt_logprobs is None else told(self.prompt_logprobs.entries),
             self.sequences[0].request.num_cached,
         )
 
@@ -224,7 +231,7 @@ class Engine:
             if self._scheduler.abort(sequence.request.request_id) and sequence.detokenizer is not None:
                 sequence.detokenizer.finish()
         self._forget(group)
-        return group.output()
+        return group.output(finished=True)
 
     def launch_through(self, executor: Executor) -> None:
         """Give all later steps to `executor`, which is to pass them on to the one that the engine was made with."""
@@ -273,7 +280,7 @@ class Engine:
                     None if params.logprobs is None else SequenceLogprobs(tokenizer),
                 )
             )
-        prompt_logprobs = None if params.prompt_logprobs is None else SequenceLogprobs(tokenizer)
+        prompt_logprobs = None if params.prompt_logprobs is None else SequenceLogprobs(tokenizer, [None])
         return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
 
     def _check(self, request: Request) -> None:
@@ -302,19 +309,19 @@ class Engine:
         if logprobs is not None:
             self._rate_prompts(batch, logprobs)
         changed: dict[str, _Group] = {}
-        for accepted in self._scheduler.retire(batch, tokens):
-            request, token = accepted.request, accepted.token
+        for request, token, row in self._scheduler.retire(batch, tokens):
             group, sequence = self._by_sequence[request.request_id]
-            changed[group.request_id] = group
             if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
-                sequence.logprobs.add(logprobs, accepted.row)
+                sequence.logprobs.add(logprobs, row)
             if sequence.detokenizer is not None:
                 self._detokenize(request, token, sequence.detokenizer)
+            if group.stream or request.finish_reason is not None:
+                changed[group.request_id] = group
         outputs: list[RequestOutput] = []
         for group in changed.values():
             finished = group.finished
             if finished or group.stream:
-                outputs.append(group.output())
+                outputs.append(group.output(finished))
             if finished:
                 self._forget(group)
         return outputs
@@ -327,9 +334,10 @@ class Engine:
         self._scheduler.finish(request, "error", reason)
         if sequence.detokenizer is not None:
             sequence.detokenizer.finish()
-        if group.finished:
+        finished = group.finished
+        if finished:
             self._forget(group)
-        return [group.output()] if group.stream or group.finished else []
+        return [group.output(finished)] if group.stream or finished else []
 
     def _rate_prompts(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
         """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""

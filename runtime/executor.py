@@ -34,18 +34,17 @@ class StepHandle:
         return OutputLogprobs(self.outputs["logprob_ids"], self.outputs["logprobs"], self.outputs["ranks"])
 
 
-@dataclass(frozen=True)
 class OutputLogprobs:
-    """What `top_logprobs` gives."""
+    """What `top_logprobs` gives: `ids` and `values` [L, K], those that were asked for in front; `ranks` [L]."""
 
-    ids: torch.Tensor
-    values: torch.Tensor
-    ranks: torch.Tensor
+    def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
+        # All at once: taking a row of a tensor costs as much as making a list of thirty rows.
+        self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
         """Ids and log-probabilities of a row as far as they were asked for, the chosen token in front, and its rank."""
-        ids = [token for token in self.ids[index].tolist() if token >= 0]
-        return ids, self.values[index, : len(ids)].tolist(), int(self.ranks[index])
+        ids = [token for token in self._ids[index] if token >= 0]
+        return ids, self._values[index][: len(ids)], self._ranks[index]
 
 
 class Executor:

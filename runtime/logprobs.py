@@ -1,6 +1,5 @@
 """Log-probabilities from a step's outputs to what callers see."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +9,7 @@ from ingot.runtime.outputs import Logprob
 class TextDecoder(Protocol):
     """What naming a token needs of a tokenizer."""
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def name_of(self, token_id: int) -> str: ...
 
 
 class StepLogprobs(Protocol):
@@ -24,10 +23,13 @@ class StepLogprobs(Protocol):
 
 @dataclass
 class SequenceLogprobs:
-    """The log-probabilities of one sequence, a dict for each token, and their sum over the chosen tokens."""
+    """The log-probabilities of one sequence, a dict for each token, and their sum over the chosen tokens.
+
+    `entries` of a prompt begin with None, for the token that nothing comes before.
+    """
 
     tokenizer: TextDecoder | None
-    entries: list[dict[int, Logprob]] = field(default_factory=list)
+    entries: list[dict[int, Logprob] | None] = field(default_factory=list)
     cumulative: float = 0.0
 
     def add(self, logprobs: StepLogprobs, row: int) -> None:
@@ -43,4 +45,4 @@ class SequenceLogprobs:
         self.cumulative += values[0]
 
     def _text(self, token: int) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+        return None if self.tokenizer is None else self.tokenizer.name_of(token)

@@ -1,5 +1,6 @@
 """What a caller gets back: the shapes of vLLM's `RequestOutput` and `CompletionOutput`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,16 +21,18 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class CompletionOutput:
     """One generated sequence so far.
 
     index                0..n-1 within the request
     text                 the text so far, without characters that are incomplete or may still become a stop string
-    token_ids            the tokens so far, a stop or end token included
+    token_ids            the tokens so far, a stop or end token included; a list of the caller's own in a request's last
+                         output, before that a view that shows no later ones (`ingot.runtime.growing.SoFar`)
     cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is given
     logprobs             a dict by token id for each of `token_ids`: that token, then as many of the most likely ones as
-                         SamplingParams.logprobs says (it may be one of them); None unless that is given
+                         SamplingParams.logprobs says (it may be one of them); a list or a view, as token_ids; None
+                         unless they are asked for
     finish_reason        None while it runs; "stop", "length", "abort", or "error": the model gave logits that are not
                          finite, or the device has no memory for a step of this sequence alone
     stop_reason          the stop string or stop token id that ended it, or what there was no memory for; None for the
@@ -38,18 +41,37 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: list[int]
-    cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    logprobs: Sequence[dict[int, Logprob]] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+    def __init__(
+        self,
+        index: int,
+        text: str,
+        token_ids: Sequence[int],
+        cumulative_logprob: float | None = None,
+        logprobs: Sequence[dict[int, Logprob]] | None = None,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        fields = self.__dict__  # a third of the time that a frozen dataclass's own takes, at every token of a stream
+        fields["index"] = index
+        fields["text"] = text
+        fields["token_ids"] = token_ids
+        fields["cumulative_logprob"] = cumulative_logprob
+        fields["logprobs"] = logprobs
+        fields["finish_reason"] = finish_reason
+        fields["stop_reason"] = stop_reason
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class RequestOutput:
     """One request so far: its prompt and its n sequences.
 
@@ -57,7 +79,8 @@ class RequestOutput:
     prompt_token_ids   what was fed to the model, with what the tokenizer added
     finished           True when every sequence has a finish_reason
     prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first,
-                       which nothing comes before; None unless SamplingParams.prompt_logprobs is given
+                       which nothing comes before; a list or a view, as CompletionOutput.token_ids; None unless
+                       SamplingParams.prompt_logprobs is given
     num_cached_tokens  tokens of the prompt that the first sequence found in the prefix cache; None while it waits
     """
 
@@ -66,5 +89,24 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    num_cached_tokens: int | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None
+    num_cached_tokens: int | None
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        outputs: list[CompletionOutput],
+        finished: bool,
+        prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None,
+        num_cached_tokens: int | None = None,
+    ) -> None:
+        fields = self.__dict__  # as above
+        fields["request_id"] = request_id
+        fields["prompt"] = prompt
+        fields["prompt_token_ids"] = prompt_token_ids
+        fields["outputs"] = outputs
+        fields["finished"] = finished
+        fields["prompt_logprobs"] = prompt_logprobs
+        fields["num_cached_tokens"] = num_cached_tokens

@@ -34,6 +34,10 @@ class Request:
     in_flight      sampled tokens that the host does not know yet
     miscounted     penalties ask for its tokens, and its row does not count those that are computed
     preemptions    how often its pages were taken away
+    decodes_until  while fewer tokens are computed, each step feeds the one that the step before gave, and nothing has
+                   to be looked at: pages and length allow it. 0 where somebody has to look
+    looks_at       outputs with which a block is full or the sequence ends; set when it is added
+    ends           the tokens that end it; set when it is added
     hashes         of its full blocks; None where it shares no pages
     num_kept       pages in front that others can find
     num_cached     tokens that it found in the prefix cache when it was first admitted; None before
@@ -59,6 +63,9 @@ class Request:
     in_flight: int = 0
     miscounted: bool = False
     preemptions: int = 0
+    decodes_until: int = 0
+    looks_at: int = 0
+    ends: frozenset[int] = frozenset()
     hashes: BlockHashes | None = None
     num_kept: int = 0
     num_cached: int | None = None

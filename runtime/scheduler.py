@@ -29,15 +29,9 @@ from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_
 from ingot.runtime.step import StepBuffer, StepSizes
 
 _rank = attrgetter("rank")
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A token that counts: whose it is, and the row of logits that it was chosen from."""
-
-    request: Request
-    token: int
-    row: int
+# A token that counts: whose it is, which, and the row of logits that it was chosen from. A step makes one for each
+# sequence, hence no class.
+Accepted = tuple[Request, int, int]
 
 
 @dataclass
@@ -119,9 +113,11 @@ class Scheduler:
         """Queue a new request. Raises RequestError for one that could never be served."""
         self.check(request)
         request.max_total = max_total(request, self.config)
+        request.ends = request.end_tokens()
         request.rank = request.priority, self._num_arrived
         self._num_arrived += 1
         self._cache.begin(request)
+        self._look_again(request)
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)
 
@@ -131,15 +127,9 @@ class Scheduler:
             raise InternalError(
                 "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
             )
-        if self._in_flight:  # it was launched, and what it writes is there for the steps behind it
-            for chunk in self._in_flight[-1].chunks:
-                request = chunk.request
-                if request.status is Status.RUNNING:
-                    self._exchange(request, self._cache.keep(request))
         self._cache.begin_step()
-        chunks: list[Chunk] = []
-        prefilling, short_of_pages = self._schedule_decodes(chunks)
-        room = _Room(self.config.max_tokens - len(chunks))
+        decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
+        room = _Room(self.config.max_tokens - len(decodes) - len(chunks))
         for request in prefilling:
             if request.status is Status.RUNNING:  # and was not preempted just now
                 self._feed(request, chunks, room)
@@ -147,11 +137,14 @@ class Scheduler:
         # token in flight, has to wait for that token.
         if not short_of_pages:
             self._admit(chunks, room)
-        if not chunks:
+        if not decodes and not chunks:
             return None
-        batch = build_step(self._next_step, chunks, self._tables, self._buffers[self._next_step % 2])
+        batch = build_step(self._next_step, decodes, chunks, self._tables, self._buffers[self._next_step % 2])
         self._next_step += 1
         self._in_flight.append(batch)
+        for request in decodes:
+            request.num_computed += 1
+            request.in_flight += 1
         for chunk in chunks:
             chunk.request.num_computed += chunk.length
             chunk.request.in_flight += chunk.samples
@@ -177,14 +170,19 @@ class Scheduler:
         # Behind the sampled rows stand scored ones, or a dummy.
         for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
             request.in_flight -= 1
-            if request.finished:
+            if request.finish_reason is not None:
                 continue
-            if token != INVALID_TOKEN:
-                request.output_ids.append(token)
+            accepted.append((request, token, row))
+            if token == INVALID_TOKEN:
+                self.finish(request, "error")
+                continue
+            output_ids = request.output_ids
+            output_ids.append(token)
+            if len(output_ids) >= request.looks_at or token in request.ends:
                 self._cache.extend(request)
-            accepted.append(Accepted(request, token, row))
-            if (end := request.end_after(token)) is not None:
-                self.finish(request, *end)
+                self._look_again(request)
+                if (end := request.end_after(token)) is not None:
+                    self.finish(request, *end)
         return accepted
 
     def withdraw(self, batch: StepBatch) -> Request | None:
@@ -198,17 +196,22 @@ class Scheduler:
                 f"step {batch.step} withdrawn", where="Scheduler.withdraw", expected="the newest step in flight"
             )
         self._in_flight.pop()
+        for request in batch.decodes:
+            request.in_flight -= 1
+            request.num_computed -= 1
         for chunk in batch.chunks:
-            request = chunk.request
-            request.in_flight -= chunk.samples
-            request.num_scored -= len(chunk.scored)
+            chunk.request.in_flight -= chunk.samples
+            chunk.request.num_scored -= len(chunk.scored)
+            chunk.request.num_computed = chunk.start
+        fed = batch.requests
+        for request in fed:
             # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
-            request.num_computed = chunk.start
             request.miscounted = request.params.penalizes
-        if len(batch.chunks) == 1:
-            return batch.chunks[0].request
-        fed = {chunk.request.request_id for chunk in batch.chunks}
-        last = max(place for place, request in enumerate(self.running) if request.request_id in fed)
+            request.decodes_until = 0
+        if len(fed) == 1:
+            return fed[0]
+        ids = {request.request_id for request in fed}
+        last = max(place for place, request in enumerate(self.running) if request.request_id in ids)
         for request in reversed(self.running[last:]):
             self._preempt(request)
         self._most_running = last
@@ -243,25 +246,35 @@ class Scheduler:
         self.pool.retire(self._next_step)
         self.pool.forget_all()  # whatever those steps were to write may not be there
 
-    def _schedule_decodes(self, chunks: list[Chunk]) -> tuple[list[Request], bool]:
+    def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
         """One token of every sequence that has only one left to feed, by rank.
 
-        Gives those that have more left, and whether pages were short.
+        Gives those whose token their device rows hold; those whose token the host knows, as chunks; those that have
+        more left; and whether pages were short.
         """
-        prefilling, short = [], False
-        for request in list(self.running):  # a copy: preemption takes requests from the end
+        known: list[Chunk] = []
+        prefilling: list[Request] = []
+        short = False
+        # With a step in flight, most of them get a token from it and go on as before.
+        steady = bool(self._in_flight)
+        for request in [one for one in self.running if not steady or one.num_computed >= one.decodes_until]:
             if request.status is not Status.RUNNING:
-                continue
+                continue  # preempted just now
+            request.decodes_until = 0
+            # What the step in flight writes, others can find: steps run in the order of their launches.
+            self._exchange(request, self._cache.keep(request))
             num_tokens = request.num_tokens
             if request.num_computed < num_tokens - 1:
                 prefilling.append(request)
             elif num_tokens >= request.max_total:
                 pass  # its last token is in flight
-            elif request.num_computed < len(request.pages) * self.pool.page_size or self._grow(request):
-                chunks.append(self._chunk(request, 1))
-            else:
+            elif request.num_computed == len(request.pages) * self.pool.page_size and not self._grow(request):
                 short = True
-        return prefilling, short
+            elif request.in_flight:
+                request.decodes_until = min(len(request.pages) * self.pool.page_size, request.max_total - 1)
+            else:
+                known.append(self._chunk(request, 1))
+        return [one for one in self.running if one.num_computed < one.decodes_until], known, prefilling, short
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
         """Give waiting requests rows and pages, by rank."""
@@ -340,6 +353,14 @@ class Scheduler:
             request.pages[place] = page
             self._tables.set_page(request.row, place, page)
 
+    def _look_again(self, request: Request) -> None:
+        """Find out with how many outputs a request needs a look."""
+        prompt_len = len(request.prompt_ids)
+        request.looks_at = request.max_total - prompt_len
+        if request.hashes is not None:
+            block = (len(request.hashes.digests) + 1) * self.pool.page_size
+            request.looks_at = min(request.looks_at, block - prompt_len)
+
     def _preempt(self, request: Request) -> None:
         request.num_lost = request.num_computed
         self._release(request)
@@ -365,4 +386,4 @@ class Scheduler:
         self.pool.free(request.pages, self._busy_until)
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
-        request.pages, request.row, request.num_kept = [], -1, 0
+        request.pages, request.row, request.num_kept, request.decodes_until = [], -1, 0, 0

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ingot.ir.ops.penalties import MAX_BANNED
@@ -51,6 +50,9 @@ STEP_FIELDS: tuple[tuple[str, torch.dtype, Dims], ...] = (
     ("num_logprobs", torch.int32, ("L",)),  # most likely tokens to list beside it; -1: no log-probabilities
 )
 
+# What differs from step to step even while the same sequences decode.
+VARYING = frozenset({"page_table", "banned"})
+
 
 def _shape(dims: Dims, sizes: StepSizes) -> list[int]:
     return [getattr(sizes, dim) if isinstance(dim, str) else dim for dim in dims]
@@ -79,15 +81,18 @@ def step_words(sizes: StepSizes) -> int:
 class StepInputs(dict[str, torch.Tensor]):
     """The program's inputs by name, on the host: `STEP_FIELDS`, all views of `flat` (i32), which one copy moves.
 
-    `recounts` are rows of token counts that are made anew in front of the step. Valid until the step has retired; then
-    the buffer serves another step.
+    `arrays` are the same memory for numpy. `recounts` are rows of token counts that are made anew in front of the step.
+    Inputs of equal `stamp`, other than None, differ in `VARYING` alone. Valid until the step has retired; then the
+    buffer serves another step.
     """
 
     def __init__(self, flat: torch.Tensor, sizes: StepSizes) -> None:
         super().__init__(step_views(flat, sizes))
         self.flat = flat
         self.sizes = sizes
+        self.arrays = {name: view.numpy() for name, view in self.items()}
         self.recounts: tuple[Recount, ...] = ()
+        self.stamp: tuple[bytes, object] | None = None
 
 
 class StepBuffer:
@@ -95,12 +100,10 @@ class StepBuffer:
 
     def __init__(self, largest: StepSizes, pin_memory: bool = False) -> None:
         self._flat = torch.zeros(step_words(largest), dtype=torch.int32, pin_memory=pin_memory)
-        self._last: tuple[StepInputs, dict[str, np.ndarray]] | None = None
+        self._last: StepInputs | None = None
 
-    def views(self, sizes: StepSizes) -> tuple[StepInputs, dict[str, np.ndarray]]:
-        """Inputs of these sizes and the same memory as numpy arrays, to be filled. Contents are those of an older
-        step."""
-        if self._last is None or self._last[0].sizes != sizes:  # decode steps mostly repeat their sizes
-            inputs = StepInputs(self._flat[: step_words(sizes)], sizes)
-            self._last = inputs, {name: view.numpy() for name, view in inputs.items()}
+    def views(self, sizes: StepSizes) -> StepInputs:
+        """Inputs of these sizes, to be filled. Contents are those of an older step."""
+        if self._last is None or self._last.sizes != sizes:  # decode steps mostly repeat their sizes
+            self._last = StepInputs(self._flat[: step_words(sizes)], sizes)
         return self._last

@@ -12,6 +12,7 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
+        self.first = frozenset(string[0] for string in strings)  # characters; text without them matches nothing
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
         self.depth = [0]
@@ -72,6 +73,8 @@ class StopMatcher:
         if self.matched is not None:
             return ""
         strings, state = self._strings, self._state
+        if not state and strings.first.isdisjoint(text):
+            return text
         for index, character in enumerate(text):
             state = strings.step(state, character)
             self.matched = strings.match[state] if stop else None

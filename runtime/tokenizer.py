@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
 from ingot.ir.errors import ArtifactError, RequestError
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8; at the end: perhaps not complete yet
 
 
 class Tokenizer:
@@ -34,6 +37,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._joins_bytes = isinstance(backend.decoder, decoders.ByteLevel)
+        self._texts: dict[bool, dict[int, str | None]] = {False: {}, True: {}}
+        self._names: dict[int, str] = {}
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
@@ -86,11 +92,27 @@ class Tokenizer:
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def name_of(self, token_id: int) -> str:
+        """The text of one token by itself, of special ones too."""
+        if token_id not in self._names:
+            self._names[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return self._names[token_id]
+
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
         """False for a token that `decode` leaves out: a special one when they are skipped, or one that is not known."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.backend.id_to_token(token_id) is not None
+
+    def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """The text that a token adds to any other tokens in front of it; "" for one that `decode` leaves out. None
+        where that depends on them: a part of a character, and with decoders other than the byte-level one any token."""
+        texts = self._texts[skip_special_tokens]
+        if token_id not in texts:
+            # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 is the same behind any others.
+            text = self.decode([token_id], skip_special_tokens) if self._joins_bytes else None
+            texts[token_id] = None if text is None or REPLACEMENT in text else text
+        return texts[token_id]
 
 
 def read_json(path: Path) -> dict[str, Any]:

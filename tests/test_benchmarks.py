@@ -332,6 +332,17 @@ def test_what_a_step_costs_the_host(
     assert all(0 < figure.value < 0.1 for figure in figures.values())
 
 
+def test_what_a_step_costs_the_engine(
+    results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    """The script itself asserts that all requests ended."""
+    call("engine_host", "--running", 4, "--prompt", 20, "--output", 24, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    cases = ("alone", "streamed", "sampled", "text", "streamed_text", "logprobs", "stops")
+    assert figures.keys() == {f"{part}_{case}" for part in ("step", "add", "admit") for case in cases}
+    assert all(0 < figure.value < 0.1 for figure in figures.values())
+
+
 def test_a_cold_start(
     artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
 ) -> None:

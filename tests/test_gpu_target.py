@@ -168,6 +168,17 @@ def test_the_options_of_a_request_give_it_again(
     assert request(checkpoint, target="sm_80").target.gpu == "NVIDIA A100 80GB SXM"
 
 
+def test_the_usual_batch_is_that_of_the_device(checkpoint: Callable[[str], Path]) -> None:
+    def batch(**options: Any) -> Any:
+        return Request.read(checkpoint(NAME), backend="reference", **options).options["max_batch"]
+
+    assert (batch(target="sm_90"), batch(target="cpu")) == (256, 64)
+    assert batch(target="sm_90", max_tokens=200) == 200 and batch(target="cpu", max_tokens=200) == 64
+    assert batch(target="sm_90", max_tokens=200, max_batch=64) == 64
+    with pytest.raises(OptionError, match="max_tokens is 0"):
+        batch(target="cpu", max_tokens=0)
+
+
 def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: Callable[[str], Path]) -> None:
     assert request(checkpoint, target="auto").target.name == "cpu"
     with pytest.raises(TargetError, match=NO_GPU):

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ingot.bench.workload import BenchRequest
 
@@ -13,8 +13,7 @@ from ingot.bench.workload import BenchRequest
 _WAKE_EARLY_SECONDS = 1e-3
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):  # quicker to make than a dataclass: a step makes one for each sequence
     """What an engine says of a request after a step: the tokens that it made so far, and whether that was all.
 
     `error` says why a request ended early; "" when it did not.

@@ -25,7 +25,7 @@ def compile_checkpoint(
     backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
     max_seq_len: int | None = None,
-    max_batch: int = 64,
+    max_batch: int | None = None,
     max_tokens: int = 2048,
     passes: str = "default",
     deterministic: Flag = False,
@@ -56,7 +56,7 @@ def compile_checkpoint(
     max_seq_len
         Tokens of a prompt and its output together. Default: what the model was made for.
     max_batch
-        Sequences of one step.
+        Sequences of one step. Default: 256 on a GPU, 64 on a CPU, and no more than max_tokens.
     max_tokens
         Tokens of one step, over all its sequences.
     passes

@@ -203,7 +203,7 @@ def _as_json(llm: "LLM", answer: _Answer, load_s: float) -> dict[str, Any]:
     return {
         "prompt": answer.output.prompt,
         "prompt_token_ids": answer.output.prompt_token_ids,
-        "token_ids": completion.token_ids,
+        "token_ids": list(completion.token_ids),
         "text": None if llm.get_tokenizer() is None else completion.text,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,

@@ -12,7 +12,7 @@ import torch
 
 from ingot.runtime.batch import NOTHING_ASKED
 from ingot.runtime.cuda.device_view import device_view
-from ingot.runtime.step import STEP_FIELDS, StepSizes, step_views, step_words
+from ingot.runtime.step import STEP_FIELDS, VARYING, StepInputs, StepSizes, step_views, step_words
 
 # What a row of a step holds that no sequence has; `feed` and `advance` know it (ingot.ir.ops.step).
 _PADDING: Mapping[str, float] = {
@@ -30,6 +30,7 @@ _PADDING: Mapping[str, float] = {
     "logit_rows": 0,
     **NOTHING_ASKED,
 }
+_VARYING = tuple(field for field in STEP_FIELDS if field[0] in VARYING)
 # Inputs that tell a step's sizes.
 _COUNTED: Mapping[str, str] = {"T": "tokens", "B": "rows", "L": "logit_rows"}
 
@@ -55,16 +56,25 @@ class PaddedInputs:
         self.memory = torch.empty(step_words(sizes), dtype=torch.int32) if memory is None else memory
         self._arrays = {name: view.numpy() for name, view in step_views(self.memory, sizes).items()}
         self._filled = {"T": 0, "B": 0, "L": 0}
+        self._stamp: object = None
         for name, array in self._arrays.items():
             array[...] = _PADDING[name]
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Take the inputs of a step; what is behind them is padding again."""
-        counts = {dim: inputs[name].shape[0] for dim, name in _COUNTED.items()}
-        for name, _, (dim, *_) in STEP_FIELDS:
+        stamp: object = None
+        arrays: Mapping[str, np.ndarray]
+        if isinstance(inputs, StepInputs):
+            stamp, arrays = inputs.stamp, inputs.arrays
+        else:
+            arrays = {name: value.numpy() for name, value in inputs.items()}
+        fields = _VARYING if stamp is not None and stamp == self._stamp else STEP_FIELDS
+        self._stamp = stamp
+        counts = {dim: arrays[name].shape[0] for dim, name in _COUNTED.items()}
+        for name, _, (dim, *_) in fields:
             array, count = self._arrays[name], counts[str(dim)]
-            if name in inputs:
-                given: np.ndarray = inputs[name].numpy()
+            if name in arrays:
+                given = arrays[name]
                 if name == "page_table":
                     array[:count, : given.shape[1]] = given  # nobody reads what stands behind
                 else:

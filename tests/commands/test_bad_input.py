@@ -47,7 +47,7 @@ BAD_COMPILES = (
     Bad("an empty sequence", "{tiny} -o {out} --max-seq-len 0", ("max_seq_len is 0",)),
     Bad("no batch", "{tiny} -o {out} --max-batch 0", ("max_batch is 0",)),
     Bad("a negative batch", "{tiny} -o {out} --max-batch -3", ("max_batch is -3",)),
-    Bad("fewer tokens than sequences", "{tiny} -o {out} --max-tokens 8", ("max_tokens 8", "max_batch 64")),
+    Bad("fewer tokens than sequences", "{tiny} -o {out} --max-tokens 8 --max-batch 9", ("max_tokens 8", "max_batch 9")),
     Bad("no jobs", "{tiny} -o {out} -j 0", ("jobs is 0",)),
     Bad("an output that exists", "{tiny} -o {artifact}", ("exists already",)),
     Bad("an output without a folder", "{tiny} -o {none}/a.ingot", ("no folder",)),

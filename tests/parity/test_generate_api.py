@@ -222,6 +222,21 @@ def test_streams_grow_to_what_generate_gives(llm: LLM) -> None:
         assert outputs[-1].outputs == whole.outputs
 
 
+class Counted(dict):  # type: ignore[type-arg]
+    looks = 0
+
+    def __getitem__(self, key: str) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_a_step_looks_for_no_request_that_has_nothing_new(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    monkeypatch.setattr(llm, "_waiting", counted)
+    assert len(llm.generate([TEXT] * 12, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))) == 12
+    assert counted.looks == 12
+
+
 def test_leaving_a_stream_frees_what_it_held(llm: LLM) -> None:
     expected = only(llm.generate(TEXT, GREEDY))
     stream: Iterator[RequestOutput] = llm.stream([TEXT] * 3, SamplingParams(temperature=1.0, max_tokens=60))

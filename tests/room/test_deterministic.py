@@ -65,7 +65,7 @@ class Watched:
     def launch(self, inputs: Any) -> Any:
         handle = self.llm._loaded.executor.launch(inputs)
         batch = self.llm._engine._scheduler._in_flight[-1]  # scheduled just before it is launched
-        self.batches.add(len(batch.chunks))
+        self.batches.add(len(batch.requests))
         for row, request in enumerate(batch.sampled):
             number = int(request.request_id.partition("[")[0])
             self.logits.setdefault(number, {})[request.num_computed] = handle.outputs["logits"][row].clone()

@@ -284,3 +284,25 @@ def test_damaged_files_are_named(folder, name, content, match):
 def test_no_tokenizer(tmp_path):
     with pytest.raises(ArtifactError, match="no tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_byte_level_token_is_decoded_once(byte_level, monkeypatch):
+    tokenizer, asked = Tokenizer(byte_level), []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids, *args, **kw: asked.append(ids) or decode(self, ids))
+    ids = tokenizer.encode("the cat und die Katze, the end") * 20
+    detokenizer = Detokenizer(tokenizer, SamplingParams(), [])
+    for token in ids:
+        detokenizer.push(token)
+    assert detokenizer.text == "the cat und die Katze, the end" * 20 and len(asked) <= len(set(ids)) + 1
+
+
+def test_only_byte_level_tokens_have_a_text_of_their_own(tokenizer, byte_level):
+    clean = byte_level.token_to_id("a")
+    (broken,) = byte_ids(tokenizer, b"\xe2")
+    assert tokenizer.text_of(clean, True) == "a" and tokenizer.text_of(broken, True) is None
+    special = byte_level.token_to_id("<sep>")
+    assert (tokenizer.text_of(special, True), tokenizer.text_of(special, False)) == ("", "<sep>")
+    other = tokenizers.Tokenizer.from_str(byte_level.to_str())
+    other.decoder = decoders.Sequence([decoders.ByteLevel()])
+    assert Tokenizer(other).text_of(clean, True) is None

@@ -15,6 +15,11 @@ from ingot.ir.harness import scheduled
 from ingot.runtime.cuda import staging
 from ingot.runtime.cuda.staging import HostInputs
 from ingot.runtime.loader import load_artifact
+from ingot.runtime.pages import PagePool
+from ingot.runtime.request import Request
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.step import StepSizes
 
 REQUESTS, LONGEST, PAGES = 5, 40, 64
@@ -70,3 +75,38 @@ def test_padding_changes_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     steps = list(scheduled(alone.inputs, both, requests, schedule, PAGES, 16, 3))
     assert len(steps) == len(schedule) > 10
+
+
+def test_what_decode_steps_repeat_is_as_if_filled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one scheduler in turns into two paddings, beside those that are filled for the first time; sequences
+    come and go, hold tokens back at first, and take pages."""
+    monkeypatch.setattr(staging, "PinnedInts", HostInts)
+    draw = random.Random(run_seed())
+    config = SchedulerConfig(max_batch=4, max_tokens=32, max_seq_len=64, page_size=4)
+    scheduler = Scheduler(config, PagePool(64, 4))
+    size = StepSizes(T=32, B=6, L=8, P=20)
+    sides = [HostInputs(size), HostInputs(size)]
+    before, repeated, stamps = None, 0, [None, None]
+    for step in range(200):
+        if draw.random() < 0.15:
+            params = SamplingParams(max_tokens=(most := draw.randint(2, 40)), min_tokens=draw.choice([0, most]))
+            prompt = [draw.randrange(100) for _ in range(draw.randint(1, 20))]
+            scheduler.add(Request(str(step), prompt, params, seed=step, eos_ids=frozenset({101})))
+        batch = scheduler.schedule()
+        if batch is not None:
+            stamp, held = batch.inputs.stamp, stamps[step % 2]
+            repeated += stamp is not None and stamp == held
+            stamps[step % 2] = stamp
+            anew = HostInputs(size)
+            anew.fill(batch.inputs)
+            sides[step % 2].fill(batch.inputs)
+            pages = batch.inputs.sizes.P  # nobody reads what stands behind
+            for name, array in anew._arrays.items():
+                found = sides[step % 2]._arrays[name]
+                if name == "page_table":
+                    array, found = array[: batch.inputs.sizes.B, :pages], found[: batch.inputs.sizes.B, :pages]
+                assert (found == array).all(), again((step, name))
+        if before is not None:
+            scheduler.retire(before, [7] * before.inputs.sizes.L)
+        before = batch
+    assert repeated > 40

@@ -139,7 +139,7 @@ def test_sequences_without_a_sample_may_stand_anywhere():
         tables.set_request(row, request)
         tables.add_pages(row, [row + 1])
     chunks = [Chunk(request, row, 0, 2 + row, False, row != 1) for row, request in enumerate(requests)]
-    got = values(build_step(0, chunks, tables, StepBuffer(StepSizes(T=9, B=3, L=3, P=3))))
+    got = values(build_step(0, [], chunks, tables, StepBuffer(StepSizes(T=9, B=3, L=3, P=3))))
     assert (got["sample_index"], got["logit_rows"], got["seeds"]) == ([0, -1, 1], [1, 8], [100, 102])
     assert got["page_table"] == [[1], [2], [3]] and got["token_seqs"] == [0, 0, 1, 1, 1, 2, 2, 2, 2]
 
@@ -444,7 +444,7 @@ def test_rows_that_rate_prompts_stand_behind_the_sampled_ones():
     assert got["count_rows"] == [0, -1, -1, -1, -1] and got["prompt_ends"] == [3, -1]
     assert got["repetition"] == [1.5, 1, 1, 1, 1] and got["temperature"] == [1, 1, 0, 0, 0]
     assert [(request.request_id, count) for request, count in batch.scored] == [("b", 3)] and batch.gives_logprobs
-    assert [one.row for one in scheduler.retire(batch, [7, 8, 9, 9, 9])] == [0, 1]
+    assert [row for _, _, row in scheduler.retire(batch, [7, 8, 9, 9, 9])] == [0, 1]
 
 
 def test_a_step_rates_so_many_rows_and_no_more(serve):

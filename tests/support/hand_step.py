@@ -31,7 +31,7 @@ def hand_step(
     total = sum(lengths)
     logit_rows = list(range(total)) if every_row else (ends - 1).tolist()
     sizes = StepSizes(total, len(fed), len(logit_rows), max(map(len, tables)))
-    inputs, _ = StepBuffer(sizes).views(sizes)
+    inputs = StepBuffer(sizes).views(sizes)
     values = {
         "tokens": [token for tokens in fed for token in tokens],
         "token_seqs": [b for b, length in enumerate(lengths) for _ in range(length)],

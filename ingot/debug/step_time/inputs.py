@@ -17,7 +17,8 @@ def step_inputs(step: Step, page_size: int, vocab_size: int) -> StepInputs:
     lengths[: step.tokens % step.sequences] += 1
     pages = step.pages(page_size) // step.sequences
     sizes = StepSizes(T=step.tokens, B=step.sequences, L=step.sequences, P=pages)
-    inputs, arrays = StepBuffer(sizes).views(sizes)
+    inputs = StepBuffer(sizes).views(sizes)
+    arrays = inputs.arrays
     order, ends = np.arange(step.sequences, dtype=np.int32), np.cumsum(lengths)
     arrays["tokens"][:] = np.random.default_rng(1).integers(0, vocab_size, step.tokens)
     arrays["token_seqs"][:] = np.repeat(order, lengths)

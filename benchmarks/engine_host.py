@@ -1,0 +1,232 @@
+"""What an engine's host side takes for a step, by an executor that answers at once.
+
+    python benchmarks/engine_host.py [--running 256] [--prompt 512] [--output 256] [--only NAME,…] [--json FILE]
+
+All requests are added at once and run side by side, one token each a step, until all have ended; what a step takes is
+`Engine.step`: scheduling, launching, taking the tokens, outputs. Counted is the processor's time of the engine's
+thread, which other work on the machine leaves alone, as the mean over the steps of one token each, the least of some
+tries. Each case asks for something else, and reads of the outputs what a caller of its kind reads:
+
+    alone      token ids at the end
+    streamed   token ids, at every token
+    sampled    token ids at the end, drawn in a different way by each sequence: with a temperature, penalties, ends
+    text       text at the end
+    streamed_text, stops   text at every token; the latter with stop strings that do not come
+    logprobs   at every token the log-probabilities of that one and of the five most likely ones
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tokenizers
+import torch
+from results import Figure, add_json_option, report
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from ingot.runtime.engine import Engine, EngineRequest
+from ingot.runtime.executor import OutputLogprobs
+from ingot.runtime.logprobs import StepLogprobs
+from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.pages import PagePool
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.step import StepInputs
+from ingot.runtime.tokenizer import REPLACEMENT, Tokenizer
+
+_PAGE = 16
+_TRIES = 3
+_LOGPROBS = 5
+_WORDS = [
+    "the",
+    "a",
+    "cat",
+    "house",
+    "runs",
+    "over",
+    "and",
+    "but",
+    "quick",
+    "lazy",
+    "brown",
+    "été",
+    "日本語",
+    "—",
+    "🙂",
+]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sequences that run side by side, and the tokens of their prompts and outputs."""
+
+    running: int
+    prompt: int
+    output: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked for, of the sequence of a number; and what a caller reads of its outputs."""
+
+    params: Callable[[int], Mapping[str, object]]
+    read: Callable[[RequestOutput], object]
+    stream: bool = False
+
+
+def _ids(output: RequestOutput) -> object:
+    (sequence,) = output.outputs
+    return len(sequence.token_ids), sequence.token_ids[-1]
+
+
+def _text(output: RequestOutput) -> object:
+    (sequence,) = output.outputs
+    return len(sequence.text), output.finished
+
+
+def _newest(output: RequestOutput) -> object:
+    (sequence,) = output.outputs
+    assert sequence.logprobs is not None
+    return sequence.logprobs[-1]
+
+
+def _drawn(number: int) -> Mapping[str, object]:
+    kinds: Sequence[Mapping[str, object]] = (
+        {"temperature": 0.7, "top_p": 0.9, "seed": number},
+        {"top_k": 50, "repetition_penalty": 1.1, "presence_penalty": 0.5},
+        {"min_p": 0.1, "min_tokens": 8, "stop_token_ids": [0]},
+    )
+    return {"detokenize": False, **kinds[number % len(kinds)]}
+
+
+_GREEDY = {"temperature": 0.0, "detokenize": False}
+CASES: Mapping[str, Case] = {
+    "alone": Case(lambda number: _GREEDY, _ids),
+    "streamed": Case(lambda number: _GREEDY, _ids, stream=True),
+    "sampled": Case(_drawn, _ids),
+    "text": Case(lambda number: {"temperature": 0.0}, _text),
+    "streamed_text": Case(lambda number: {"temperature": 0.0}, _text, stream=True),
+    "logprobs": Case(lambda number: {"temperature": 0.0, "logprobs": _LOGPROBS}, _newest, stream=True),
+    "stops": Case(lambda number: {"temperature": 0.0, "stop": ["\n\nUser:", "</answer>"]}, _text, stream=True),
+}
+
+
+class FreeExecutor:
+    """Gives tokens that were drawn beforehand, the moment that it is asked."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
+        self._tokens = tokens
+        self.launches = 0
+        self.decodes = False  # the step launched last feeds one token of each sequence
+
+    def launch(self, inputs: StepInputs) -> "FreeHandle":
+        self.launches += 1
+        self.decodes = inputs.sizes.T == inputs.sizes.B
+        return FreeHandle(list(self._tokens[self.launches % len(self._tokens)][: inputs.sizes.L]))
+
+
+@dataclass(frozen=True)
+class FreeHandle:
+    given: list[int]
+
+    def tokens(self) -> list[int]:
+        return self.given
+
+    def logprobs(self) -> StepLogprobs:
+        ids = torch.tensor(self.given)[:, None] + torch.arange(_LOGPROBS + 1)
+        return OutputLogprobs(ids, -torch.ones(ids.shape), torch.ones(len(ids), dtype=torch.int64))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("running", 256), ("prompt", 512), ("output", 256)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas between them")
+    add_json_option(parser)
+    options = parser.parse_args()
+    load = Load(options.running, options.prompt, options.output)
+    tokenizer = byte_level_tokenizer()
+    figures: dict[str, Figure] = {}
+    for name in options.only.split(","):
+        figures |= case_figures(name, CASES[name], load, tokenizer)
+    report(options.json, {"running": load.running, "prompt": load.prompt, "output": load.output}, figures)
+
+
+def case_figures(name: str, case: Case, load: Load, tokenizer: Tokenizer) -> dict[str, Figure]:
+    tries = [_served(case, load, tokenizer) for _ in range(_TRIES)]
+    what = f"{load.running} sequences, {name}"
+    return {
+        f"{key}_{name}": Figure(value=min(values), unit="s", what=f"{words} {what}", values=values)
+        for (key, words), values in zip(
+            (("step", "a decode step of"), ("add", "adding a request, of"), ("admit", "a step that feeds prompts, of")),
+            zip(*tries, strict=True),
+            strict=True,
+        )
+    }
+
+
+def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float, float]:
+    """Seconds of a decode step, of adding a request, and of a step that feeds prompts."""
+    draw = random.Random(0)
+    vocab = tokenizer.vocab_size
+    usual = [token for token in range(1, vocab) if REPLACEMENT not in tokenizer.decode([token], False)]
+    executor = FreeExecutor([draw.choices(usual, k=load.running) for _ in range(61)])
+    engine = _engine(executor, load, tokenizer)
+    requests = [
+        EngineRequest(
+            str(number),
+            {"prompt_token_ids": draw.choices(usual, k=load.prompt)},
+            SamplingParams(max_tokens=load.output, ignore_eos=True, **case.params(number)),
+            stream=case.stream,
+        )
+        for number in range(load.running)
+    ]
+    begin = time.thread_time()
+    engine.add_requests(requests)
+    added = time.thread_time() - begin
+    decodes: list[float] = []
+    prompts: list[float] = []
+    ended = 0
+    while engine.has_unfinished():
+        launches, decoded = executor.launches, executor.decodes
+        begin = time.thread_time()
+        for output in engine.step():
+            case.read(output)
+            ended += output.finished
+        seconds = time.thread_time() - begin
+        if executor.launches > launches and decoded == executor.decodes:  # not where one kind follows the other
+            (decodes if decoded else prompts).append(seconds)
+    assert ended == load.running
+    return sum(decodes) / len(decodes), added / load.running, sum(prompts) / max(1, len(prompts))
+
+
+def _engine(executor: FreeExecutor, load: Load, tokenizer: Tokenizer) -> Engine:
+    longest = load.prompt + load.output
+    config = SchedulerConfig(
+        max_batch=load.running, max_tokens=max(8192, load.running), max_seq_len=longest, page_size=_PAGE
+    )
+    pool = PagePool(load.running * -(-longest // _PAGE), _PAGE)
+    return Engine(executor, Scheduler(config, pool), tokenizer, vocab_size=tokenizer.vocab_size)
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """A byte-level BPE as most models have one, of words with their spaces."""
+    draw = random.Random(0)
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([" ".join(draw.choices(_WORDS, k=200)) for _ in range(50)], trainer)
+    return Tokenizer(backend, eos_token_ids=[backend.token_to_id("<eos>")])
+
+
+if __name__ == "__main__":
+    main()
