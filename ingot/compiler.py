@@ -28,7 +28,7 @@ from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
 from ingot.publish import ArtifactWriter, Sealed
-from ingot.request import DEFAULT_MAX_TOKENS, Request
+from ingot.request import Request
 from ingot.tuner import Tuner
 from ingot.tuning_log import log_of, with_reasons
 
@@ -82,7 +82,7 @@ def compile_model(
     dtype: str = "auto",
     max_seq_len: int | None = None,
     max_batch: int | None = None,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_tokens: int | None = None,
     deterministic: bool = False,
     weight_budget: float = 1.0,
     passes: str = "default",
@@ -100,10 +100,10 @@ def compile_model(
     `target` is "auto", which takes the GPU of this machine when it has one and its CPU else, "cpu", "cuda", or a GPU's
     capability such as "sm_90", which need not be here; `backend` says who may compute for it.
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
-    and `max_tokens` the tokens of one step (default: 2048, and 256 sequences on a GPU or 64 on a CPU, no more than the
-    tokens). `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers
-    whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
-    above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
+    and `max_tokens` the tokens of one step (default: 256 and 8192 on a GPU, 64 and 2048 on a CPU; no more sequences
+    than tokens). `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers whose results do not depend
+    on the batch. `weight_budget` bounds the resident weights, in multiples of their size: above 1.0 a weight may be
+    kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of

@@ -41,8 +41,10 @@ class LLM:
     takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
     Prompts that begin alike share KV pages of what they have in common, where the model's state lies in pages alone:
-    `enable_prefix_caching` True refuses another model, False shares nothing. `scheduling_policy` is "fcfs", or
-    "priority", with which `generate` takes priorities. `seed` seeds requests that have no seed of their own.
+    `enable_prefix_caching` True refuses another model, False shares nothing. A step holds up to `max_num_seqs`
+    sequences and `max_num_batched_tokens` tokens (default: as compiled); where some sequences decode, no more than
+    `max_num_mixed_tokens` of the prompts of others (default: 2048), since those wait for it. `scheduling_policy` is
+    "fcfs", or "priority", with which `generate` takes priorities. `seed` seeds requests that have no seed of their own.
     `cuda_graphs` says when steps on a GPU are captured as graphs: "all" before this returns; "need" when a step of a
     size comes, which then takes some hundredths of a second longer; "idle" while the host only waits, and by need where
     there was no time; "none" never. `compile_options` go to `compile_model` when `model` is a checkpoint.
@@ -61,6 +63,7 @@ class LLM:
         scheduling_policy: "Policy" = "fcfs",
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        max_num_mixed_tokens: int | None = None,
         seed: int = 0,
         cuda_graphs: "Capture" = "idle",
         **compile_options: Any,
@@ -90,6 +93,7 @@ class LLM:
             self._loaded,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_mixed_tokens=max_num_mixed_tokens,
             chunked_prefill=enable_chunked_prefill,
             prefix_caching=enable_prefix_caching,
             policy=scheduling_policy,

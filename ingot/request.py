@@ -34,7 +34,8 @@ MODEL_DTYPES = ("float32", "bfloat16", "float16")
 # By device. A GPU's steps of 256 sequences take a few times what those of one take, and whoever asks for throughput
 # sends as many; it is vLLM's max_num_seqs as well.
 DEFAULT_MAX_BATCH = {"cpu": 64, "cuda": 256}
-DEFAULT_MAX_TOKENS = 2048
+# By device. Larger products come nearer to a GPU's matrix rate: a prompt of 4000 tokens is one step there.
+DEFAULT_MAX_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Request:
         dtype: str = "auto",
         max_seq_len: int | None = None,
         max_batch: int | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
+        max_tokens: int | None = None,
         deterministic: bool = False,
         weight_budget: float = 1.0,
         passes: str = "default",
@@ -96,6 +97,8 @@ class Request:
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
         _check_dtype(spec, machine)
+        if max_tokens is None:
+            max_tokens = DEFAULT_MAX_TOKENS[machine.device]
         if max_batch is None:
             usual = DEFAULT_MAX_BATCH[machine.device]
             max_batch = max_tokens if isinstance(max_tokens, int) and 0 < max_tokens < usual else usual

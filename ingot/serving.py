@@ -13,7 +13,7 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.scheduler_config import Policy, SchedulerConfig
+from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
 from ingot.runtime.spare_time import nothing_to_do
 
 
@@ -22,6 +22,7 @@ def make_engine(
     *,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
+    max_num_mixed_tokens: int | None,
     chunked_prefill: bool,
     prefix_caching: bool | None,
     policy: Policy,
@@ -33,6 +34,7 @@ def make_engine(
     config = SchedulerConfig(
         max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
         max_tokens=_within("max_num_batched_tokens", max_num_batched_tokens, limits.max_tokens),
+        max_mixed_tokens=_within("max_num_mixed_tokens", max_num_mixed_tokens, limits.max_tokens, DEFAULT_MIXED_TOKENS),
         max_seq_len=limits.max_seq_len,
         page_size=limits.page_size,
         chunked_prefill=chunked_prefill,
@@ -102,9 +104,9 @@ def _listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def _within(name: str, value: int | None, compiled: int) -> int:
+def _within(name: str, value: int | None, compiled: int, usual: int | None = None) -> int:
     if value is None:
-        return compiled
+        return compiled if usual is None else min(usual, compiled)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= compiled:
         raise OptionError(f"{name} is {value!r:.80}", expected=f"1 to {compiled}, which the artifact was compiled for")
     return value

@@ -9,6 +9,9 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
 
 Policy = Literal["fcfs", "priority"]
+# A product of as many rows comes near an H200's matrix rate, and a step of an 8B model does not take much longer there
+# than the 40 ms that MLPerf Inference v5.0 (Llama-2-70B, interactive) lets a token take.
+DEFAULT_MIXED_TOKENS = 2048
 POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
 
 
@@ -24,6 +27,7 @@ class SchedulerConfig:
     prefix_caching    sequences that begin alike share pages; for models whose state lies in pages alone
     policy            who comes first: "fcfs", the request that came first; "priority", the one of lower priority, and
                       of equal ones the one that came first
+    max_mixed_tokens  tokens of prompts in a step that other sequences decode in, since these wait for it
     """
 
     max_batch: int
@@ -34,9 +38,10 @@ class SchedulerConfig:
     pin_memory: bool = False
     prefix_caching: bool = True
     policy: Policy = "fcfs"
+    max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_tokens", "max_seq_len", "page_size"):
+        for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size"):
             if getattr(self, name) < 1:
                 raise OptionError(
                     f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"

@@ -168,15 +168,16 @@ def test_the_options_of_a_request_give_it_again(
     assert request(checkpoint, target="sm_80").target.gpu == "NVIDIA A100 80GB SXM"
 
 
-def test_the_usual_batch_is_that_of_the_device(checkpoint: Callable[[str], Path]) -> None:
-    def batch(**options: Any) -> Any:
-        return Request.read(checkpoint(NAME), backend="reference", **options).options["max_batch"]
+def test_the_usual_step_is_that_of_the_device(checkpoint: Callable[[str], Path]) -> None:
+    def sizes(**options: Any) -> Any:
+        read = Request.read(checkpoint(NAME), backend="reference", **options).options
+        return read["max_batch"], read["max_tokens"]
 
-    assert (batch(target="sm_90"), batch(target="cpu")) == (256, 64)
-    assert batch(target="sm_90", max_tokens=200) == 200 and batch(target="cpu", max_tokens=200) == 64
-    assert batch(target="sm_90", max_tokens=200, max_batch=64) == 64
+    assert sizes(target="sm_90") == (256, 8192) and sizes(target="cpu") == (64, 2048)
+    assert sizes(target="sm_90", max_tokens=200) == (200, 200) and sizes(target="cpu", max_tokens=200) == (64, 200)
+    assert sizes(target="sm_90", max_tokens=200, max_batch=64) == (64, 200)
     with pytest.raises(OptionError, match="max_tokens is 0"):
-        batch(target="cpu", max_tokens=0)
+        sizes(target="cpu", max_tokens=0)
 
 
 def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: Callable[[str], Path]) -> None:

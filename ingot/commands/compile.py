@@ -26,7 +26,7 @@ def compile_checkpoint(
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
     max_seq_len: int | None = None,
     max_batch: int | None = None,
-    max_tokens: int = 2048,
+    max_tokens: int | None = None,
     passes: str = "default",
     deterministic: Flag = False,
     weight_budget: float = 1.0,
@@ -58,7 +58,7 @@ def compile_checkpoint(
     max_batch
         Sequences of one step. Default: 256 on a GPU, 64 on a CPU, and no more than max_tokens.
     max_tokens
-        Tokens of one step, over all its sequences.
+        Tokens of one step, over all its sequences. Default: 8192 on a GPU, 2048 on a CPU.
     passes
         Changes to the pipeline: "default,-name,name{option=value}".
     deterministic

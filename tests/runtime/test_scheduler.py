@@ -81,6 +81,28 @@ def test_decodes_first_then_prompts_within_the_budget():
     assert got["top_p"] == [1.0, 0.25] and got["min_p"] == [0.0, 0.125]
 
 
+def test_prompts_beside_decodes_are_fed_in_smaller_pieces():
+    """Those who decode wait for a step's prompts; where nobody does, a step takes all that it can."""
+    scheduler = scheduler_of(max_tokens=16, max_mixed_tokens=5)
+    scheduler.add(request_of("a", 12))
+    first = scheduler.schedule()
+    assert first.inputs["q_lens"].tolist() == [12]
+    scheduler.add(request_of("b", 7))
+    scheduler.add(request_of("c", 4))
+    second = scheduler.schedule()
+    assert second.inputs["q_lens"].tolist() == [1, 5]
+    scheduler.retire(first, [50])
+    assert scheduler.schedule().inputs["q_lens"].tolist() == [1, 2, 3]
+
+
+def test_a_prompt_that_may_not_be_cut_is_not_held_back():
+    scheduler = scheduler_of(max_tokens=16, max_mixed_tokens=5, chunked_prefill=False)
+    scheduler.add(request_of("a", 3))
+    scheduler.schedule()
+    scheduler.add(request_of("b", 9))
+    assert scheduler.schedule().inputs["q_lens"].tolist() == [1, 9]
+
+
 def test_a_step_without_samples_has_one_dummy_logit_row():
     scheduler = scheduler_of(max_tokens=4)
     scheduler.add(request_of("a", 9))
@@ -178,7 +200,9 @@ def test_an_id_twice():
         scheduler.add(request_of("a", 3))
 
 
-@pytest.mark.parametrize("config", [{"max_batch": 0}, {"max_tokens": 3}, {"max_seq_len": 0}, {"page_size": 0}])
+@pytest.mark.parametrize(
+    "config", [{"max_batch": 0}, {"max_tokens": 3}, {"max_mixed_tokens": 0}, {"max_seq_len": 0}, {"page_size": 0}]
+)
 def test_bad_config(config):
     with pytest.raises(OptionError):
         SchedulerConfig(**{"max_batch": 4, "max_tokens": 16, "max_seq_len": 64, **config})
