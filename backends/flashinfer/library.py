@@ -28,15 +28,21 @@ class Library:
     def __init__(self, path: Path) -> None:
         try:
             library = ctypes.CDLL(str(path))
-            self._words, self._run = library.ingot_work_words, library.ingot_attention
+            self._words, self._prepare = library.ingot_work_words, library.ingot_prepare
+            self._run = library.ingot_attention
         except (OSError, AttributeError) as error:
             raise BackendError(f"the library does not load: {error}", where=str(path)) from error
         self._words.restype, self._words.argtypes = ctypes.c_int64, [ctypes.c_int32, ctypes.c_int32]
+        self._prepare.restype, self._prepare.argtypes = ctypes.c_char_p, []
         self._run.restype, self._run.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Call)]
 
     def work_words(self, tokens: int, sequences: int) -> int:
         """Numbers of 4 bytes."""
         return int(self._words(tokens, sequences))
+
+    def prepare(self) -> None:
+        """What is done once before the first call: code goes to the GPU, and a stream is made."""
+        _check(self._prepare())
 
     def __call__(
         self,
@@ -59,7 +65,10 @@ class Library:
             torch.cuda.current_stream(q.device).cuda_stream,
             q.shape[0], sequences, width,
         )  # fmt: skip
-        problem = self._run(ctypes.byref(call))
-        if problem:
-            raise BackendError(f"FlashInfer's attention failed: {problem.decode(errors='replace')}")
+        _check(self._run(ctypes.byref(call)))
         return [out]
+
+
+def _check(problem: bytes | None) -> None:
+    if problem is not None:
+        raise BackendError(f"FlashInfer's attention failed: {problem.decode(errors='replace')}")

@@ -10,5 +10,7 @@ from ingot.ir.plan import Executable
 
 
 def load(executable: Executable, directory: Path) -> Callable[..., list[torch.Tensor]]:
-    """The callable of an executable. Raises BackendError for a library that does not load."""
-    return Library(directory / executable.files[0])
+    """The callable of an executable. Raises BackendError for a library that does not load, or not onto the GPU."""
+    library = Library(directory / executable.files[0])
+    library.prepare()
+    return library

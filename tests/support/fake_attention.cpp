@@ -1,4 +1,4 @@
-// Stands for what nvcc builds of kernels/attention.cuh: the same two functions, on a CPU, one query after the other.
+// Stands for what nvcc builds of kernels/attention.cuh: the same functions, on a CPU, one query after the other.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -24,9 +24,17 @@ static uint16_t narrow(float value) {
   return uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
+static bool prepared;
+
+extern "C" const char* ingot_prepare() {
+  prepared = true;
+  return nullptr;
+}
+
 extern "C" int64_t ingot_work_words(int32_t tokens, int32_t sequences) { return tokens + sequences; }
 
 extern "C" const char* ingot_attention(const Call* call) {
+  if (!prepared) return "nobody prepared it";
   if (call->stream != 77) return "it is not launched on the current stream";
   for (int i = 0; i < call->tokens + call->sequences; i++) call->work[i] = i;
   const int64_t slot = INGOT_KV_HEADS * INGOT_DIM, part = INGOT_PAGE * slot;

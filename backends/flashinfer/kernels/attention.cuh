@@ -54,30 +54,46 @@ struct Range {
   }
 };
 
-// The most tiles that the tokens of a step fall into: each sequence fills its last one in part.
-__host__ __device__ inline int most_tiles(int tokens, int sequences, int rows, int rows_per_token) {
-  return cdiv(tokens * rows_per_token, rows) + sequences;
-}
-
-// The `item`th tile of all, counted from the last one down: later tiles of a sequence see more, and long work begins
-// first. A token takes `rows_per_token` of the `rows` of a tile. The sequence is -1 where there are fewer tiles.
-struct Tile {
-  int sequence;
-  int index;
+// How a launch cuts rows into tiles: a token takes `rows_per_token` of the `rows` of one.
+struct Cut {
+  int rows, rows_per_token;
 };
 
-__device__ inline Tile tile_of(const Call& call, Range range, int item, int rows, int rows_per_token) {
-  for (int b = call.sequences - 1; b >= 0; --b) {
-    const int tiles = cdiv(range.tokens_of(call, b) * rows_per_token, rows);
-    if (item < tiles) return {b, tiles - 1 - item};
-    item -= tiles;
-  }
-  return {-1, 0};
+// The most tiles that the tokens of a step fall into: each sequence of at least `least` fills its last one in part.
+inline int most_tiles(int tokens, int sequences, int least, Cut cut) {
+  const int parts = tokens / least < sequences ? tokens / least : sequences;
+  return cdiv(tokens * cut.rows_per_token, cut.rows) + parts;
 }
 
-// Attention of sequences of many tokens, and its scratch: fa2.cu or fa3.cu. Headers of FlashInfer for the one cannot be
-// included beside those for the other.
-cudaError_t launch_many(const Call& call, Range range);
-int64_t work_words_many(int tokens, int sequences);
+// What one launch computes, and its scratch: how many tiles there are, and of each, up to `most`, the sequence and its
+// index in there; a zero for each; where each sequence's pages begin in the table; whether there is such a tile.
+struct Part {
+  Range range;
+  Cut cut;
+  int most;
+  int32_t *count, *sequences, *indices, *zeros, *pages;
+  bool* valid;
+
+  Part(Range range, Cut cut, int most, int32_t* at, int in_step)
+      : range(range),
+        cut(cut),
+        most(most),
+        count(at),
+        sequences(at + 1),
+        indices(sequences + most),
+        zeros(indices + most),
+        pages(zeros + most),
+        valid(reinterpret_cast<bool*>(pages + in_step + 1)) {}
+};
+
+inline int64_t work_words(int most, int sequences) {
+  return 1 + 3 * int64_t(most) + sequences + 1 + cdiv(most, sizeof(int32_t));
+}
+
+// Attention of sequences of many tokens: fa2.cu or fa3.cu; what is done once before it, and the cut of its tiles. Headers
+// of FlashInfer for the one cannot be included beside those for the other.
+cudaError_t prepare_many();
+Cut cut_many();
+cudaError_t launch_many(const Call& call, const Part& part);
 
 }  // namespace ingot

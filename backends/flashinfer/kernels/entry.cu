@@ -1,4 +1,4 @@
-// The two functions of a library. Sequences of few tokens are computed beside those of many, on a stream of their own:
+// The functions of a library. Sequences of few tokens are computed beside those of many, on a stream of their own:
 // what they read of the cache takes as long whichever way they are computed, and needs few multiprocessors' arithmetic.
 #include <exception>
 #include <string>
@@ -7,59 +7,114 @@
 
 namespace ingot {
 
+constexpr int kThreads = 128;
+constexpr int kClearing = 128;  // blocks at most
+
+// List the tiles of a part, with all threads of a block: those of the last sequence first, and in each from the last one
+// down, since later tiles see more, and long work is to begin first.
+__device__ void list_tiles(const Call& call, const Part& part) {
+  __shared__ int sums[kThreads];
+  const int thread = threadIdx.x;
+  int before = 0;
+  for (int done = 0; done < call.sequences; done += kThreads) {
+    const int b = call.sequences - 1 - done - thread;
+    const int tiles = b < 0 ? 0 : cdiv(part.range.tokens_of(call, b) * part.cut.rows_per_token, part.cut.rows);
+    sums[thread] = tiles;
+    __syncthreads();
+    for (int step = 1; step < kThreads; step *= 2) {  // sums of all threads up to each
+      const int more = thread >= step ? sums[thread - step] : 0;
+      __syncthreads();
+      sums[thread] += more;
+      __syncthreads();
+    }
+    const int first = before + sums[thread] - tiles;
+    for (int i = 0; i < tiles; i++) {
+      part.sequences[first + i] = b;
+      part.indices[first + i] = tiles - 1 - i;
+    }
+    before += sums[kThreads - 1];
+    __syncthreads();
+  }
+  for (int i = thread; i < part.most; i += kThreads) {
+    part.zeros[i] = 0;
+    part.valid[i] = i < before;
+    if (i >= before) part.sequences[i] = part.indices[i] = 0;
+  }
+  for (int b = thread; b <= call.sequences; b += kThreads) part.pages[b] = b * call.width;
+  if (thread == 0) *part.count = before;
+}
+
 // Rows that no sequence owns come out zero. Where every row is owned, all blocks end at once.
-__global__ void clear_unowned(Call call) {
+__device__ void clear_unowned(const Call& call, int block, int blocks) {
   __shared__ int owned, mine;
   if (threadIdx.x == 0) owned = 0;
   __syncthreads();
-  for (int b = threadIdx.x; b < call.sequences; b += blockDim.x)
+  for (int b = threadIdx.x; b < call.sequences; b += kThreads)
     if (const int count = call.q_lens[b]) atomicAdd(&owned, count);
   __syncthreads();
   if (owned == call.tokens) return;
   constexpr int kVectors = INGOT_HEADS * INGOT_DIM / 8;  // of 8 elements of 2 bytes
-  for (int row = blockIdx.x; row < call.tokens; row += gridDim.x) {
+  for (int row = block; row < call.tokens; row += blocks) {
     if (threadIdx.x == 0) mine = 0;
     __syncthreads();
-    for (int b = threadIdx.x; b < call.sequences; b += blockDim.x) {
+    for (int b = threadIdx.x; b < call.sequences; b += kThreads) {
       const int place = row - call.q_starts[b];
       if (place >= 0 && place < call.q_lens[b]) mine = 1;
     }
     __syncthreads();
     uint4* into = static_cast<uint4*>(call.out) + int64_t(row) * kVectors;
-    for (int i = threadIdx.x; !mine && i < kVectors; i += blockDim.x) into[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; !mine && i < kVectors; i += kThreads) into[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
   }
 }
 
+// A block for each part, and the others for rows that nobody owns.
+__global__ void __launch_bounds__(kThreads) prepare_step(Call call, Part many, Part few) {
+  if (blockIdx.x == 0)
+    list_tiles(call, many);
+  else if (blockIdx.x == 1)
+    list_tiles(call, few);
+  else
+    clear_unowned(call, int(blockIdx.x) - 2, int(gridDim.x) - 2);
+}
+
+constexpr Cut kFewCut{kFewRows, kGroup};
+
 // Each sequence has as many tiles as the heads of a group take, whatever the step has.
 int few_tiles(int sequences) { return sequences * cdiv(kFewTokens * kGroup, kFewRows); }
 
-// A second stream, and what orders it with that of the step. Made once in a process, which has one GPU.
+int many_tiles(int tokens, int sequences, int least) { return most_tiles(tokens, sequences, least, cut_many()); }
+
+// A second stream, and what orders it with that of the step.
 struct Side {
   cudaStream_t stream{};
   cudaEvent_t begin{}, end{};
-  cudaError_t status;
+} side;
 
-  Side() {
-    status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    for (cudaEvent_t* event : {&begin, &end})
-      if (status == cudaSuccess) status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
-  }
-};
+// Once in a process, which has one GPU; so that no step does it.
+cudaError_t prepare() {
+  if (side.stream) return cudaSuccess;
+  for (cudaEvent_t* event : {&side.begin, &side.end})
+    if (cudaError_t status = cudaEventCreateWithFlags(event, cudaEventDisableTiming)) return status;
+  if (cudaError_t status = prepare_many()) return status;
+  return cudaStreamCreateWithFlags(&side.stream, cudaStreamNonBlocking);
+}
 
 cudaError_t launch(const Call& call) {
-  clear_unowned<<<call.tokens < 128 ? call.tokens : 128, 128, 0, call.stream>>>(call);
-  if (cudaError_t status = cudaGetLastError()) return status;
+  // What is alone in a step has nothing beside it, however few its tokens.
+  const bool alone = call.sequences == 1;
   constexpr int kAny = 1 << 30;
-  if (call.sequences == 1) return launch_many(call, {1, kAny});  // there is nothing beside it
-  static const Side side;
-  if (side.status != cudaSuccess) return side.status;
+  const Range few_range{1, kFewTokens}, many_range{alone ? 1 : kFewTokens + 1, kAny};
+  const int tiles = many_tiles(call.tokens, call.sequences, many_range.least);
+  const Part many(many_range, cut_many(), tiles, call.work, call.sequences);
+  const Part few(few_range, kFewCut, few_tiles(call.sequences), call.work + work_words(tiles, call.sequences),
+                 call.sequences);
+  prepare_step<<<2 + min(call.tokens, kClearing), kThreads, 0, call.stream>>>(call, many, few);
+  if (cudaError_t status = cudaGetLastError()) return status;
+  if (alone) return launch_many(call, many);
   if (cudaError_t status = cudaEventRecord(side.begin, call.stream)) return status;
   if (cudaError_t status = cudaStreamWaitEvent(side.stream, side.begin, 0)) return status;
-  int32_t* scratch = call.work + work_words_many(call.tokens, call.sequences);
-  const Range few{1, kFewTokens}, many{kFewTokens + 1, kAny};
-  if (cudaError_t status = fa2::launch<kFewRows>(call, few, few_tiles(call.sequences), scratch, side.stream))
-    return status;
+  if (cudaError_t status = fa2::launch<kFewRows>(call, few, side.stream)) return status;
   if (cudaError_t status = cudaEventRecord(side.end, side.stream)) return status;
   if (cudaError_t status = launch_many(call, many)) return status;
   return cudaStreamWaitEvent(call.stream, side.end, 0);
@@ -71,18 +126,26 @@ cudaError_t launch(const Call& call) {
 
 // How many numbers of scratch a step needs. No GPU is asked.
 INGOT_EXPORT int64_t ingot_work_words(int32_t tokens, int32_t sequences) {
-  return ingot::work_words_many(tokens, sequences) + ingot::fa2::work_words(ingot::few_tiles(sequences), sequences);
+  return ingot::work_words(ingot::many_tiles(tokens, sequences, 1), sequences) +
+         ingot::work_words(ingot::few_tiles(sequences), sequences);
 }
 
-// Null, or why the call could not be launched.
-INGOT_EXPORT const char* ingot_attention(const ingot::Call* call) {
+// What the other two give: null, or what went wrong.
+template <typename Work>
+static const char* problem(Work work) {
   static thread_local std::string error;
   try {
-    const cudaError_t status = ingot::launch(*call);
+    const cudaError_t status = work();
     if (status == cudaSuccess) return nullptr;
     error = cudaGetErrorString(status);
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
   return error.c_str();
+}
+
+INGOT_EXPORT const char* ingot_prepare() { return problem(ingot::prepare); }
+
+INGOT_EXPORT const char* ingot_attention(const ingot::Call* call) {
+  return problem([call] { return ingot::launch(*call); });
 }

@@ -6,12 +6,10 @@ namespace ingot {
 // Of the sizes that FlashInfer has (`FA2DetermineCtaTileQ`) the one for many rows.
 constexpr int kTileRows = INGOT_DIM < 256 ? 128 : 64;
 
-int tiles_of(int tokens, int sequences) { return most_tiles(tokens, sequences, kTileRows, kGroup); }
+cudaError_t prepare_many() { return cudaSuccess; }  // FlashInfer does what there is, in each call
 
-int64_t work_words_many(int tokens, int sequences) { return fa2::work_words(tiles_of(tokens, sequences), sequences); }
+Cut cut_many() { return {kTileRows, kGroup}; }
 
-cudaError_t launch_many(const Call& call, Range range) {
-  return fa2::launch<kTileRows>(call, range, tiles_of(call.tokens, call.sequences), call.work, call.stream);
-}
+cudaError_t launch_many(const Call& call, const Part& part) { return fa2::launch<kTileRows>(call, part, call.stream); }
 
 }  // namespace ingot

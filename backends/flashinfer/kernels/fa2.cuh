@@ -1,7 +1,7 @@
 // Attention over pages by FlashInfer's FlashAttention-2 kernel, for any GPU from compute capability 8.0 on.
 //
-// FlashInfer plans a step on the host. Here a small kernel does that on the device, from the lengths that the step has
-// there. The rows of a tile are tokens times heads of a group.
+// FlashInfer plans a step on the host. Here the step's tiles are listed on the device. The rows of a tile are tokens times
+// heads of a group.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -62,50 +62,16 @@ struct Params {
   __host__ __device__ __forceinline__ uint32_t get_kv_len(uint32_t b) const { return kv_lens[b]; }
 };
 
-// The scratch of a launch, in numbers: the sequence and the index of each tile, a zero for each, where each sequence's
-// pages begin in the table, and a byte for each tile that says whether there is one.
-struct Work {
-  int32_t *sequences, *indices, *zeros, *pages;
-  bool* valid;
-
-  Work(int32_t* at, int tiles, int count)
-      : sequences(at),
-        indices(at + tiles),
-        zeros(at + 2 * tiles),
-        pages(at + 3 * tiles),
-        valid(reinterpret_cast<bool*>(at + 3 * tiles + count + 1)) {}
-};
-
-inline int64_t work_words(int tiles, int sequences) {
-  return 3 * int64_t(tiles) + sequences + 1 + cdiv(tiles, sizeof(int32_t));
-}
-
-static __global__ void plan(Call call, Range range, Work work, int tiles, int rows) {
-  const int item = blockIdx.x * blockDim.x + threadIdx.x;
-  if (item <= call.sequences) work.pages[item] = item * call.width;
-  if (item >= tiles) return;
-  const Tile tile = tile_of(call, range, item, rows, kGroup);
-  work.valid[item] = tile.sequence >= 0;
-  work.sequences[item] = max(tile.sequence, 0);
-  work.indices[item] = tile.index;
-  work.zeros[item] = 0;
-}
-
-// Attention of the sequences in a range, which fall into `tiles` tiles of `kRows` rows at most.
+// Attention of the sequences of a part, in tiles of `kRows` rows.
 template <int kRows>
-cudaError_t launch(const Call& call, Range range, int tiles, int32_t* scratch, cudaStream_t stream) {
-  const Work work(scratch, tiles, call.sequences);
-  const int items = tiles > call.sequences + 1 ? tiles : call.sequences + 1;
-  plan<<<cdiv(items, 128), 128, 0, stream>>>(call, range, work, tiles, kRows);
-  if (cudaError_t status = cudaGetLastError()) return status;
-
+cudaError_t launch(const Call& call, const Part& part, cudaStream_t stream) {
   Element* kv = static_cast<Element*>(call.kv);
   const int64_t strides[4] = {kPageStride, kSlotStride, INGOT_DIM, 1};
   Params params{};
   params.q = static_cast<Element*>(call.q);
   params.paged_kv = flashinfer::paged_kv_t<Element, int32_t>(
       INGOT_KV_HEADS, INGOT_PAGE, INGOT_DIM, call.sequences, flashinfer::QKVLayout::kNHD, kv, kv + kPartStride,
-      strides, call.page_table, work.pages, /*last_page_len=*/nullptr);
+      strides, call.page_table, part.pages, /*last_page_len=*/nullptr);
   params.q_indptr = params.o_indptr = call.q_starts;
   params.o = static_cast<Element*>(call.out);
   params.group_size = flashinfer::uint_fastdiv(kGroup);
@@ -115,12 +81,12 @@ cudaError_t launch(const Call& call, Range range, int tiles, int32_t* scratch, c
   params.window_left = kWindowLeft;
   params.sm_scale = INGOT_SCALE;
   params.logits_soft_cap = INGOT_SOFT_CAP;
-  params.request_indices = work.sequences;
-  params.qo_tile_indices = work.indices;
-  params.kv_tile_indices = work.zeros;
-  params.kv_chunk_size_ptr = work.zeros;  // read, and not used: contexts are not cut
-  params.block_valid_mask = work.valid;
-  params.padded_batch_size = tiles;
+  params.request_indices = part.sequences;
+  params.qo_tile_indices = part.indices;
+  params.kv_tile_indices = part.zeros;
+  params.kv_chunk_size_ptr = part.zeros;  // read, and not used: contexts are not cut
+  params.block_valid_mask = part.valid;
+  params.padded_batch_size = part.most;
   params.q_lens = call.q_lens;
   params.kv_lens = call.kv_lens;
   using Variant = flashinfer::DefaultAttention</*use_custom_mask=*/false, kHasWindow, kHasSoftCap, /*use_alibi=*/false>;

@@ -1,7 +1,7 @@
 // Attention of sequences of many tokens by FlashAttention-3, for GPUs of compute capability 9.0 alone.
 //
-// FlashInfer plans a step on the host and gives each multiprocessor a list. Here a block is a tile of one head, and
-// finds out by itself which, from the lengths that the step has on the device.
+// FlashInfer plans a step on the host and gives each multiprocessor a list. Here the step's tiles are listed on the
+// device, and each multiprocessor takes every so-manyth of them.
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 #include <flashinfer/attention/hopper/variants.cuh>
 
@@ -24,51 +24,52 @@ struct VariantParams {
   float logits_soft_cap;
 };
 
-// One tile for each block: those of one head of the cache, then of the next one, so that what runs together reads the
-// same keys; in there from the last tile of the last sequence down, the heads of a group side by side.
+// An item is a tile of one head, all heads of a tile side by side. Within a sequence later tiles see more and come first,
+// so that the items of a block, which lie as far apart as there are blocks, are about as much work as another's.
 struct TileScheduler {
   struct Params {
     Call call;
-    Range range;
-    int tiles;
+    const int32_t *count, *sequences, *indices;
   };
 
   struct WorkTileInfo {
-    int tile, head, start, pages, count, length, sequence;
+    int item, tile, head, start, pages, length_of_q, length, sequence;
     bool valid;
 
     CUTLASS_DEVICE bool is_valid(const Params&) const { return valid; }
 
     CUTLASS_DEVICE auto get_block_coord(const Params&) const {
-      return cute::tuple{tile, head, head / kGroup, start, pages, count, length, sequence};
+      return cute::tuple{tile, head, head / kGroup, start, pages, length_of_q, length, sequence};
     }
   };
 
   CUTLASS_DEVICE TileScheduler() {}
 
-  CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& params) const {
+  CUTLASS_DEVICE static WorkTileInfo work_of(const Params& params, int item) {
     const Call& call = params.call;
-    const int of_head = blockIdx.x / kGroup;
-    const Tile found = tile_of(call, params.range, of_head % params.tiles, kTileRows, 1);
-    if (found.sequence < 0) return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, false};
-    const int head = of_head / params.tiles * kGroup + int(blockIdx.x) % kGroup;
-    return WorkTileInfo{found.index,
-                        head,
-                        __ldg(call.q_starts + found.sequence),
-                        found.sequence * call.width,
-                        __ldg(call.q_lens + found.sequence),
-                        __ldg(call.kv_lens + found.sequence),
-                        found.sequence,
+    const int place = item / INGOT_HEADS;
+    if (place >= *params.count) return WorkTileInfo{item, 0, 0, 0, 0, 0, 0, 0, false};
+    const int sequence = params.sequences[place];
+    return WorkTileInfo{item,
+                        params.indices[place],
+                        item % INGOT_HEADS,
+                        call.q_starts[sequence],
+                        sequence * call.width,
+                        call.q_lens[sequence],
+                        call.kv_lens[sequence],
+                        sequence,
                         true};
   }
+
+  CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& params) const { return work_of(params, int(blockIdx.x)); }
 
   CUTLASS_DEVICE void init_consumer() const {}
   CUTLASS_DEVICE void prefetch_next_work(const Params&, WorkTileInfo&) const {}
   CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo&) const {}
 
   template <bool is_producer = false>
-  CUTLASS_DEVICE WorkTileInfo get_next_work(const Params&, const WorkTileInfo&) const {
-    return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, false};
+  CUTLASS_DEVICE WorkTileInfo get_next_work(const Params& params, const WorkTileInfo& work) const {
+    return work_of(params, work.item + int(gridDim.x));
   }
 };
 
@@ -79,9 +80,25 @@ using Traits =
 using Mainloop = flashinfer::SparseCollectiveMainloop<VariantParams, Traits, /*CAUSAL=*/true>;
 using Epilogue = flashinfer::CollectiveEpilogue<Traits>;
 
-int64_t work_words_many(int, int) { return 0; }
+Cut cut_many() { return {kTileRows, 1}; }
 
-cudaError_t launch_many(const Call& call, Range range) {
+const auto kKernel =
+    flashinfer::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/kHasWindow,
+                                         /*CAUSAL=*/true, TileScheduler>;
+constexpr int kShared = sizeof(typename Traits::SharedStorage);
+
+// A block takes a multiprocessor's shared memory.
+int multiprocessors;
+
+cudaError_t prepare_many() {
+  int device;
+  if (cudaError_t status = cudaGetDevice(&device)) return status;
+  if (cudaError_t status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device))
+    return status;
+  return cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+}
+
+cudaError_t launch_many(const Call& call, const Part& part) {
   Element* kv = static_cast<Element*>(call.kv);
   // Of the cache's layouts only the strides are read.
   const auto cache = flashinfer::get_gmem_layout(0, INGOT_KV_HEADS, INGOT_DIM, kSlotStride, int64_t(INGOT_DIM));
@@ -95,14 +112,9 @@ cudaError_t launch_many(const Call& call, Range range) {
        flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_HEADS) * INGOT_DIM,
                                    int64_t(INGOT_DIM)),
        /*lse_ptr=*/nullptr, flashinfer::get_lse_gmem_layout(call.tokens, INGOT_HEADS)});
-  const TileScheduler::Params scheduler{call, range, most_tiles(call.tokens, call.sequences, kTileRows, 1)};
-
-  auto* kernel = flashinfer::PrefillWithKVCacheKernel<Mainloop, Epilogue, Traits, /*LEFT_SLIDING_WINDOW=*/kHasWindow,
-                                                      /*CAUSAL=*/true, TileScheduler>;
-  const int shared = sizeof(typename Traits::SharedStorage);
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  if (allowed != cudaSuccess) return allowed;
-  kernel<<<scheduler.tiles * INGOT_HEADS, Traits::NUM_WARPS * 32, shared, call.stream>>>(mainloop, epilogue, scheduler);
+  const TileScheduler::Params scheduler{call, part.count, part.sequences, part.indices};
+  const int blocks = min(part.most * INGOT_HEADS, multiprocessors);
+  kKernel<<<blocks, Traits::NUM_WARPS * 32, kShared, call.stream>>>(mainloop, epilogue, scheduler);
   return cudaGetLastError();
 }
 
