@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from ingot.ir.backend import Backend
-from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass
 from ingot.ir.target import Target
 
-# By the first number of tokens. On a GPU steps of up to 64 tokens read weights and compute little, and kernels differ
-# in the rows of a product that they hold: one, a tile of 16 (the least that tensor cores take), two and four of these.
+# By the first number of tokens. On a GPU the kernels for few tokens differ in the rows of a product that they hold:
+# one, a tile of 16 (the least that tensor cores take), two and four of these.
 _CLASSES = {
     "cpu": (("decode", 1), ("extend", FEW_TOKENS + 1)),
-    "cuda": (("decode-1", 1), ("decode-16", 2), ("decode-32", 17), ("decode-64", 33), ("extend", 65)),
+    "cuda": (("decode-1", 1), ("decode-16", 2), ("decode-32", 17), ("decode-64", 33), ("extend", GPU_FEW_TOKENS + 1)),
 }
 # Above these, a step that feeds one token of each sequence is still decoded: its attention reads every context once, by
 # the kernels of few tokens, where those of prompts would fill a tile of 128 rows with one. Its products are those of

@@ -217,15 +217,9 @@ def _compile(
                 writer.write_json(TUNING, log_of(used, request.target).model_dump(mode="json"))
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
-            for executable in plans.all_executables():
-                folder = f"exe/{request.target.name}/{executable.id}"
-                for name in executable.files:
-                    shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
-            for name, path in request.checkpoint.tokenizer_files.items():
-                shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
+            _write_files(request, writer, emitter, plans)
             key = digest_json(identity)
             writer.write_json(REQUEST, {"options": request.options, "identity": identity})
-            writer.write_json(EXECUTABLES, {one.id: emitter.documents[one.id] for one in plans.all_executables()})
             recording = write_trace(writer, request.options["trace"], model, lowered)
             sealed = writer.seal(manifest_of(request, key, plans))
         seconds, no_golden_run = _golden_run(request, writer, sealed, clock)
@@ -234,6 +228,17 @@ def _compile(
     copies = second_copies(params)
     report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
     return replace(report, numerics=check.report()) if check is not None else report
+
+
+def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, plans: Plans) -> None:
+    """The files of the executables, with what their keys are made of, and those of the tokenizer."""
+    for executable in plans.all_executables():
+        folder = f"exe/{request.target.name}/{executable.id}"
+        for name in executable.files:
+            shutil.copyfile(emitter.folders[executable.id] / name, writer.path(f"{folder}/{name}"))
+    writer.write_json(EXECUTABLES, {one.id: emitter.documents[one.id] for one in plans.all_executables()})
+    for name, path in request.checkpoint.tokenizer_files.items():
+        shutil.copyfile(path, writer.path(f"tokenizer/{name}"))
 
 
 def _golden_run(

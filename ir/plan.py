@@ -14,6 +14,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 # cheap, beat compiled regions there. Measured with the bundled model on two cores with AVX-512, compiled with 1 and
 # with 64 here: a decode step of 16 takes 2.4 ms on kernels and 2.9 ms on regions, one of 32 takes 4.7 and 3.5 ms.
 FEW_TOKENS = 16
+# The same on a GPU, where arithmetic is cheaper: up to here products are kernels that read a weight once and fuse what
+# stands around them, and a token of attention is a program's business. Above, the library's products are ahead, and
+# attention takes tokens in blocks.
+GPU_FEW_TOKENS = 64
 
 
 class BucketClass(BaseModel):
@@ -45,7 +49,7 @@ class Executable(BaseModel):
 
     `files` are relative to the executable's own folder. `workspace` is what one call allocates
     at its peak in bytes, its results among it, in the largest step. `capturable` says that a CUDA graph
-    may capture a call; `prologue` names what must run on the host before a step, if anything.
+    may capture a call.
     """
 
     model_config = _FROZEN
@@ -56,7 +60,6 @@ class Executable(BaseModel):
     files: tuple[str, ...]
     workspace: Bytes = 0
     capturable: bool = True
-    prologue: str | None = None
 
 
 class Ref(BaseModel):

@@ -1,6 +1,7 @@
 """insert-sampling: the program takes its positions from device rows, samples, and moves the rows on."""
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,71 +58,80 @@ class InsertSampling(Pass):
             )
         if not rewriter.take(program.output_nodes()["logits"]):
             return
-        page_size = caches[0].type.shape[2]
         program.dims["S"] = Dim("S", 1, context.max_batch)
         vocab = tensor_type(program.output_nodes()["logits"]).shape[-1]
-        last_token, position, token_counts = (
-            program.add_state(name, StateSpec("row", "rows", "sequence", TensorType(torch.int32, shape)))
+        rows = {
+            name: program.add_state(name, StateSpec("row", "rows", "sequence", TensorType(torch.int32, shape)))
             for name, shape in (("last_token", ("S",)), ("position", ("S",)), ("token_counts", ("S", vocab)))
-        )
+        }
         host = {
             name: program.add_input(name, TensorType(dtype, shape)) for name, (dtype, shape) in _HOST_INPUTS.items()
         }
-        fed = {name: program.find(name) for name in _FED}
-        token_seqs = program.find("token_seqs")
-        first = next(program.calls())
-        results = rewriter.call(
-            ops.feed,
-            fed["tokens"],
-            token_seqs,
-            program.find("q_starts"),
-            program.find("q_lens"),
-            host["rows"],
-            host["starts"],
-            program.find("page_table"),
-            last_token,
-            position,
-            before=first,
-            origin=self.name,
-            page_size=page_size,
-        )
-        computed: dict[str, fx.Node] = {}
-        for index, name in enumerate(_FED):
-            computed[name] = rewriter.call(operator.getitem, results, index, before=first, origin=self.name)
-            fed[name].replace_all_uses_with(computed[name], delete_user_cb=lambda user: user is not results)
-            if name != "tokens":  # the host still gives the tokens that it knows
-                program.graph.erase_node(fed[name])
-        ids, positions = computed["tokens"], computed["positions"]
-        counting = (token_counts, ids, positions, token_seqs, host["rows"], host["prompt_ends"])
-        counted = rewriter.call(ops.count_tokens, *counting, before=first, origin=self.name)
+        fed = _in_front(rewriter, rows, host, caches[0].type.shape[2])
+        _at_the_end(rewriter, rows, host, fed)
 
-        end = program.graph.output_node()
-        outputs = program.output_nodes()
-        logits = outputs["logits"]
 
-        def at_end(target: Any, *args: Any) -> fx.Node:
-            return rewriter.call(target, *args, before=end, origin=self.name)
+def _in_front(
+    rewriter: Rewriter, rows: Mapping[str, fx.Node], host: Mapping[str, fx.Node], page_size: Size
+) -> dict[str, fx.Node]:
+    """`feed` computes what the host gave, and `count_tokens` counts it: what was fed by name, and the counts."""
+    program = rewriter.program
+    given = {name: program.find(name) for name in _FED}
+    token_seqs = program.find("token_seqs")
+    first = next(program.calls())
 
-        def given(*names: str) -> list[fx.Node]:
-            return [host[name] for name in names]
+    def in_front(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return rewriter.call(target, *args, before=first, origin=InsertSampling.name, **kwargs)
 
-        at = at_end(ops.select_rows, positions, program.find("logit_rows"))
-        asked = given("count_rows", "repetition", "frequency", "presence", "banned")
-        penalized = at_end(ops.penalize, logits, counted, *asked)
-        sampled = at_end(ops.sample, penalized, *given("temperature", "top_k", "top_p", "min_p", "seeds"), at)
-        scored = at_end(ops.top_logprobs, logits, sampled, *given("targets", "num_logprobs"))
-        scores = {name: at_end(operator.getitem, scored, index) for index, name in enumerate(_SCORES)}
-        moved = at_end(
-            ops.advance,
-            last_token,
-            position,
-            host["rows"],
-            computed["kv_lens"],
-            sampled,
-            host["sample_index"],
-        )
-        states = {name: at_end(operator.getitem, moved, index) for index, name in enumerate(("last_token", "position"))}
-        states["token_counts"] = counted
-        assert all(isinstance(node.meta["type"], StateType) for node in states.values())
-        assert tensor_type(sampled).dtype == torch.int32
-        program.set_outputs({"tokens": sampled, **scores, **outputs, **states})
+    results = in_front(
+        ops.feed,
+        given["tokens"],
+        token_seqs,
+        program.find("q_starts"),
+        program.find("q_lens"),
+        host["rows"],
+        host["starts"],
+        program.find("page_table"),
+        rows["last_token"],
+        rows["position"],
+        page_size=page_size,
+    )
+    fed: dict[str, fx.Node] = {}
+    for index, name in enumerate(_FED):
+        fed[name] = in_front(operator.getitem, results, index)
+        given[name].replace_all_uses_with(fed[name], delete_user_cb=lambda user: user is not results)
+        if name != "tokens":  # the host still gives the tokens that it knows
+            program.graph.erase_node(given[name])
+    counting = (rows["token_counts"], fed["tokens"], fed["positions"], token_seqs, host["rows"], host["prompt_ends"])
+    return {**fed, "token_counts": in_front(ops.count_tokens, *counting)}
+
+
+def _at_the_end(
+    rewriter: Rewriter, rows: Mapping[str, fx.Node], host: Mapping[str, fx.Node], fed: Mapping[str, fx.Node]
+) -> None:
+    """Penalties, sampling, log-probabilities, and the move to the next token; the rows become outputs."""
+    program = rewriter.program
+    end = program.graph.output_node()
+    outputs = program.output_nodes()
+    logits = outputs["logits"]
+
+    def at_end(target: Any, *args: Any) -> fx.Node:
+        return rewriter.call(target, *args, before=end, origin=InsertSampling.name)
+
+    def given(*names: str) -> list[fx.Node]:
+        return [host[name] for name in names]
+
+    at = at_end(ops.select_rows, fed["positions"], program.find("logit_rows"))
+    asked = given("count_rows", "repetition", "frequency", "presence", "banned")
+    penalized = at_end(ops.penalize, logits, fed["token_counts"], *asked)
+    sampled = at_end(ops.sample, penalized, *given("temperature", "top_k", "top_p", "min_p", "seeds"), at)
+    scored = at_end(ops.top_logprobs, logits, sampled, *given("targets", "num_logprobs"))
+    scores = {name: at_end(operator.getitem, scored, index) for index, name in enumerate(_SCORES)}
+    moved = at_end(
+        ops.advance, rows["last_token"], rows["position"], host["rows"], fed["kv_lens"], sampled, host["sample_index"]
+    )
+    states = {name: at_end(operator.getitem, moved, index) for index, name in enumerate(("last_token", "position"))}
+    states["token_counts"] = fed["token_counts"]
+    assert all(isinstance(node.meta["type"], StateType) for node in states.values())
+    assert tensor_type(sampled).dtype == torch.int32
+    program.set_outputs({"tokens": sampled, **scores, **outputs, **states})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,22 @@ from chromium import chromium_path
 # Two workers with two OpenMP threads each on two cores wait for each other in spin loops: one thread a worker, set
 # before torch is imported and inherited by subprocesses.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@cache
+def _has_cuda() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False  # torch would say the same, and takes seconds to import
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# Without a GPU Triton interprets kernels. It looks here when they are imported, whichever test does that first.
+if not _has_cuda():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
     gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and not _has_cuda():  # torch is imported only when a test asks for a device
+    if gpu and not _has_cuda():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
@@ -35,12 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if browser and not chromium_path() and "INGOT_REQUIRE_BROWSER" not in os.environ:
         for item in browser:
             item.add_marker(pytest.mark.skip(reason="no Chromium: apt-get install chromium"))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from serve_artifact import Job, Result, serve
 from staged import LIMITS, logits_of, staged
-from tiny import Tiny
+from tiny_checkpoint import Tiny
 from transformers import AutoModelForCausalLM
 
 from ingot import compile_model

@@ -13,7 +13,7 @@ from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import op_of, paged_attention
-from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType
@@ -21,8 +21,6 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 # In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.7 to 0.8 of its time
 # for prompts of 4000 tokens and more, FlashAttention-2 1.0 to 1.4 of it (benchmarks/kernels/prefill.py).
 _COSTS = {"fa3": 0.4, "fa2": 0.6}
-# Steps of up to this many tokens are decoding, a token of each sequence, where tiles of 128 rows would stand empty.
-_MOST_DECODED = 64
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
 _DIMS = (64, 128, 256)
 _VECTOR = 8  # elements of 16 bytes: what the kernels load at once
@@ -109,8 +107,8 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
     """Why there is no kernel for a call, if there is none."""
     if sm < 80:
         return f"kernels need compute capability 8.0, and this is {sm // 10}.{sm % 10}"
-    if bucket.tokens[1] <= _MOST_DECODED:
-        return f"the kernels are for steps of more than {_MOST_DECODED} tokens, and these have {bucket.tokens[1]}"
+    if bucket.tokens[1] <= GPU_FEW_TOKENS:  # tiles of 128 rows would stand empty
+        return f"the kernels are for steps of more than {GPU_FEW_TOKENS} tokens, and these have {bucket.tokens[1]}"
     if bucket.q_max == 1:
         return "the kernels are for steps that feed prompts, and these feed one token of each sequence"
     types = {name: held_type(source) for name, source in _arguments(node).items()}

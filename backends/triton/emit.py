@@ -20,15 +20,12 @@ from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.ops import add_rms_norm, linear, op_of
-from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES, TensorType
 
-# Steps of up to this many tokens: products are matrix-vector kernels, which read a weight once and fuse what stands
-# around them. The library's products are faster above.
-MOST_FUSED = 64
 _COST = 0.5
 
 
@@ -74,7 +71,7 @@ class Triton:
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
         return (
             target.device == "cuda"
-            and bucket.tokens[1] <= MOST_FUSED
+            and bucket.tokens[1] <= GPU_FEW_TOKENS
             and op_of(node.target) is add_rms_norm
             and isinstance(self.claim([node], target, bucket), Yes)
         )

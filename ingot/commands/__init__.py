@@ -6,3 +6,6 @@ from cyclopts import Parameter
 
 # An option without a value: there, or not.
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+# What most commands take, with its help.
+ArtifactFolder = Annotated[str, Parameter(help="An artifact folder.")]
+AsJson = Annotated[bool, Parameter(negative="", show_default=False, help="As JSON.")]

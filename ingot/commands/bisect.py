@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, AsJson
 from ingot.console import console, facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -15,29 +15,25 @@ CULPRIT = 3  # what the command ends with when somebody is to blame
 
 
 def bisect_artifact(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     oracle: str | None = None,
     checkpoint: str | None = None,
     output: Annotated[str | None, Parameter(name=("--output", "-o"))] = None,
-    json: Flag = False,
+    json: AsJson = False,
 ) -> int:
     """Find what makes an artifact compute something else than its checkpoint means. Ends with 0 when nothing does, and
     with 3 when the culprit was found.
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     oracle
         Judges the model's definition too: `transformers`, or a Python file that defines `oracle(requests)`.
     checkpoint
         The checkpoint folder that was compiled, where it has moved.
     output
         The folder for what shows the fault by itself; NAME.bisect beside the artifact by default.
-    json
-        As JSON.
     """
     from ingot.debug.bisect import bisect
 

@@ -70,7 +70,7 @@ def compile_checkpoint(
     trace
         What to keep of the passes: full the program before and after each, summary what they did, none nothing.
     tune
-        Time tile sizes of products on this machine's GPU, some seconds for each that no log or cache knows.
+        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache knows.
     tuning_log
         Take tile sizes from a compile that timed them: an artifact, or its tuning.json.
     jobs

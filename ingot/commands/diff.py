@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ingot.commands import Flag
+from ingot.commands import AsJson
 from ingot.console import console, print_json
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def diff_artifacts(
     /,
     *,
     exit_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    json: Flag = False,
+    json: AsJson = False,
 ) -> int:
     """Show what differs between two artifacts, or between two steps of compiling, in meaning.
 
@@ -35,8 +35,6 @@ def diff_artifacts(
         What to compare with it.
     exit_code
         End with 3 when they differ.
-    json
-        As JSON.
     """
     from ingot.debug.diff import diff_sides
     from ingot.debug.sides import read_side

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, AsJson, Flag
 from ingot.commands.explain_time import print_step_time, time_text
 from ingot.console import console, facts, print_json, print_table, size_text, table
 from ingot.ir.errors import OptionError
@@ -20,7 +20,7 @@ _TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>")
 
 
 def explain_artifact(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     step: str | None = None,
@@ -30,14 +30,12 @@ def explain_artifact(
     provider: str | None = None,
     pass_name: Annotated[str | None, Parameter(name="--pass")] = None,
     sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
-    json: Flag = False,
+    json: AsJson = False,
 ) -> None:
     """Show what each call costs and who would compute it, and for each pass where it nearly applied and why it did not.
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     step
         The step that costs and times are given for, as in T=32,context=512: T tokens, fed of B sequences that then have
         so many positions each. Default: of each bucket class a large one; one token of each sequence where the class
@@ -55,8 +53,6 @@ def explain_artifact(
     sort
         The largest calls first, by bytes, flops or seconds of the golden run; or by time on a GPU, measured or else
         predicted. Default: in order.
-    json
-        As JSON.
     """
     from ingot.debug.asked_step import AskedStep
     from ingot.debug.explain import explain

@@ -4,13 +4,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, AsJson, Flag
 from ingot.console import print_json
 from ingot.ir.errors import OptionError
 
 
 def inspect_artifact(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     program: Flag = False,
@@ -23,18 +23,17 @@ def inspect_artifact(
     layer: str | None = None,
     op: str | None = None,
     name: str | None = None,
-    json: Flag = False,
+    json: AsJson = False,
 ) -> None:
     """Show what an artifact holds: a summary, or one part of it.
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     program
         The final program, which --layer, --op and --name without another choice show too.
     stage
-        The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED.
+        The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED; QUANTIZED and SHARDED where
+        the compile passed through them.
     after_pass
         The program as a pass left it: cse, choose-providers@decode, cse@NORMAL.
     region
@@ -51,8 +50,6 @@ def inspect_artifact(
         Only what calls an op, as linear or ingot.linear, and the weights that it reads.
     name
         Only values with such a name, which may hold * and ?.
-    json
-        As JSON.
     """
     from ingot.commands import views
     from ingot.commands.views.filter import Filter

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, Flag
 from ingot.console import console, size_text
 from ingot.ir.errors import OutputError
 
 
 def report_artifact(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     output: Annotated[str, Parameter(name=("--output", "-o"))],
@@ -22,8 +22,6 @@ def report_artifact(
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     output
         The page to write, NAME.html. A page that stands there is replaced.
     start_up

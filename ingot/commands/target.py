@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ingot.commands import Flag
+from ingot.commands import AsJson
 from ingot.console import console, facts, print_json, print_table, size_text, table
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ingot.ir.target import Target
 
 
-def show_target(*, target: str = "auto", json: Flag = False) -> None:
+def show_target(*, target: str = "auto", json: AsJson = False) -> None:
     """Show what was found on this machine, and which backend would compute each op.
 
     Parameters
@@ -19,8 +19,6 @@ def show_target(*, target: str = "auto", json: Flag = False) -> None:
     target
         The machine that is asked about: auto (this one's GPU, else its CPU), cpu, cuda, or any GPU by its capability,
         as in sm_90.
-    json
-        As JSON.
     """
     from ingot.cache import cache_root
     from ingot.ir.target import Target

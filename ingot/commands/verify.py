@@ -2,24 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, AsJson
 from ingot.console import console, facts, print_json, print_table, table
 
 if TYPE_CHECKING:
     from ingot.debug.verification import Verification
 
 
-def verify_artifact(artifact: str, /, *, json: Flag = False) -> None:
+def verify_artifact(artifact: ArtifactFolder, /, *, json: AsJson = False) -> None:
     """Load an artifact and repeat its golden run: the same bits, or an error that says where they differ.
 
     On another processor than the one that compiled it, logits may differ by the tolerance of the model's dtype.
-
-    Parameters
-    ----------
-    artifact
-        An artifact folder.
-    json
-        As JSON.
     """
     from ingot.debug.verify import verify
 

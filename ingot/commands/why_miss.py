@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, AsJson
 from ingot.commands.compile import compile_checkpoint
 from ingot.console import console, print_json
 from ingot.ir.errors import OptionError
@@ -22,24 +22,20 @@ _KEY_SHOWN = 12  # hexadecimal digits of a key
 
 
 def why_artifacts_differ(
-    a: str,
+    a: ArtifactFolder,
     b: str,
     /,
     *options: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    json: Flag = False,
+    json: AsJson = False,
 ) -> None:
     """Say which inputs of two compiles differ: why the second did not find what the first had made.
 
     Parameters
     ----------
-    a
-        An artifact folder.
     b
         Another, or a checkpoint folder: then what compiling that would ask for. Nothing is compiled.
     options
         With a checkpoint, the options of its compile, as `ingot compile` takes them.
-    json
-        As JSON.
     """
     from ingot.debug.why_miss import identity_of, why_miss, why_requests_differ
     from ingot.runtime.artifact import open_artifact

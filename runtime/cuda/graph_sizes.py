@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from ingot.ir.plan import BucketClass, BucketPlan, Plan
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Plan
 from ingot.runtime.step import StepSizes
 
 # When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the
@@ -29,9 +29,6 @@ _MOST_CAPTURED = 1024
 # Their sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
 # Beside larger batches that decode there are as many as these have.
 _PROMPT_ROWS = 64
-# Classes of steps of up to so many tokens have kernels that round a row alike whatever the size of the step; libraries,
-# which others have, may not.
-_FEW_TOKENS = 64
 # Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
 _UNCAPTURABLE = frozenset({"reference", "rowwise"})
 # Steps that a larger graph serves before their own is captured. Capturing takes as long as some tens of steps, and
@@ -72,8 +69,9 @@ def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
 
 
 def has_few_tokens(bucket: BucketClass) -> bool:
-    """Whether kernels of a class round a row alike whatever the size of the step."""
-    return bucket.tokens[1] <= _FEW_TOKENS
+    """Whether kernels of a class round a row alike whatever the size of the step; libraries, which others have, may
+    not."""
+    return bucket.tokens[1] <= GPU_FEW_TOKENS
 
 
 def _prompt_tokens(plan: Plan) -> list[int]:
@@ -99,7 +97,7 @@ def is_capturable(plan: Plan, bucket: BucketPlan) -> bool:
     """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code that says so,
     and aten's views and arithmetic."""
     return all(
-        plan.executables[one.calls].capturable and plan.executables[one.calls].prologue is None
+        plan.executables[one.calls].capturable
         if one.calls is not None
         else one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
         for one in bucket.instructions
@@ -180,7 +178,7 @@ class PromptChoice:
         self._wanted: dict[StepSizes, int] = {}
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        if step.T <= _FEW_TOKENS or step.T > _MOST_CAPTURED:
+        if step.T <= GPU_FEW_TOKENS or step.T > _MOST_CAPTURED:
             return None
         size = replace(filled_up(step, self._plan), P=_pages(self._plan))
         if size not in self._sizes:

@@ -90,6 +90,17 @@ def test_the_defaults_are_those_of_compile_model() -> None:
     assert ours == theirs
 
 
+def test_a_request_takes_what_compile_model_takes() -> None:
+    """Their lists of options are two, so that the names and defaults of both are seen where they are called."""
+    from ingot.compiler import compile_model
+    from ingot.request import Request
+
+    asked = dict(inspect.signature(compile_model).parameters)
+    for how in ("output", "jobs", "check_numerics", "progress", "on_pass"):  # decide nothing of what is made
+        del asked[how]
+    assert list(inspect.signature(Request.read).parameters.values()) == list(asked.values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint", "usage"),
     [

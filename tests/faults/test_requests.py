@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import MAX_SEQ_LEN, TINY
+from tiny import TINY
+from tiny_checkpoint import MAX_SEQ_LEN
 
 from ingot import LLM, RequestOutput, SamplingParams, compile_model
 from ingot.ir.errors import ArtifactError, BackendError, InternalError, RequestError

@@ -18,7 +18,7 @@ from gpu_model import MODEL
 from one_call import TARGET, OneCall, moved
 from paged_steps import Heads, paged_step
 from serve_artifact import teacher_forced_artifact
-from tiny import Tiny
+from tiny_checkpoint import Tiny
 
 from ingot import compile_model
 from ingot.backends.flashinfer.emit import FlashInfer, kernel_for

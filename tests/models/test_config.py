@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from tiny import MAX_SEQ_LEN, TINY
+from tiny import TINY
+from tiny_checkpoint import MAX_SEQ_LEN
 
 from ingot.ir.errors import ConfigError
 from ingot.models.architectures import ARCHITECTURES, read_spec

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hf_model import fix_rotary_table
 from run_seed import again, run_seed
-from tiny import CHECKPOINTS, PROMPT_LENGTHS, Tiny
+from tiny import CHECKPOINTS
+from tiny_checkpoint import PROMPT_LENGTHS, Tiny
 
 NEW_TOKENS = 40
 COMPARED = 32  # greedy tokens of each prompt, at least

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tiny import MAX_SEQ_LEN, TINY
+from tiny import TINY
+from tiny_checkpoint import MAX_SEQ_LEN
 from tokenizers import decoders, pre_tokenizers, trainers
 
 from ingot import LLM, SamplingParams, compile_model

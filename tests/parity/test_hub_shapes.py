@@ -19,7 +19,7 @@ from run_seed import again, run_seed
 from safetensors.torch import save_file
 from serve_artifact import teacher_forced_artifact
 from staged import LIMITS, staged, traced
-from tiny import weights
+from tiny_weights import weights
 
 from ingot import compile_model
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tiny import Tiny
+from tiny_checkpoint import Tiny
 
 # Sizes as kernels like them, and a head that is no power of two.
 MODEL = Tiny(

@@ -1,16 +1,10 @@
-"""Runs a schedule of Triton launches on tensors: by Triton's interpreter on a CPU, by its compiler on a GPU.
+"""Runs a schedule of Triton launches on tensors: by Triton's interpreter on a CPU, which tests/conftest.py turns on, by
+its compiler on a GPU."""
 
-Import it before anything imports triton: without a GPU it turns the interpreter on.
-"""
-
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.call import Call, Lowering

@@ -92,8 +92,7 @@ def decode_attention(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     EPS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
+    HEAD: tl.constexpr,
     POSITIONS: tl.constexpr,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -118,10 +117,10 @@ def decode_attention(
     KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, KV_HEADS]
     counts the splits that have ended.
 
-    With APPEND, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
-    step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
-    holds what earlier steps wrote, and the page table comes from the host, so the first chunk is loaded before the
-    kernels in front of this one have ended.
+    With APPEND, q and k, whose heads are HEAD, are normed and rotated first, and k and v of a token go into the cache
+    at its slot. What this step feeds is attended to as it comes from k and v: no program reads what another one writes
+    here. The cache then holds what earlier steps wrote, and the page table comes from the host, so the first chunk is
+    loaded before the kernels in front of this one have ended.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -162,9 +161,9 @@ def decode_attention(
         guess = tl.load(positions + token, cache_modifier=".cg")
         guess = tl.minimum(tl.maximum(guess, 0), POSITIONS - 1)
         # As many rows as the tile of q, and of k and v below: tiles of one shape have one layout, and nothing moves.
-        cos, sin = angles(table, guess + tl.zeros_like(g), INTERLEAVED, ROTARY, BLOCK_DIM)
-        q_gain, other_q_gain = gains(q_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        k_gain, other_k_gain = gains(k_weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        cos, sin = angles(table, guess + tl.zeros_like(g), HEAD)
+        q_gain, other_q_gain = gains(q_weight, HEAD)
+        k_gain, other_k_gain = gains(k_weight, HEAD)
     if SHARES > 0:
         b = tl.arange(0, 32)
         counts = tl.load(q_lens + b, mask=b < sequences, other=0)
@@ -200,22 +199,16 @@ def decode_attention(
         position = tl.load(positions + token, cache_modifier=".cg")
         slot = tl.load(slots + token)
         itself = g == 0
-        own_q, other_q = with_partners(q, rows, g < GROUP, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        own_q, other_q = with_partners(q, rows, g < GROUP, HEAD)
         from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + tl.zeros_like(g)
-        own_k, other_k = with_partners(k, from_k, itself, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+        own_k, other_k = with_partners(k, from_k, itself, HEAD)
         from_v = v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + tl.zeros_like(g)[:, None] + d[None, :]
         new_value = tl.load(from_v, mask=itself[:, None] & (d < DIM)[None, :], other=0.0)
         if position != guess:
-            cos, sin = angles(table, position + tl.zeros_like(g), INTERLEAVED, ROTARY, BLOCK_DIM)
+            cos, sin = angles(table, position + tl.zeros_like(g), HEAD)
         dtype: tl.constexpr = q.dtype.element_ty
-        query = turned(
-            own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype,
-            EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM,
-        )  # fmt: skip
-        new_key = turned(
-            own_k, other_k, cos, sin, k_gain, other_k_gain, k_weight is not None, dtype,
-            EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM,
-        )  # fmt: skip
+        query = turned(own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype, EPS, HEAD)
+        new_key = turned(own_k, other_k, cos, sin, k_gain, other_k_gain, k_weight is not None, dtype, EPS, HEAD)
     else:
         query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
 
@@ -273,8 +266,8 @@ def decode_attention(
                 fed_k = (first + fed).to(tl.int64) * K_TOKEN + head * K_HEAD
                 fed_v = (first + fed).to(tl.int64) * V_TOKEN + head * V_HEAD
                 at = tl.load(positions + first + fed, mask=seen, other=0)
-                fed_cos, fed_sin = angles(table, at, INTERLEAVED, ROTARY, BLOCK_DIM)
-                keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+                fed_cos, fed_sin = angles(table, at, HEAD)
+                keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, EPS, HEAD)
                 inside = seen[:, None] & (d < DIM)[None, :]
                 values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
                 scores = tl.dot(query, tl.trans(keys), input_precision="ieee")

@@ -1,8 +1,21 @@
 """q/k norm, rotary embedding and the cache write, each head a row of a program's tile."""
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@dataclass(frozen=True)
+class Head:
+    """The elements of a head: `dim` of them, in a tile of `block`. The first `rotary` are turned, in pairs that lie
+    side by side where `interleaved`, and else half of them apart."""
+
+    dim: int
+    block: int
+    rotary: int
+    interleaved: bool
 
 
 @triton.jit
@@ -14,65 +27,51 @@ def _normed(x, rstd, weight, dtype: tl.constexpr):
 
 
 @triton.jit
-def angles(
-    table,
-    positions,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    """(cosines, sines) by which each element of a head turns at `positions` [N], rows of `table`: [N, BLOCK_DIM]."""
-    HALF: tl.constexpr = ROTARY // 2
-    d = tl.arange(0, BLOCK_DIM)
-    if INTERLEAVED:
+def angles(table, positions, HEAD: tl.constexpr):
+    """(cosines, sines) by which each element of a head turns at `positions` [N], rows of `table`: [N, HEAD.block]."""
+    HALF: tl.constexpr = HEAD.rotary // 2
+    d = tl.arange(0, HEAD.block)
+    if HEAD.interleaved:
         frequency = d // 2
     else:
         frequency = tl.where(d < HALF, d, d - HALF)
-    at = table + positions.to(tl.int64)[:, None] * ROTARY + frequency[None, :]
-    rotary = (d < ROTARY)[None, :]
+    at = table + positions.to(tl.int64)[:, None] * HEAD.rotary + frequency[None, :]
+    rotary = (d < HEAD.rotary)[None, :]
     return tl.load(at, mask=rotary, other=1.0), tl.load(at + HALF, mask=rotary, other=0.0)
 
 
 @triton.jit
-def _partners(INTERLEAVED: tl.constexpr, ROTARY: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def _partners(HEAD: tl.constexpr):
     """Which element of a head each one is turned against."""
-    HALF: tl.constexpr = ROTARY // 2
-    d = tl.arange(0, BLOCK_DIM)
-    if INTERLEAVED:
+    HALF: tl.constexpr = HEAD.rotary // 2
+    d = tl.arange(0, HEAD.block)
+    if HEAD.interleaved:
         return d ^ 1
     else:
         return tl.where(d < HALF, d + HALF, d - HALF)
 
 
 @triton.jit
-def with_partners(
-    x,
-    rows,
-    held,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
+def with_partners(x, rows, held, HEAD: tl.constexpr):
     """Heads at the offsets `rows` [N] of x, where `held` [N], and for each element the one that it is turned against:
-    twice [N, BLOCK_DIM] in float32, zero elsewhere. Partners come from memory as well: registers hold no shuffle."""
-    d = tl.arange(0, BLOCK_DIM)
-    partner = _partners(INTERLEAVED, ROTARY, BLOCK_DIM)
-    own = tl.load(x + rows[:, None] + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0)
-    other = tl.load(x + rows[:, None] + partner[None, :], mask=held[:, None] & (d < ROTARY)[None, :], other=0.0)
+    twice [N, HEAD.block] in float32, zero elsewhere. Partners come from memory as well: registers hold no shuffle."""
+    d = tl.arange(0, HEAD.block)
+    partner = _partners(HEAD)
+    own = tl.load(x + rows[:, None] + d[None, :], mask=held[:, None] & (d < HEAD.dim)[None, :], other=0.0)
+    other = tl.load(x + rows[:, None] + partner[None, :], mask=held[:, None] & (d < HEAD.rotary)[None, :], other=0.0)
     return own.to(tl.float32), other.to(tl.float32)
 
 
 @triton.jit
-def gains(weight, INTERLEAVED: tl.constexpr, ROTARY: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """What a norm multiplies each element and its partner by: `weight` [DIM], or ones where it is None, twice."""
-    d = tl.arange(0, BLOCK_DIM)
-    own = tl.full((1, BLOCK_DIM), 1.0, tl.float32)
+def gains(weight, HEAD: tl.constexpr):
+    """What a norm multiplies each element and its partner by: `weight` [HEAD.dim], or ones where it is None, twice."""
+    d = tl.arange(0, HEAD.block)
+    own = tl.full((1, HEAD.block), 1.0, tl.float32)
     other = own
     if weight is not None:
-        partner = _partners(INTERLEAVED, ROTARY, BLOCK_DIM)
-        own = tl.load(weight + d, mask=d < DIM, other=0.0)[None, :]
-        other = tl.load(weight + partner, mask=d < ROTARY, other=0.0)[None, :]
+        partner = _partners(HEAD)
+        own = tl.load(weight + d, mask=d < HEAD.dim, other=0.0)[None, :]
+        other = tl.load(weight + partner, mask=d < HEAD.rotary, other=0.0)[None, :]
     return own, other
 
 
@@ -87,45 +86,30 @@ def turned(
     NORMED: tl.constexpr,
     dtype: tl.constexpr,
     EPS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    HEAD: tl.constexpr,
 ):
-    """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, BLOCK_DIM] in `dtype`.
+    """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, HEAD.block] in `dtype`.
 
-    `cos` and `sin` [N or 1, BLOCK_DIM] are their angles. The norm is rounded before the rotation.
+    `cos` and `sin` [N or 1, HEAD.block] are their angles. The norm is rounded before the rotation.
     """
-    d = tl.arange(0, BLOCK_DIM)
+    d = tl.arange(0, HEAD.block)
     if NORMED:
-        rstd = tl.rsqrt(tl.sum(own * own, 1) / DIM + EPS)[:, None]
+        rstd = tl.rsqrt(tl.sum(own * own, 1) / HEAD.dim + EPS)[:, None]
         own = _normed(own, rstd, gain, dtype)
         other = _normed(other, rstd, other_gain, dtype)
-    first = d % 2 == 0 if INTERLEAVED else d < ROTARY // 2
+    first = d % 2 == 0 if HEAD.interleaved else d < HEAD.rotary // 2
     sign = tl.where(first, -1.0, 1.0)
-    return tl.where((d < ROTARY)[None, :], own * cos + sign[None, :] * other * sin, own).to(dtype)
+    return tl.where((d < HEAD.rotary)[None, :], own * cos + sign[None, :] * other * sin, own).to(dtype)
 
 
 @triton.jit
-def prepared(
-    x,
-    rows,
-    held,
-    cos,
-    sin,
-    weight,
-    EPS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
+def prepared(x, rows, held, cos, sin, weight, EPS: tl.constexpr, HEAD: tl.constexpr):
     """Heads at the offsets `rows` [N] of x, where `held` [N], `turned`; zeros elsewhere."""
-    own, other = with_partners(x, rows, held, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-    gain, other_gain = gains(weight, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    own, other = with_partners(x, rows, held, HEAD)
+    gain, other_gain = gains(weight, HEAD)
     dtype: tl.constexpr = x.dtype.element_ty
     normed: tl.constexpr = weight is not None
-    return turned(own, other, cos, sin, gain, other_gain, normed, dtype, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
+    return turned(own, other, cos, sin, gain, other_gain, normed, dtype, EPS, HEAD)
 
 
 @triton.jit
@@ -137,10 +121,7 @@ def rope(
     HEADS: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    HEAD: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -152,11 +133,11 @@ def rope(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
     rows = token * TOKEN_STRIDE + head * HEAD_STRIDE
-    cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
-    rotated = prepared(x, rows, head < HEADS, cos, sin, None, 0.0, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-    d = tl.arange(0, BLOCK_DIM)
-    into = out + token * HEADS * DIM + head[:, None] * DIM + d[None, :]
-    tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
+    cos, sin = angles(table, position, HEAD)
+    rotated = prepared(x, rows, head < HEADS, cos, sin, None, 0.0, HEAD)
+    d = tl.arange(0, HEAD.block)
+    into = out + token * HEADS * HEAD.dim + head[:, None] * HEAD.dim + d[None, :]
+    tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < HEAD.dim)[None, :])
 
 
 @triton.jit
@@ -225,10 +206,7 @@ def qk_norm_rope_append(
     PAGE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     EPS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    HEAD: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -240,22 +218,22 @@ def qk_norm_rope_append(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
-    cos, sin = angles(table, position, INTERLEAVED, ROTARY, BLOCK_DIM)
-    d = tl.arange(0, BLOCK_DIM)[None, :]
+    cos, sin = angles(table, position, HEAD)
+    d = tl.arange(0, HEAD.block)[None, :]
     if block < Q_BLOCKS:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         rows = token * Q_TOKEN + head * Q_HEAD
-        rotated = prepared(q, rows, head < HEADS, cos, sin, q_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        into = out + token * HEADS * DIM + head[:, None] * DIM + d
-        tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < DIM))
+        rotated = prepared(q, rows, head < HEADS, cos, sin, q_weight, EPS, HEAD)
+        into = out + token * HEADS * HEAD.dim + head[:, None] * HEAD.dim + d
+        tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < HEAD.dim))
     else:
         slot = tl.load(slots + token)
         head = (block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         held = (head < KV_HEADS) & (slot >= 0)
         rows = token * K_TOKEN + head * K_HEAD
-        rotated = prepared(k, rows, held, cos, sin, k_weight, EPS, INTERLEAVED, ROTARY, DIM, BLOCK_DIM)
-        inside = held[:, None] & (d < DIM)
-        into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * DIM + d
+        rotated = prepared(k, rows, held, cos, sin, k_weight, EPS, HEAD)
+        inside = held[:, None] & (d < HEAD.dim)
+        into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * HEAD.dim + d
         tl.store(into, rotated, mask=inside)
         value = tl.load(v + token * V_TOKEN + head[:, None] * V_HEAD + d, mask=inside)
         tl.store(into + PART_STRIDE, value, mask=inside)

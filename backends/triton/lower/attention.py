@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 from ingot.backends.triton.lower.attention_decode import schedule_decode
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
-from ingot.backends.triton.lower.attention_problem import DECODE_TOKENS, MOST_DECODED
+from ingot.backends.triton.lower.attention_problem import MOST_DECODED
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.plan import BucketClass
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
 
 
 def _decodes(bucket: BucketClass) -> bool:
     """Whether the steps of a bucket class are for the kernel of few tokens. Where each sequence feeds one, it is for
     more of them, which all the same read as many contexts."""
-    return bucket.tokens[1] <= (MOST_DECODED if bucket.q_max == 1 else DECODE_TOKENS)
+    return bucket.tokens[1] <= (MOST_DECODED if bucket.q_max == 1 else GPU_FEW_TOKENS)
 
 
 def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -25,7 +25,7 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     most = schedule.bucket.tokens[1]
     call.want(
-        _decodes(schedule.bucket), f"the kernel is for steps of up to {DECODE_TOKENS} tokens, and these have {most}"
+        _decodes(schedule.bucket), f"the kernel is for steps of up to {GPU_FEW_TOKENS} tokens, and these have {most}"
     )
     return schedule_decode(call, schedule, append=True)
 

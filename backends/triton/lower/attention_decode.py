@@ -12,7 +12,7 @@ from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
-from ingot.backends.triton.lower.rope import norms_of, rotation
+from ingot.backends.triton.lower.rope import norms_of, rotated_head
 from ingot.backends.triton.schedule import Schedule, Value
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
@@ -50,13 +50,13 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
     left = (attention.tokens, cache.kv_heads, max_splits)
     out = schedule.output(call.results[0])
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
-    fixed: dict[str, Any] = {"EPS": 0.0, "ROTARY": 0, "POSITIONS": 0, "INTERLEAVED": False}
+    fixed: dict[str, Any] = {"EPS": 0.0, "HEAD": None, "POSITIONS": 0}
     fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
     if append:
         want_one_dtype(call, "kv", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
-        fixed = {"EPS": float(call.attributes["eps"]), **rotation(call), **strides_of(call, "k", "v")}
-        fixed["POSITIONS"] = static(call.value("table"), 0)
+        fixed = {"EPS": float(call.attributes["eps"]), "HEAD": rotated_head(call, "q", attention.block_dim)}
+        fixed |= {"POSITIONS": static(call.value("table"), 0), **strides_of(call, "k", "v")}
     schedule.launch(
         decode_attention,
         (items, 1, 1),

@@ -8,9 +8,7 @@ from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES
 
 DECODE_ATTENTION = "decode_attention"
-# The largest step that is decoded: there, a token is a program's business. Larger ones take tokens in blocks.
-DECODE_TOKENS = 64
-# The same where each sequence feeds one token: as many contexts can still be cut in two.
+# The largest step that is decoded where each sequence feeds one token: as many contexts can still be cut in two.
 MOST_DECODED = 512
 
 

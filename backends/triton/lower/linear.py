@@ -14,10 +14,9 @@ from ingot.backends.triton.lower.linear_choice import known_microseconds, known_
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.plan import GPU_FEW_TOKENS
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
-# Above this many tokens a product is bound by arithmetic, and the library's kernels are ahead.
-MOST_TOKENS = 64
 # One program norms a whole row in registers: 64 KB of float32, 128 bytes for each of 512 threads.
 MOST_NORMED = 16384
 # Programs on each multiprocessor that find room beside those of the kernels in front, whose end they wait for.
@@ -122,7 +121,7 @@ def _most_rows(linear: Linear, schedule: Schedule) -> int:
     if isinstance(rows, str) and rows not in ("T", "L", "B"):
         raise Refused(f"a product for each of '{rows}' rows")
     most = rows if isinstance(rows, int) else schedule.bucket.tokens[1]
-    if most > MOST_TOKENS:
+    if most > GPU_FEW_TOKENS:
         raise Refused("the library's product is faster for many tokens")
     return most
 

@@ -1,7 +1,6 @@
 """Lowerings of rotary embedding and of cache writes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from ingot.backends.triton.kernels import rope as kernels
 from ingot.backends.triton.launches import cdiv
@@ -21,12 +20,14 @@ from ingot.backends.triton.schedule import Schedule, Value
 _TILE = 2048
 
 
-def rotation(call: Call) -> dict[str, Any]:
-    """Constants of a call's rotary embedding."""
-    table = call.value("table")
+def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Head:
+    """The heads of the argument `name`, as a call turns them; tiles of `block`, else the least that hold one."""
+    table, dim = call.value("table"), dim_constants(call, name)
     call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
     call.want_dense_rows("table")
-    return {"ROTARY": static(table, 1), "INTERLEAVED": bool(call.attributes["interleaved"])}
+    return kernels.Head(
+        dim["DIM"], block or dim["BLOCK_DIM"], static(table, 1), interleaved=bool(call.attributes["interleaved"])
+    )
 
 
 def _block_heads(heads: int, block_dim: int) -> int:
@@ -36,9 +37,9 @@ def _block_heads(heads: int, block_dim: int) -> int:
 def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     x = call.value("x")
     strides = strides_of(call, "x")
-    dim = dim_constants(call, "x")
+    head = rotated_head(call, "x")
     heads = static(x, 1)
-    block = _block_heads(heads, dim["BLOCK_DIM"])
+    block = _block_heads(heads, head.block)
     out = schedule.output(call.results[0])
     schedule.launch(
         kernels.rope,
@@ -48,10 +49,9 @@ def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "HEADS": heads,
             "TOKEN_STRIDE": strides["X_TOKEN"],
             "HEAD_STRIDE": strides["X_HEAD"],
+            "HEAD": head,
             "BLOCK_HEADS": block,
             "DEPENDENT": schedule.dependent,
-            **rotation(call),
-            **dim,
         },
         dependent=schedule.dependent,
     )
@@ -82,9 +82,9 @@ def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     cache = cache_of(call)
     want_one_dtype(call, "kv", "q", "k", "v")
-    dim = dim_constants(call, "k")
+    head = rotated_head(call, "k")
     heads = static(call.value("q"), 1)
-    block = _block_heads(max(heads, cache.kv_heads), dim["BLOCK_DIM"])
+    block = _block_heads(max(heads, cache.kv_heads), head.block)
     out = schedule.output(call.results[0])
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     schedule.launch(
@@ -94,12 +94,11 @@ def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {
             "HEADS": heads,
             "EPS": float(call.attributes["eps"]),
+            "HEAD": head,
             "BLOCK_HEADS": block,
             "DEPENDENT": schedule.dependent,
             **strides_of(call, "q", "k", "v"),
-            **rotation(call),
             **cache.constants(),
-            **dim,
         },
         dependent=schedule.dependent,
     )

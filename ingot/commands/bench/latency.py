@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from ingot.commands import ArtifactFolder
 from ingot.commands.bench import options, tell
 
 
 def bench_latency(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     input_len: int = 32,
@@ -24,8 +25,6 @@ def bench_latency(
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     input_len
         Tokens of each prompt.
     output_len

@@ -2,19 +2,16 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ingot.ir.errors import ArtifactError, OptionError, OutputError
 
 if TYPE_CHECKING:
-    from ingot.bench.workload import Lengths
     from ingot.runtime.artifact import Artifact
 
-Dataset = Literal["random", "sharegpt"]
 JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-"
-_SHORTEST = 8  # tokens of a sequence that `sharegpt_lengths` can draw
 
 
 def at_least(least: int, **options: int | None) -> None:
@@ -47,27 +44,6 @@ def limit(artifact: "Artifact", name: str) -> int:
     if type(value) is not int or value < 1:
         raise ArtifactError(f"{name} is {value!r:.80}", where="manifest.json, model", expected="a whole number above 0")
     return value
-
-
-def lengths_of(
-    artifact: "Artifact", dataset: Dataset, count: int, input_len: int, output_len: int, prefix_len: int, seed: int
-) -> "list[Lengths]":
-    """The lengths of `count` requests of a dataset, whose prompts begin with `prefix_len` tokens more. Raises
-    OptionError for what the artifact cannot take."""
-    from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
-
-    longest = limit(artifact, "max_seq_len")
-    if dataset == "random":
-        asked = {"input_len": input_len, "output_len": output_len, "prefix_len": prefix_len}
-        at_most(longest, artifact, "tokens of a sequence", **asked)
-        return equal_lengths(count, prefix_len + input_len, output_len)
-    if prefix_len + _SHORTEST > longest:
-        raise OptionError(
-            f"--dataset sharegpt with --prefix-len {prefix_len}: too much for {artifact.manifest.name}",
-            expected=f"{_SHORTEST} tokens more within a sequence of {longest}, for which it was compiled",
-        )
-    drawn = sharegpt_lengths(count, seed, longest - prefix_len)
-    return [Lengths(prefix_len + one.prompt, one.output) for one in drawn]
 
 
 def check_file(json: str | None) -> None:

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ingot.commands import Flag
+from ingot.commands import ArtifactFolder, Flag
 from ingot.commands.bench import options, tell
+from ingot.commands.bench.requests import SPREAD, SpreadRequests
 from ingot.commands.bench.served import serve
 from ingot.ir.errors import OptionError
 
@@ -21,20 +22,15 @@ _NAMES = {
 
 
 def bench_serve_sim(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
-    dataset: options.Dataset = "sharegpt",
-    num_prompts: int = 1000,
-    input_len: int = 1024,
-    output_len: int = 128,
-    prefix_len: int = 0,
+    requests: SpreadRequests = SPREAD,
     request_rate: float = float("inf"),
     burstiness: float = 1.0,
     max_concurrency: int | None = None,
     goodput: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
     metric_percentiles: str = "99",
-    seed: int = 0,
     save_detailed: Flag = False,
     json: options.JsonFile = None,
 ) -> None:
@@ -45,18 +41,6 @@ def bench_serve_sim(
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
-    dataset
-        sharegpt: lengths drawn as those of ShareGPT's conversations are spread. random: all are equal.
-    num_prompts
-        Requests.
-    input_len
-        Tokens of each prompt, with --dataset random.
-    output_len
-        Tokens to make behind each, with --dataset random.
-    prefix_len
-        Tokens in front of each prompt that are the same in all of them.
     request_rate
         Requests a second that arrive, inf for all at once.
     burstiness
@@ -67,18 +51,15 @@ def bench_serve_sim(
         Limits in milliseconds, ttft:200 tpot:50 e2el:5000: requests within all of them are counted a second.
     metric_percentiles
         Which percentiles to tell, "50,90,99".
-    seed
-        Of prompts, lengths and arrivals.
     save_detailed
         Write the lengths and times of each request into the JSON too.
     json
         Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench serve`.
     """
-    options.at_least(1, num_prompts=num_prompts, input_len=input_len, output_len=output_len)
+    requests.check()
     options.at_least(1, max_concurrency=max_concurrency)
     options.positive(request_rate=request_rate, burstiness=burstiness)
     slos, percentiles = _slos(goodput), _percentiles(metric_percentiles)
-    options.at_least(0, prefix_len=prefix_len)
     options.check_file(json)
     from ingot.bench.answer import answer
     from ingot.bench.metrics import detail, serve_metrics
@@ -86,33 +67,29 @@ def bench_serve_sim(
     from ingot.runtime.artifact import open_artifact
 
     opened = open_artifact(artifact, verify=False)
-    lengths = options.lengths_of(opened, dataset, num_prompts, input_len, output_len, prefix_len, seed)
-    arrivals = arrival_times(num_prompts, request_rate, burstiness, seed)
+    lengths = requests.lengths(opened)
+    arrivals = arrival_times(requests.num_prompts, request_rate, burstiness, requests.seed)
     run, steps = serve(
         opened,
         lengths,
-        prefix_len=prefix_len,
-        seed=seed,
+        prefix_len=requests.prefix_len,
+        seed=requests.seed,
         stream=True,
         arrivals=arrivals,
         max_concurrency=max_concurrency,
     )
     metrics = serve_metrics(run, goodput=slos, percentiles=percentiles)
-    asked: dict[str, Any] = {
-        "dataset": dataset,
-        "num_prompts": num_prompts,
+    asked = {
+        **requests.asked(),
         "request_rate": request_rate,
         "burstiness": burstiness,
         "max_concurrency": max_concurrency,
-        "prefix_len": prefix_len,
-        "seed": seed,
         "interrupted": run.interrupted,
     }
-    equal = {"input_len": input_len, "output_len": output_len} if dataset == "random" else {}
     found = {**metrics, "steps": steps, **(detail(run) if save_detailed else {})}
-    title = f"{dataset}, {request_rate:g} requests/s"
+    title = f"{requests.dataset}, {request_rate:g} requests/s"
     rows = [*_rows(metrics, percentiles), *tell.step_rows(steps)]
-    tell.report(json, answer(opened, {**asked, **equal}, found), title, rows)
+    tell.report(json, answer(opened, asked, found), title, rows)
     if run.interrupted:
         raise KeyboardInterrupt
 

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from ingot.commands import ArtifactFolder
 from ingot.commands.bench import options, tell
 from ingot.ir.errors import ArtifactError
 
 
 def bench_startup(
-    artifact: str,
+    artifact: ArtifactFolder,
     /,
     *,
     num_iters: int = 5,
@@ -22,8 +23,6 @@ def bench_startup(
 
     Parameters
     ----------
-    artifact
-        An artifact folder.
     num_iters
         Starts.
     input_len

@@ -1,12 +1,16 @@
 """What an artifact is, on a page: model, target, identities, sizes, and what each pass did."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ingot.commands.views.plan import buckets_of, read_plans
 from ingot.console import console, counts_text, facts, print_table, size_text, table
 from ingot.ir.artifact import UNLISTED
 from ingot.ir.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.runtime.artifact import Artifact
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def summary(artifact: Artifact) -> dict[str, Any]:
@@ -66,78 +70,78 @@ def _pass(run: TraceEntry) -> dict[str, Any]:
 def print_summary(summary: dict[str, Any]) -> None:
     """The summary for people."""
     out = console()
-    model, target, ids = summary["model"], summary["target"], summary["identities"]
-    versions = summary["versions"]
-    limits = ("max_seq_len", "max_batch", "max_tokens", "page_size")
-    rest = {key: value for key, value in model.items() if key not in (*limits, "architecture", "family", "dtype")}
-    print_table(
-        out,
-        facts(
-            [
-                ("artifact", summary["path"]),
-                ("model", f"{model.get('architecture')} ({model.get('family')}), {model.get('dtype')}"),
-                ("", ", ".join(f"{key} {value}" for key, value in rest.items())),
-                ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
-                ("limits", ", ".join(f"{key} {model.get(key)}" for key in limits)),
-                ("target", _target_text(target)),
-                *([("versions", ", ".join(f"{key} {value}" for key, value in versions.items()))] if versions else []),
-                ("schema", summary["schema_version"]),
-                ("build id", ids["build_id"]),
-                ("request key", ids["request_key"]),
-            ]
-        ),
-    )
+    print_table(out, _identity(summary))
     out.print()
-    print_table(
-        out,
-        table(
-            ("bucket class", "tokens", "q_max", "instructions>", "region calls>"),
-            [
-                (
-                    bucket["name"],
-                    "{}–{}".format(*bucket["tokens"]),
-                    "any" if bucket["q_max"] is None else bucket["q_max"],
-                    bucket["instructions"],
-                    bucket["region_calls"],
-                )
-                for bucket in summary["buckets"]
-            ],
-        ),
-    )
+    print_table(out, _buckets(summary["buckets"]))
     out.print()
-    print_table(
-        out,
-        facts(
-            [
-                ("executables", f"{summary['executables']} distinct"),
-                ("nodes per provider", counts_text(summary["nodes_per_provider"])),
-                ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
-            ]
-        ),
-    )
+    print_table(out, _contents(summary))
     out.print()
     if summary["passes"] is None:
         out.print(f"passes not recorded: {HOW_TO_GET} to see them", markup=False, soft_wrap=True)
-        return
-    print_table(
-        out,
-        table(
-            ("pass", "bucket", "leads to", "numerics", "matches>", "refusals>", "seconds>", "process at most>"),
-            [
-                (
-                    one["name"] + _options_text(one["options"]),
-                    trace_name(one["entry"], one["bucket"]) or "–",
-                    one["stage"],
-                    one["numerics"],
-                    one["matches"],
-                    one["refusals"],
-                    "–" if one["seconds"] is None else f"{one['seconds']:.3f}",
-                    "–" if one["peak_bytes"] is None else size_text(one["peak_bytes"]),
-                )
-                for one in summary["passes"]
-            ],
-        ),
+    else:
+        print_table(out, _passes(summary["passes"]))
+
+
+def _identity(summary: dict[str, Any]) -> "Table":
+    model, ids, versions = summary["model"], summary["identities"], summary["versions"]
+    limits = ("max_seq_len", "max_batch", "max_tokens", "page_size")
+    rest = {key: value for key, value in model.items() if key not in (*limits, "architecture", "family", "dtype")}
+    return facts(
+        [
+            ("artifact", summary["path"]),
+            ("model", f"{model.get('architecture')} ({model.get('family')}), {model.get('dtype')}"),
+            ("", ", ".join(f"{key} {value}" for key, value in rest.items())),
+            ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
+            ("limits", ", ".join(f"{key} {model.get(key)}" for key in limits)),
+            ("target", _target_text(summary["target"])),
+            *([("versions", ", ".join(f"{key} {value}" for key, value in versions.items()))] if versions else []),
+            ("schema", summary["schema_version"]),
+            ("build id", ids["build_id"]),
+            ("request key", ids["request_key"]),
+        ]
     )
+
+
+def _buckets(buckets: Sequence[dict[str, Any]]) -> "Table":
+    rows = [
+        (
+            bucket["name"],
+            "{}–{}".format(*bucket["tokens"]),
+            "any" if bucket["q_max"] is None else bucket["q_max"],
+            bucket["instructions"],
+            bucket["region_calls"],
+        )
+        for bucket in buckets
+    ]
+    return table(("bucket class", "tokens", "q_max", "instructions>", "region calls>"), rows)
+
+
+def _contents(summary: dict[str, Any]) -> "Table":
+    return facts(
+        [
+            ("executables", f"{summary['executables']} distinct"),
+            ("nodes per provider", counts_text(summary["nodes_per_provider"])),
+            ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
+        ]
+    )
+
+
+def _passes(passes: Sequence[dict[str, Any]]) -> "Table":
+    columns = ("pass", "bucket", "leads to", "numerics", "matches>", "refusals>", "seconds>", "process at most>")
+    rows = [
+        (
+            one["name"] + _options_text(one["options"]),
+            trace_name(one["entry"], one["bucket"]) or "–",
+            one["stage"],
+            one["numerics"],
+            one["matches"],
+            one["refusals"],
+            "–" if one["seconds"] is None else f"{one['seconds']:.3f}",
+            "–" if one["peak_bytes"] is None else size_text(one["peak_bytes"]),
+        )
+        for one in passes
+    ]
+    return table(columns, rows)
 
 
 def _target_text(target: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
 from ingot.backends.triton.lower.linear_choice import known_microseconds, matvec_tiles, tiles
 from ingot.backends.triton.lower.linear_tiles import MATVEC, TILES, Product

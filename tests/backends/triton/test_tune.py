@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
-import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
 from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem

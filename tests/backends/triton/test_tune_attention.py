@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tiny import TINY, Tiny
+from tiny import TINY
+from tiny_checkpoint import Tiny
 
 LAYERS = 4
 _FULL, _SLIDING = "full_attention", "sliding_attention"

@@ -1,0 +1,55 @@
+"""A tiny checkpoint in Hugging Face's form: its configuration, its files, and prompts for it."""
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from tiny_weights import weights
+
+MAX_SEQ_LEN = 160
+# Mixed on purpose: one token, both sides of a page of 16, several pages, and the end inside a page.
+PROMPT_LENGTHS = (1, 2, 15, 16, 17, 33, 64, 97)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A checkpoint to be written: its config.json, the seed of its weights and prompts, its number of files, and the
+    context to compile it for, which chooses some rotary tables."""
+
+    name: str
+    config: Mapping[str, Any] = field(repr=False)
+    seed: int = 0
+    shards: int = 1
+    max_seq_len: int = MAX_SEQ_LEN
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("-")[0]
+
+    def prompts(self) -> list[list[int]]:
+        """Eight prompts of mixed length."""
+        draw = random.Random(self.seed)
+        return [[draw.randrange(self.config["vocab_size"]) for _ in range(length)] for length in PROMPT_LENGTHS]
+
+    def write(self, folder: Path, **changes: Any) -> Path:
+        """Write the checkpoint into `folder`, with some fields of config.json changed; the same bytes every time."""
+        config = {**self.config, **changes}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        tensors = weights(config, self.seed)
+        if self.shards == 1:
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            return folder
+        names = sorted(tensors)
+        where: dict[str, str] = {}
+        for number in range(self.shards):
+            file = f"model-{number + 1:05d}-of-{self.shards:05d}.safetensors"
+            part = {name: tensors[name] for name in names[number :: self.shards]}  # layers cut across files
+            save_file(part, folder / file, metadata={"format": "pt"})
+            where |= dict.fromkeys(part, file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        return folder
