@@ -11,6 +11,7 @@ from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
+from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
@@ -168,6 +169,10 @@ class Engine:
                 sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
                 self._by_sequence[sequence.request.request_id] = group, sequence
                 self._scheduler.add(sequence.request)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return self._scheduler.occupancy
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
