@@ -67,6 +67,6 @@ def _open_files() -> int:
 
 
 def _runtime_objects() -> int:
-    counted = (one for one in gc.get_objects() if not isinstance(one, Occupancy))  # which earlier holdings have
-    modules = (str(type(one).__module__) for one in counted)  # of odd types it is no string
+    kinds = (type(one) for one in gc.get_objects())
+    modules = (str(kind.__module__) for kind in kinds if kind is not Occupancy)  # which earlier holdings have
     return sum(1 for name in modules if name.startswith(_RUNTIME) and not name.startswith(_GRAPHS))
