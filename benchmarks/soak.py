@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     add_json_option(parser)
     options = parser.parse_args()
+    if options.minutes <= 0:
+        sys.exit(f"--minutes is {options.minutes:g}: give a number above 0")
     # All graphs at once: one that is captured later would look like growth.
     llm = LLM(options.artifact, scheduling_policy="priority", num_kv_pages=options.pages, cuda_graphs="all")
     loaded = llm.loaded
@@ -112,7 +114,8 @@ def soak(llm: LLM, rate: float, options: argparse.Namespace) -> Soaked:
     llm.reset_prefix_cache()
     seconds, warm_up = 60 * options.minutes, 60 * options.warm_up
     beside = max(0, round(rate * seconds) - len(probes))  # the probes are part of the load
-    load = spread_in(_requests(loaded, beside, beside / seconds, options.seed), probes, seconds)
+    others = _requests(loaded, beside, beside / seconds, options.seed) if beside else []
+    load = spread_in(others, probes, seconds)
     _run(llm, _requests(loaded, max(1, round(rate * warm_up)), rate, f"{options.seed} warm-up"))
     before = take_holdings(engine)
     done = _run(llm, load)

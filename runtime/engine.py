@@ -142,7 +142,8 @@ class Engine:
         self._vocab_size = vocab_size
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
-        self._eos_ids = frozenset(eos_token_ids)
+        # Some configs name one that the model does not have: it never comes, and cannot be held back.
+        self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
         self._groups: dict[str, _Group] = {}  # not finished, by the caller's id
         self._by_sequence: dict[str, tuple[_Group, _Sequence]] = {}  # by the scheduler's id
