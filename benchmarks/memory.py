@@ -99,13 +99,15 @@ def _measure(artifact: Path) -> dict[str, int]:
 
 def _growth(call: Callable[[], object]) -> int:
     """Bytes by which the process's anonymous memory grows at most while `call` runs."""
-    before = peak = _anonymous()
+    from ingot.bench.holdings import anonymous_memory
+
+    before = peak = anonymous_memory()
     done = threading.Event()
 
     def watch() -> None:
         nonlocal peak
         while not done.wait(0.001):
-            peak = max(peak, _anonymous())
+            peak = max(peak, anonymous_memory())
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -113,13 +115,6 @@ def _growth(call: Callable[[], object]) -> int:
     done.set()
     thread.join()
     return peak - before
-
-
-def _anonymous() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no RssAnon")
 
 
 if __name__ == "__main__":

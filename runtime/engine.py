@@ -12,6 +12,7 @@ from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.growing import SoFar
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
+from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompt
@@ -148,7 +149,8 @@ class Engine:
         self._vocab_size = vocab_size
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
-        self._eos_ids = frozenset(eos_token_ids)
+        # Some configs name one that the model does not have: it never comes, and cannot be held back.
+        self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
         self._groups: dict[str, _Group] = {}  # not finished, by the caller's id
         self._by_sequence: dict[str, tuple[_Group, _Sequence]] = {}  # by the scheduler's id
@@ -175,6 +177,10 @@ class Engine:
                 sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
                 self._by_sequence[sequence.request.request_id] = group, sequence
                 self._scheduler.add(sequence.request)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return self._scheduler.occupancy
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:

@@ -33,6 +33,7 @@ from ingot.runtime.debug_switch import debugging
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.memory import host_memory, kv_pages
+from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
@@ -182,7 +183,9 @@ def bind(
 
 
 def _start(device: torch.device, phases: Phases, context: EarlyContext | None) -> None:
-    if device.type == "cuda":
+    if device.type == "cpu":
+        bound_code_caches()
+    else:
         with phases.phase("device"):
             if context is not None:
                 context.wait()  # here and not in a call of CUDA, which may keep the interpreter's lock meanwhile

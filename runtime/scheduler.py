@@ -21,6 +21,7 @@ from operator import attrgetter
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
+from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -82,6 +83,20 @@ class Scheduler:
     @property
     def num_free_rows(self) -> int:
         return len(self._free_rows)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(
+            waiting=len(self.waiting),
+            running=len(self.running),
+            steps=len(self._in_flight),
+            free_rows=self.num_free_rows,
+            pages_held=self.pool.num_held,
+            pages_releasing=self.pool.num_releasing,
+            pages_kept=self.pool.num_kept,
+            pages=self.pool.num_pages,
+            preemptions=self.num_preemptions,
+        )
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:

@@ -22,14 +22,18 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from staged import BACKENDS, LIMITS, staged, traced
 
-from ingot import compile_model
+from ingot import SamplingParams, compile_model
 from ingot.bench import children
 from ingot.bench.drive import Progress
+from ingot.bench.holdings import Holdings
+from ingot.bench.soak import Soak
+from ingot.bench.soak_load import SoakRequest
 from ingot.ir.plan import Plans
 from ingot.ir.program import Program
 from ingot.ir.target import Target
 from ingot.passes.pipeline import PIPELINE
 from ingot.providers import competing
+from ingot.runtime.occupancy import Occupancy
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NAMES = {path.stem for path in BENCHMARKS.glob("*.py")}
@@ -341,6 +345,48 @@ def test_what_a_step_costs_the_engine(
     cases = ("alone", "streamed", "sampled", "text", "streamed_text", "logprobs", "stops")
     assert figures.keys() == {f"{part}_{case}" for part in ("step", "add", "admit") for case in cases}
     assert all(0 < figure.value < 0.1 for figure in figures.values())
+
+
+def test_a_soak(
+    artifact: Path, results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    less = ("--minutes", 0.01, "--warm-up", 0.001, "--probes", 2, "--pages", 40, "--rate", 10)
+    call("soak", artifact, *less, "--json", tmp_path / "found.json")
+    found = results.read_result(tmp_path / "found.json")
+    value = {name: figure.value for name, figure in found.figures.items()}
+    assert value["requests"] == 6 and value["probes"] == 2 >= value["probes_equal"]
+    assert value["tokens"] > 100 and 1 <= value["running"] <= 4 and 0 < value["wait_p99_first"] < 60
+    for name in ("errors", "unended", "pages", "pages_kept", "fds", "objects"):
+        assert value[name] == 0
+    assert found.settings["rate"] == 10 and not found.settings["deterministic"]
+    with pytest.raises(SystemExit, match="--minutes is 0"):
+        call("soak", artifact, "--minutes", 0)
+
+
+def test_what_a_soak_fails_for(benchmarks: None) -> None:
+    soak = importlib.import_module("soak")
+    idle = Occupancy(0, 0, 0, 4, 0, 0, 7, 9, 0)
+    held = Holdings(10**8, 10**9, 5, 40, idle)
+    probe = SoakRequest((1,), SamplingParams(temperature=0.0), probe=0)
+    done = Soak([probe, replace(probe, probe=1)])
+    for outcome in done.outcomes:
+        outcome.ended, outcome.token_ids = "length", (3, 4)
+    fine = soak.Soaked(done, alone=((3, 4), (3, 4)), before=held, after=held, kept=0, deterministic=True)
+    assert list(soak.failures(fine)) == [] and fine.equal == 2
+    other = replace(fine, alone=((3, 4), (4, 3)))
+    assert list(soak.failures(replace(other, deterministic=False))) == [] and other.equal == 1
+    grown = {"anonymous": 2 * 10**8, "device": 2 * 10**9, "fds": 6, "objects": 41}
+    busy = {"waiting": 1, "running": 1, "steps": 1, "pages_held": 1, "pages_releasing": 1, "free_rows": 3}
+    wrong = [
+        other,
+        replace(fine, kept=1),
+        *(replace(fine, after=replace(held, **{name: size})) for name, size in grown.items()),
+        *(replace(fine, after=replace(held, occupancy=replace(idle, **{name: size}))) for name, size in busy.items()),
+    ]
+    for one in wrong:
+        assert len(list(soak.failures(one))) == 1
+    done.outcomes[0].fault, done.outcomes[1].ended = "broke", ""
+    assert list(soak.failures(fine)) == ["request 0 broke", "1 requests never ended"]
 
 
 def test_a_cold_start(

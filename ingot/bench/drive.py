@@ -103,7 +103,7 @@ def drive(
                 engine.add(index, request)
                 running += 1
             if not engine.has_unfinished():
-                _wait_until(waiting[0][1].arrival, begin, clock, sleep)
+                wait_until(waiting[0][1].arrival, begin, clock, sleep)
                 continue
             changed = list(engine.step())
             now = clock() - begin
@@ -121,7 +121,8 @@ def drive(
     return Run(tuple(records.values()), clock() - begin)
 
 
-def _wait_until(moment: float, begin: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+def wait_until(moment: float, begin: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    """Sleep until nearly `moment`, in seconds from `begin`."""
     left = moment - (clock() - begin)
     if left > _WAKE_EARLY_SECONDS:
         sleep(left - _WAKE_EARLY_SECONDS)

@@ -10,6 +10,7 @@ from ingot.bench.workload import BenchRequest
 from ingot.llm import LLM
 from ingot.runtime.engine import Engine
 from ingot.runtime.limits import Limits
+from ingot.runtime.loader import Loaded
 from ingot.runtime.sampling_params import SamplingParams
 
 
@@ -17,7 +18,7 @@ from ingot.runtime.sampling_params import SamplingParams
 class BenchEngine:
     """An engine that is asked for tokens as benchmarks do it: greedy, past the end tokens, without making text.
 
-    `tokens` are the ids that prompts may be made of: all but special ones. With `stream` every new token is told of,
+    `tokens` are the ids that prompts may be made of. With `stream` every new token is told of,
     else a request when it has ended.
     """
 
@@ -47,8 +48,12 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     loaded = llm.loaded
     executor = WatchedExecutor(loaded.executor)
     llm.llm_engine.launch_through(executor)
+    return BenchEngine(llm.llm_engine, executor, loaded.limits, plain_tokens(loaded), stream)
+
+
+def plain_tokens(loaded: Loaded) -> list[int]:
+    """The ids that prompts may be made of: all but special ones."""
     special = set(loaded.eos_token_ids)
     if loaded.tokenizer is not None:
         special |= loaded.tokenizer.special_ids
-    tokens = [token for token in range(loaded.limits.vocab_size) if token not in special]
-    return BenchEngine(llm.llm_engine, executor, loaded.limits, tokens, stream)
+    return [token for token in range(loaded.limits.vocab_size) if token not in special]

@@ -230,6 +230,37 @@ def test_a_step_that_fails_ends_all_requests_and_the_next_ones_run(
     assert tokens(llm.generate(PROMPTS, GREEDY)) == alone
 
 
+@pytest.mark.parametrize("where", ["launch", "tokens"])
+def test_an_interrupt_ends_what_runs_and_the_next_ones_run(
+    llm: LLM, alone: list[list[int]], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step is launched, and where the host waits for one while the next is in flight."""
+    executor, steps = llm.loaded.executor, 0
+    launch = executor.launch
+
+    def interrupted(*arguments: object) -> Any:
+        raise KeyboardInterrupt
+
+    def third(inputs: Any, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if where == "launch" and steps == 3:
+            interrupted()
+        handle = launch(inputs, *arguments)
+        if steps == 3:
+            handle.tokens = interrupted  # type: ignore[method-assign]
+        return handle
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "launch", third)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY)
+    assert steps == (3 if where == "launch" else 4)
+    assert_idle(llm)
+    assert tokens(llm.generate(PROMPTS, GREEDY)) == alone
+    assert_idle(llm)
+
+
 # --- numbers that break ---------------------------------------------------------------------------------------------
 
 POISON = 13  # a token whose embedding is not finite

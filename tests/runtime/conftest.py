@@ -145,6 +145,7 @@ class FakeDevice:
         assert 1 <= sizes["T"] <= self.max_tokens and sizes["B"] <= self.max_batch and 1 <= sizes["L"] <= sizes["T"]
         assert len(set(value["rows"])) == sizes["B"] and all(0 <= row < self.max_batch for row in value["rows"])
         assert value["q_starts"] == [0, *itertools.accumulate(value["q_lens"])][:-1] and min(value["q_lens"]) >= 1
+        assert all(-1 <= token < self.vocab for row in value["banned"] for token in row)
         expected_seqs = [seq for seq, length in enumerate(value["q_lens"]) for _ in range(length)]
         assert value["token_seqs"] == expected_seqs and len(value["tokens"]) == len(expected_seqs)
         self.most_tokens, self.num_fed = max(self.most_tokens, sizes["T"]), self.num_fed + sizes["T"]

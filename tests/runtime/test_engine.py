@@ -413,6 +413,13 @@ def test_end_tokens_are_held_back_until_min_tokens(serve, own):
                 assert got[place] != end and got == expected[: len(got)] and len(got) > count
 
 
+def test_an_end_token_that_the_model_does_not_have_is_not_held_back(serve):
+    params = SamplingParams(temperature=0, max_tokens=9, min_tokens=5)
+    served = serve(eos=[serve().vocab, 128001])
+    served.engine.add_request("a", [1, 2], params)
+    assert served.drain()["a"].outputs[0].token_ids == serve().expected([1, 2], params)
+
+
 def test_an_end_token_that_is_ignored_is_not_held_back(serve):
     plain = serve().expected([5, 6], GREEDY)
     served = serve(eos=[plain[2]])

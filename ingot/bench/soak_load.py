@@ -1,0 +1,172 @@
+"""What a soak asks of an engine: requests of all kinds at once, some of which are given up or refused, by seed."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ingot.bench.workload import Lengths, arrival_times, sharegpt_lengths
+from ingot.runtime.limits import Limits
+from ingot.runtime.sampling_params import SamplingParams
+
+# Shares of the requests. What is left of the lengths is like ShareGPT's; the other shares cut across them.
+NEAR_LIMIT, VERY_SHORT, REFUSED = 0.05, 0.05, 0.01
+CANCELLED, CANCELLED_EARLY, CANCELLED_TWICE = 0.10, 1 / 3, 1 / 3  # the last two are of those that are cancelled
+SHARED, SALTED, STREAMED, SEEDED, STOPPED = 0.4, 0.1, 0.5, 0.5, 0.3  # SALTED is of those that share a beginning
+_TRUNKS = 8  # beginnings that are shared
+_EARLY_STEPS = 2  # in which a request is queued, and a long prompt is still being fed
+_MOST_LEFT, _MOST_SHORT = 16, 3  # tokens that a prompt near the limit leaves, and those of a very short one
+_MOST_PROBE = 64  # tokens of a probe's output
+# Enough of them to stop some requests of random weights, whatever the vocabulary: a 64th of it, within bounds.
+_STOP_SHARE, _FEWEST_STOPS, _MOST_STOPS = 64, 4, 256
+
+SAMPLING: Sequence[Mapping[str, Any]] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.95},
+    {"temperature": 1.0, "top_k": 50},
+    {"temperature": 1.2, "min_p": 0.05},
+    {"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.3},
+    {"temperature": 1.0, "n": 2},
+    {"temperature": 1.0, "logprobs": 5},
+    {"temperature": 0.0, "prompt_logprobs": 3},
+)
+PRIORITIES = (-1, 0, 0, 0, 1)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Its caller goes away when so many steps have been launched since it came; `twice`: and then says so again."""
+
+    steps: int
+    twice: bool
+
+
+@dataclass(frozen=True)
+class SoakRequest:
+    """A request as `ingot.runtime.engine.EngineRequest` has it, and what is to become of it.
+
+    arrival   seconds from the beginning
+    cancel    None: it runs to its end
+    refused   it can never be served, and the engine is to say so
+    probe     the number of a probe, whose output is known; None for all others
+    """
+
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    arrival: float = 0.0
+    cache_salt: str | None = None
+    stream: bool = True
+    priority: int = 0
+    cancel: Cancel | None = None
+    refused: bool = False
+    probe: int | None = None
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        salt = {} if self.cache_salt is None else {"cache_salt": self.cache_salt}
+        return {"prompt_token_ids": list(self.tokens), **salt}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that prompts are made of, and what makes text of one; None: the model has no tokenizer."""
+
+    tokens: Sequence[int]
+    text: Callable[[int], str] | None = None
+
+
+def soak_requests(
+    count: int, rate: float, limits: Limits, vocabulary: Vocabulary, seed: int | str
+) -> list[SoakRequest]:
+    """`count` requests that arrive as a Poisson process, `rate` of them in a second."""
+    rng = random.Random(f"{seed} requests")
+    longest, tokens = limits.max_seq_len, vocabulary.tokens
+    trunks = [tuple(rng.choices(tokens, k=longest // 2)) for _ in range(_TRUNKS)]
+    alike = sharegpt_lengths(count, rng.getrandbits(32), longest)
+    times = arrival_times(count, rate, 1.0, rng.getrandbits(32))
+    return [
+        _request(rng, _lengths(rng, one, longest), time, limits, vocabulary, trunks)
+        for one, time in zip(alike, times, strict=True)
+    ]
+
+
+def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int | str) -> list[SoakRequest]:
+    """Greedy requests of mixed lengths, no two of which begin alike."""
+    rng = random.Random(f"{seed} probes")
+    output = min(_MOST_PROBE, limits.max_seq_len // 4)
+    params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
+    alike = sharegpt_lengths(count, rng.getrandbits(32), limits.max_seq_len - output)
+    return [
+        SoakRequest(tuple(rng.choices(tokens, k=one.prompt)), params, stream=index % 2 == 0, probe=index)
+        for index, one in enumerate(alike)
+    ]
+
+
+def spread_in(requests: Sequence[SoakRequest], probes: Sequence[SoakRequest], seconds: float) -> list[SoakRequest]:
+    """Requests with probes among them, evenly spread over so many seconds, by their arrivals."""
+    placed = [replace(one, arrival=(index + 0.5) * seconds / len(probes)) for index, one in enumerate(probes)]
+    return sorted([*requests, *placed], key=lambda one: one.arrival)
+
+
+def _request(
+    rng: random.Random,
+    lengths: Lengths,
+    arrival: float,
+    limits: Limits,
+    vocabulary: Vocabulary,
+    trunks: Sequence[tuple[int, ...]],
+) -> SoakRequest:
+    tokens = tuple(rng.choices(vocabulary.tokens, k=lengths.prompt))
+    salt = None
+    if rng.random() < SHARED:
+        shared = rng.choice(trunks)[: lengths.prompt - 1]
+        tokens = shared + tokens[len(shared) :]
+        salt = rng.choice(("a", "b")) if rng.random() < SALTED else None
+    if refused := rng.random() < REFUSED:
+        tokens = (*tokens, *[tokens[0]] * limits.max_seq_len) if rng.random() < 0.5 else (*tokens, limits.vocab_size)
+    return SoakRequest(
+        tokens,
+        _params(rng, lengths.output, vocabulary),
+        arrival,
+        cache_salt=salt,
+        stream=rng.random() < STREAMED,
+        priority=rng.choice(PRIORITIES),
+        cancel=_cancel(rng, lengths.output) if rng.random() < CANCELLED else None,
+        refused=refused,
+    )
+
+
+def _lengths(rng: random.Random, alike: Lengths, longest: int) -> Lengths:
+    match rng.random():
+        case drawn if drawn < NEAR_LIMIT:
+            # It asks for more than there is room for, and ends at the limit.
+            return Lengths(longest - rng.randint(1, _MOST_LEFT), 2 * _MOST_LEFT)
+        case drawn if drawn < NEAR_LIMIT + VERY_SHORT:
+            return Lengths(rng.randint(1, _MOST_SHORT), rng.randint(1, _MOST_SHORT))
+    return alike
+
+
+def _params(rng: random.Random, output: int, vocabulary: Vocabulary) -> SamplingParams:
+    seed = rng.getrandbits(32) if rng.random() < SEEDED else None
+    return SamplingParams(**rng.choice(SAMPLING), **_stops(rng, output, vocabulary), max_tokens=output, seed=seed)
+
+
+def _stops(rng: random.Random, output: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """None for most; else many tokens, a few that are held back at first, or a string."""
+    if rng.random() >= STOPPED:
+        return {"ignore_eos": True}
+    tokens = vocabulary.tokens
+    many = min(max(_FEWEST_STOPS, len(tokens) // _STOP_SHARE), _MOST_STOPS)
+    match rng.randrange(3):
+        case 0 if vocabulary.text is not None and (text := vocabulary.text(rng.choice(tokens))):
+            return {"stop": [text], "include_stop_str_in_output": rng.random() < 0.5}
+        case 1:
+            return {"stop_token_ids": rng.sample(tokens, _FEWEST_STOPS), "min_tokens": rng.randint(0, output)}
+    return {"stop_token_ids": rng.sample(tokens, many), "ignore_eos": True}
+
+
+def _cancel(rng: random.Random, output: int) -> Cancel:
+    early = rng.random() < CANCELLED_EARLY
+    steps = rng.randint(0, _EARLY_STEPS) if early else rng.randint(_EARLY_STEPS + 1, _EARLY_STEPS + 1 + output)
+    return Cancel(steps, twice=rng.random() < CANCELLED_TWICE)
