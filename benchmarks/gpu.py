@@ -143,6 +143,7 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
         result = Result.model_validate_json(json.dumps(answer))
         found.figures |= result.figures
         found.versions |= result.versions
+        found.missing |= result.missing
     except ChildError as error:
         found.missing[part] = str(error)
 

@@ -27,10 +27,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Figure(BaseModel):
-    """One number. `unit` is "s", "B", "B/s", "tokens/s", "requests/s" or "" for a ratio; `what` says in words what was
-    measured.
+    """One number. `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s" or "" for a ratio; `what` says
+    in words what was measured.
 
-    `values` are those of all tries, where `value` is the best of several and they were kept.
+    `values` are those of all tries, where `value` is made of several and they were kept.
     """
 
     model_config = _FROZEN
@@ -114,12 +114,15 @@ def report(
     *,
     packages: Sequence[str] = ("torch",),
     versions: Mapping[str, str] | None = None,
+    missing: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the figures, and write the result where --json says."""
+    """Print the figures and what is missing, and write the result where --json says."""
     print_figures(figures)
+    for name, reason in (missing or {}).items():
+        print(f"{name} was not measured: {reason}")
     if json is not None:
-        folder = json.parent
-        print(write_result(json.stem, settings, figures, packages=packages, versions=versions, folder=folder))
+        more = {"packages": packages, "versions": versions, "folder": json.parent, "missing": missing}
+        print(write_result(json.stem, settings, figures, **more))
 
 
 def revision() -> str:

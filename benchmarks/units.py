@@ -1,16 +1,17 @@
 """Numbers with their units, as a reader wants them: 0.00075 s is 0.75 ms."""
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_PREFIXED = ("s", "B", "B/s", "flop", "flop/s")
 _SECONDS_FROM = 1.0  # longer times are not counted in thousands of seconds
 
 
 def quantity(value: float, unit: str) -> str:
-    """Three significant digits; "s", "B" and "B/s" with a decimal prefix. Ratios and counts have no unit."""
+    """Three significant digits; those of _PREFIXED with a decimal prefix. Ratios and counts have no unit."""
     if unit == "tokens/s":
         return f"{value:,.0f} {unit}"
     if unit == "" and value.is_integer():
         return f"{value:,.0f}"  # a count
-    if unit not in ("s", "B", "B/s"):
+    if unit not in _PREFIXED:
         return _digits(value) + (f" {unit}" if unit else "")
     if value == 0 or (unit == "s" and abs(value) >= _SECONDS_FROM) or (unit != "s" and abs(value) < _PREFIXES[4][0]):
         return f"{_digits(value)} {unit}"

@@ -1,6 +1,9 @@
-"""The products of three decoders' steps, on the machine that the tables of tile sizes are for."""
+"""The products of decoders' steps, on the machine that the tables of tile sizes are for."""
 
 from dataclasses import dataclass, replace
+
+import benchmarks_path  # noqa: F401
+from random_checkpoint import SHAPES
 
 from ingot.backends.triton.lower.linear import padded_tokens
 from ingot.backends.triton.lower.linear_choice import known_tiles
@@ -24,6 +27,14 @@ class Decoder:
     ffn: int
     vocab: int
 
+    @staticmethod
+    def of(shape: str) -> "Decoder":
+        """Of a shape by its name in SHAPES."""
+        config = SHAPES[shape]
+        heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+        sizes = (config["hidden_size"], heads + 2 * kv_heads, heads, config["intermediate_size"], config["vocab_size"])
+        return Decoder(shape, config["num_hidden_layers"], *sizes)
+
     def parts(self, tokens: int) -> dict[str, LinearProblem]:
         """The products of a layer and of the head, in a step of so many tokens, by name."""
 
@@ -39,12 +50,7 @@ class Decoder:
         }
 
 
-# Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B, by their config.json.
-DECODERS = (
-    Decoder("8b", 32, 4096, 6144, 4096, 14336, 128256),
-    Decoder("1b", 16, 2048, 3072, 2048, 8192, 128256),
-    Decoder("0.6b", 28, 1024, 4096, 2048, 3072, 151936),
-)
+DECODERS = tuple(map(Decoder.of, ("8b", "1b", "qwen3-0.6b")))
 
 
 def best_known(problem: LinearProblem) -> AnyTiles:

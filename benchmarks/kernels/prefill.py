@@ -1,56 +1,51 @@
-"""Attention of steps of many tokens on this GPU: our kernel beside FlashInfer's, where it is installed.
+"""Attention of steps that feed prompts on this GPU, beside FlashInfer's where it is installed.
 
-    python benchmarks/kernels/prefill.py [--out prefill.json] [--seconds 60]
+    python benchmarks/kernels/prefill.py [--shape 8b] [--seconds 40] [--work FOLDER [--build]] [--json FILE]
 
 A step feeds chunks of prompts, and perhaps a token of other sequences beside them, through `paged_attention`, over
-pages in a random order. Every call is compiled as a model's is, in other processes, and compared with the reference
-first. The operations are those of the pairs that a query sees: a product with its keys and one with its values.
+pages in a random order. Our kernels are compiled as a model's are, into --work, where a later call finds them;
+FlashInfer is its own wrapper, whose plan is not timed. A CUDA graph of each holds a row of calls with random numbers of
+their own, four times what the last-level cache holds, or 32 calls; the graphs take turns. Results are poisoned, and the
+last one is compared with the reference. The operations are those of the pairs that a query sees: a product with its
+keys and one with its values.
 """
 
-import argparse
-import json
-import multiprocessing
-import os
+import math
 import tempfile
-import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import benchmarks_path  # noqa: F401
+import flashinfer_peer
 import torch
+from copy_bandwidth import copy_bandwidth
+from device_times import Recorded, check, product_rate, take_turns, this_machine
+from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
+from prefill_builds import DTYPE, PAGE, Heads, Run, build_all, load_all
+from random_checkpoint import SHAPES
+from results import report
 
-from ingot.backends.flashinfer import load as flashinfer
-from ingot.backends.flashinfer.emit import FlashInfer
-from ingot.backends.triton import load as triton
-from ingot.backends.triton.emit import Triton
-from ingot.ir import build
-from ingot.ir.backend import No
+from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune.device import captured
 from ingot.ir.ops import paged_attention
-from ingot.ir.plan import BucketClass, Executable
-from ingot.ir.program import Program, Stage, StateSpec
-from ingot.ir.target import Target
-from ingot.ir.types import Dim, TensorType
-from ingot.passes.call_bodies import call_body
 
-DTYPE = torch.bfloat16
-PAGE = 16
-LIMIT = 8192
-BUCKET = BucketClass(name="extend", tokens=(65, LIMIT))
-PROVIDERS: dict[str, Callable[[], Triton | FlashInfer]] = {
-    "triton": Triton,
-    "fa2": lambda: FlashInfer("fa2"),
-    "fa3": lambda: FlashInfer("fa3"),
+CACHES = 4  # times the last-level cache that all calls of a graph read
+CALLS = (2, 32)  # of a graph, at least and at most
+CHECKED = 256  # of a sequence's tokens, the last ones, which see all of its pages
+# (tokens fed, positions cached before) of each sequence.
+STEPS: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "1 x 128": ((128, 0),),
+    "128 after 2000": ((128, 2000),),
+    "1 x 1000": ((1000, 0),),
+    "1 x 4000": ((4000, 0),),
+    "1 x 8192": ((8192, 0),),
+    "2048 after 30000": ((2048, 30000),),
+    "8 x 1000": ((1000, 0),) * 8,
+    "2048, 32 decode after 2000": ((2048, 0), *((1, 2000),) * 32),
+    "4 x 448, 256 decode after 600": (*((448, 0),) * 4, *((1, 600),) * 256),
 }
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The heads of a layer."""
-
-    q: int
-    kv: int
-    dim: int
 
 
 @dataclass(frozen=True)
@@ -62,155 +57,115 @@ class Case:
     sequences: tuple[tuple[int, int], ...]
 
     @property
-    def flops(self) -> int:
+    def fed(self) -> list[int]:
+        return [fed for fed, _ in self.sequences]
+
+    @property
+    def contexts(self) -> list[int]:
+        return [fed + before for fed, before in self.sequences]
+
+    @property
+    def call(self) -> Call:
+        """A query sees what was cached before, and of what is fed with it those in front and itself; each pair is two
+        products of `dim` elements. Read are q and each cached position once, written is a result as large as q."""
         pairs = sum(fed * before + fed * (fed + 1) // 2 for fed, before in self.sequences)
-        return 4 * pairs * self.heads.q * self.heads.dim
-
-
-# The layers of Llama-3.2-1B and Llama-3.1-8B, by their config.json.
-MODELS = {"1b": Heads(32, 8, 64), "8b": Heads(32, 8, 128)}
-STEPS = {
-    "1 x 128": ((128, 0),),
-    "128 after 2000": ((128, 2000),),
-    "1 x 1000": ((1000, 0),),
-    "1 x 4000": ((4000, 0),),
-    "1 x 8192": ((8192, 0),),
-    "2048 after 30000": ((2048, 30000),),
-    "8 x 1000": ((1000, 0),) * 8,
-    "2048, 32 decode after 2000": ((2048, 0), *((1, 2000),) * 32),
-}
-CASES = tuple(
-    Case(f"{model}: {name}", heads, steps) for model, heads in MODELS.items() for name, steps in STEPS.items()
-)
-
-
-def emit(heads: Heads, provider: str, folder: Path) -> Executable | str:
-    """Compile the call for these heads, as the driver does; or why there is none."""
-    program = Program("main", Stage.LOWERED, {name: Dim(name, 1, LIMIT) for name in "TBP"}, bucket=BUCKET)
-    ints = TensorType(torch.int32, ("B",))
-    kv_type = TensorType(DTYPE, ("pages", 2, PAGE, heads.kv, heads.dim))
-    q = program.add_input("q", TensorType(DTYPE, ("T", heads.q, heads.dim)))
-    kv = program.add_state("kv", StateSpec("paged_kv", "full", "token", kv_type))
-    table = program.add_input("page_table", TensorType(torch.int32, ("B", "P")))
-    lens = [program.add_input(name, ints) for name in ("q_starts", "q_lens", "kv_lens")]
-    options = {"scale": heads.dim**-0.5}
-    node = build.call(program, paged_attention.overload, [q, kv, table, *lens], options)
-    body, target, made = call_body(program, node, "call"), Target.detect("cuda"), PROVIDERS[provider]()
-    claim = made.claim([next(iter(body.calls()))], target, BUCKET)
-    if isinstance(claim, No):
-        return claim.reason
-    folder.mkdir()
-    return made.emit(body, folder.name, target, folder)
+        elements = 2 * sum(self.fed) * self.heads.q + 2 * sum(self.contexts) * self.heads.kv
+        flop = 4 * pairs * self.heads.q * self.heads.dim
+        return Call(slug(self.name), self.name, elements * self.heads.dim * DTYPE.itemsize, flop)
 
 
 class Step:
     """The tensors of a case."""
 
-    def __init__(self, case: Case) -> None:
-        g = torch.Generator("cuda").manual_seed(1)
-        heads, needed = case.heads, [-(-(fed + before) // PAGE) for fed, before in case.sequences]
+    def __init__(self, case: Case, generator: torch.Generator) -> None:
+        heads, needed = case.heads, [-(-context // PAGE) for context in case.contexts]
 
         def randn(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=g, device="cuda", dtype=DTYPE)
+            return torch.randn(*shape, generator=generator, device=generator.device, dtype=DTYPE)
 
         def ints(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32, device="cuda")
+            return torch.tensor(values, dtype=torch.int32, device=generator.device)
 
-        fed = [count for count, _ in case.sequences]
-        self.q, self.kv = randn(sum(fed), heads.q, heads.dim), randn(sum(needed), 2, PAGE, heads.kv, heads.dim)
-        order = torch.randperm(sum(needed), generator=g, device="cuda").int()
-        self.table = torch.zeros(len(fed), max(needed), dtype=torch.int32, device="cuda")
-        for row, own in zip(self.table, order.split(needed), strict=True):
-            row[: len(own)] = own
-        self.lens = ints([sum(fed[:b]) for b in range(len(fed))]), ints(fed), ints([sum(one) for one in case.sequences])
+        self.case = case
+        self.q, self.kv = randn(sum(case.fed), heads.q, heads.dim), randn(sum(needed), 2, PAGE, heads.kv, heads.dim)
+        order = torch.randperm(sum(needed), generator=generator, device=generator.device).int()
+        self.table = torch.nn.utils.rnn.pad_sequence(list(order.split(needed)), batch_first=True)
+        starts = [sum(case.fed[:place]) for place in range(len(case.fed))]
+        self.lens = ints(starts), ints(case.fed), ints(case.contexts)
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
         return self.q, self.kv, self.table, *self.lens
 
-    def error(self, found: torch.Tensor, scale: float) -> float:
-        """How far a result is from the reference, in parts of it, over the last 256 tokens of each sequence."""
-        places = [
-            place
-            for start, count in zip(self.lens[0].tolist(), self.lens[1].tolist(), strict=True)
-            for place in range(start + max(0, count - 256), start + count)
-        ]
-        count = self.lens[1].clamp(max=256)
+    @property
+    def checked(self) -> list[int]:
+        """Places of the tokens whose results are compared."""
+        ends = zip(self.lens[0].tolist(), self.case.fed, strict=True)
+        return [place for start, fed in ends for place in range(start + max(0, fed - CHECKED), start + fed)]
+
+    @property
+    def expected(self) -> torch.Tensor:
+        """Of those, by the reference in float32."""
+        count = self.lens[1].clamp(max=CHECKED)
         starts = (count.cumsum(0) - count).int()
-        args = (self.q[places].float(), self.kv.float(), self.table, starts, count, self.lens[2])
-        expected = paged_attention.reference(*args, scale=scale)
-        return float((found[places].float() - expected).norm() / expected.norm())
+        args = (self.q[self.checked].float(), self.kv.float(), self.table, starts, count, self.lens[2])
+        result: torch.Tensor = paged_attention.reference(*args, scale=self.case.heads.dim**-0.5)
+        return result
 
 
-def seconds(work: Callable[[], object], least: float = 0.02, rows: int = 12) -> float:
-    """Seconds of one call among many in a row: the least of some rows of at least so many seconds, since others may
-    use the GPU in between."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+def ours(run: Run, steps: list[Step]) -> Recorded:
+    """Raises RuntimeError for wrong results."""
+    run(*steps[-1].inputs)  # sets up what a first call does, outside of the recording
+    results: list[torch.Tensor] = []
+    graph = captured(partial(lambda step: results.append(run(*step.inputs)[0]), step) for step in steps)
+    return check(Recorded(graph, len(steps), (run, steps, results)), results[-1], steps[-1].expected, steps[-1].checked)
 
-    def row(count: int) -> float:
-        begin.record()
-        for _ in range(count):
-            work()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e-3 / count
 
-    count = max(3, int(least / row(3)))
-    return min(row(count) for _ in range(rows))
+def flashinfers(steps: list[Step]) -> Recorded:
+    """Raises RuntimeError for wrong results."""
+    scratch, case = flashinfer_peer.workspace(steps[0].q.device), steps[0].case
+    made = [
+        flashinfer_peer.prefill_call(scratch, step.q, step.kv, step.table, case.fed, case.contexts) for step in steps
+    ]
+    made[-1][0]()
+    recorded = Recorded(captured(launch for launch, _ in made), len(made), (scratch, steps, made))
+    return check(recorded, made[-1][1], steps[-1].expected, steps[-1].checked)
+
+
+def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict[str, list[float]]:
+    """Seconds of a call in each round, by provider. Raises RuntimeError for wrong results."""
+    generator = torch.Generator(device.DEVICE).manual_seed(1)
+    least, most = CALLS
+    count = max(least, min(most, math.ceil(CACHES * cache / case.call.bytes)))
+    steps = [Step(case, generator) for _ in range(count)]
+    recorded = {provider: ours(run, steps) for provider, run in runs.items()}
+    return take_turns({**recorded, **({"flashinfer": flashinfers(steps)} if peer else {})})
+
+
+def cases(heads: Heads) -> Iterator[Case]:
+    return (Case(name, heads, sequences) for name, sequences in STEPS.items())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("prefill.json"))
-    parser.add_argument("--seconds", type=float, default=60.0, help="after which no case is begun")
+    parser = kernel_parser(__doc__ or "", 40.0)
+    parser.add_argument("--work", type=Path, help="folder for what is compiled; by default one that goes at the end")
+    parser.add_argument("--build", action="store_true", help="compile, and measure nothing")
     options = parser.parse_args()
-    rows = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool,
-    ):
-        begin = time.monotonic()
-        wanted = [(model, provider) for provider in reversed(PROVIDERS) for model in MODELS]  # the longest first
-        made = {
-            (model, provider): pool.submit(emit, MODELS[model], provider, Path(folder, f"{model}-{provider}"))
-            for model, provider in wanted
-        }
-        runs = {}
-        for (model, provider), future in made.items():
-            executable = future.result()
-            if isinstance(executable, str):
-                print(f"{model} {provider}: {executable}")
-                continue
-            load = triton.load if provider == "triton" else flashinfer.load
-            runs[model, provider] = load(executable, Path(folder, executable.id))
-        print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
-        deadline = time.monotonic() + options.seconds
-        for case in CASES:
-            if time.monotonic() > deadline:
-                break
-            step = Step(case)
-            for provider in PROVIDERS:
-                run = runs.get((case.name.partition(":")[0], provider))
-                if run is None:
-                    continue
-                error = step.error(run(*step.inputs)[0], case.heads.dim**-0.5)
-                found = seconds(lambda run=run, step=step: run(*step.inputs))
-                rows.append(
-                    {
-                        "case": case.name,
-                        "what": provider,
-                        "us": found * 1e6,
-                        "flops": case.flops / found,
-                        "error": error,
-                    }
-                )
-                print(
-                    f"{case.name:32} {provider:8} {found * 1e6:10.1f} us {case.flops / found / 1e12:6.0f} TFLOP/s"
-                    f"  error {error:.1e}",
-                    flush=True,
-                )
-    document = {"device": torch.cuda.get_device_properties(0).name, "measured": rows}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    heads, machine = Heads.of(SHAPES[options.shape]), this_machine()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.work or Path(temporary)) / options.shape
+        build_all(heads, machine.sm, folder)
+        if options.build:
+            return
+        runs, refusals = load_all(machine.sm, folder)
+        peak = Peak(copy_bandwidth("cuda"), product_rate())
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        peer = flashinfer_peer.installed()
+        work = ((case.call, partial(measure, case, runs, peer, cache)) for case in cases(heads))
+        chosen = next(iter(runs))  # what a compiled model takes
+        figures, missing = measure_figures("prefill", work, peak, options.seconds, ours=chosen, peer="flashinfer")
+    missing |= {f"prefill.{provider}": reason for provider, reason in refusals.items()}
+    report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tile sizes of the kernels of linear, tried on this GPU: how near to the memory's bandwidth each comes.
+"""Tile sizes of the kernels of linear, tried on this GPU: a tool, whose document is no result.
 
     python benchmarks/kernels/tune_linear.py [--out tune_linear.json] [--seconds 120] [--tokens 1,32,8,64]
 
@@ -8,7 +8,8 @@ weights that lie far apart in 3 GB, so that no cache holds any. Bytes are those 
 copy in the same run, read and write together. Kernels are compiled in other processes, ahead of the measurements. At
 the end whole stacks of layers run, with a pause in place of attention, and each product in turn takes those of its best
 sizes that serve the stack best: there a kernel also has to leave room for the next one, which loads its first weights
-meanwhile.
+meanwhile. The best are printed, for the tables of lower/linear_tiles.py; how fast the kernels are with the sizes of the
+tables is what linear.py measures.
 """
 
 import argparse

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 # Colours that people with any kind of colour vision tell apart (Okabe and Ito, "Color Universal Design", 2008).
-_COLOURS = ("#0072b2", "#e69f00", "#999999", "#009e73")
+_COLOURS = ("#0072b2", "#e69f00", "#999999", "#009e73", "#cc79a7")
 _BAR, _GAP, _GROUP = 22, 4, 18  # heights in pixels: a bar, the space below it, the space below a group
 _LABEL, _WIDTH, _VALUE = 190, 720, 80  # widths in pixels: of the names, of the whole, of the numbers behind bars
 _FONT = "font-family='system-ui, sans-serif' font-size='13'"

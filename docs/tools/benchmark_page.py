@@ -7,7 +7,9 @@ from pathlib import Path
 
 from bars import bars
 from cold_start import PHASES
+from kernel_page import kernel_section
 from markdown_table import table
+from natural_order import natural_order as _ordered
 from results import RESULTS, Figure, Result, read_result
 from units import quantity
 
@@ -41,16 +43,19 @@ def benchmark_page() -> tuple[str, Plots]:
 
 
 def page(results: Sequence[Result]) -> tuple[str, Plots]:
-    """The page of these results, those of GPUs first."""
+    """The page of these results, those of GPUs first, and their kernels next."""
     plots: dict[str, str] = {}
     lines = [HEAD]
-    for result in sorted(results, key=lambda one: (not _of_gpu(one), one.name)):
-        lines += [*(_gpu(result, plots) if _of_gpu(result) else _plain(result, plots)), ""]
+    for result in sorted(results, key=lambda one: (_kind(one), one.name)):
+        show = (_gpu, _kernels, _plain)[_kind(result)]
+        lines += [*show(result, plots), ""]
     return "\n".join(lines), plots
 
 
-def _of_gpu(result: Result) -> bool:
-    return result.name.startswith("gpu_")
+def _kind(result: Result) -> int:
+    """By the benchmark that made it: gpu.py, gpu_kernels.py, or another."""
+    beginnings = ("gpu_", "kernels_")
+    return next((kind for kind, name in enumerate(beginnings) if result.name.startswith(name)), len(beginnings))
 
 
 def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
@@ -75,9 +80,20 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     )
     yield from _only_ours("serving", figures, [name for name in ("decode_idle",) if name in figures])
     yield from _only_ours("compile-model", figures, [name for name in _COMPILES if name in figures])
+    yield from _missing(result)
+    yield _provenance(result)
+
+
+def _kernels(result: Result, plots: dict[str, str]) -> Iterator[str]:
+    yield f"## Kernels of {_SHAPES[str(result.settings['shape'])]} on {_device(result)}\n"
+    yield from kernel_section(result, plots)
+    yield from _missing(result)
+    yield _provenance(result)
+
+
+def _missing(result: Result) -> Iterator[str]:
     for part, reason in result.missing.items():
         yield f"Not measured: {part.replace('_', ' ')}. {reason}\n"
-    yield _provenance(result)
 
 
 _WAITS = ("ttft", "ttft_p99", "tpot", "tpot_p99")
@@ -199,12 +215,3 @@ def _sequences(count: str) -> str:
 
 def _shown(figure: Figure) -> str:
     return quantity(figure.value, figure.unit)
-
-
-def _ordered(figures: Mapping[str, Figure]) -> list[str]:
-    """By name, with numbers in their order: batch 4 before batch 32."""
-
-    def key(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-    return sorted(figures, key=key)

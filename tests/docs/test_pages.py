@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 @pytest.fixture(scope="module")
 def tools() -> Iterator[None]:
     """The modules of docs/tools, importable, and those of benchmarks/, which they read results with."""
-    folders = (DOCS / "tools", ROOT / "benchmarks")
+    folders = (DOCS / "tools", ROOT / "benchmarks", ROOT / "benchmarks" / "kernels")
     with pytest.MonkeyPatch.context() as patch:
         for folder in folders:
             patch.syspath_prepend(folder)
@@ -106,6 +106,52 @@ def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
     (plot,) = plots.values()
     assert plot.index(">4 sequences<") < plot.index(">32 sequences<")
     assert all(f">{label}<" in plot for label in ("Ingot", "vLLM", "750 µs", "1.50 ms"))  # 750: a copy of 3 GB
+
+
+def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
+    import benchmark_page
+    from kernel_figures import Call, Peak, call_figures
+    from results import Machine, Result
+
+    peak = Peak(copy=4e12, rate=8e14)
+    figures = Peak(copy=4e12).figures("attention") | peak.figures("linear")
+    read, product = Call("8_x_16k", "8 x 16k", 4 * 10**8), Call("qkv_512_tokens", "qkv, 512 tokens", 10**6, 8 * 10**10)
+    alone = Call("1_x_2k", "1 x 2k", 8 * 10**6)
+    both = {"triton": [2e-4], "flashinfer": [3e-4]}
+    figures |= call_figures("attention", read, both, peak, ours="triton", peer="flashinfer")
+    figures |= call_figures("attention", alone, {"triton": [4e-6]}, peak, ours="triton", peer="flashinfer")
+    figures |= call_figures("linear", product, {"cublas": [2e-4]}, peak)
+    figures |= peak.figures("step")
+    for rows, took in (("1 row", 3e-6), ("32 rows", 2e-5)):
+        call = Call(f"sample_{rows[:2].strip()}", f"sample, greedy, {rows}", 10**4 if rows == "1 row" else 4 * 10**7)
+        figures |= call_figures("step", call, {"triton": [took]}, peak)
+    machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
+    found = Result(
+        name="kernels_8b",
+        revision="0" * 40,
+        date="2026-01-02",
+        machine=machine,
+        versions={},
+        settings={"shape": "8b"},
+        figures=figures,
+        missing={"linear.o_8_tokens": "the result is wrong by 0.5"},
+    )
+    text, plots = benchmark_page.page([found])
+    assert "## Kernels of Llama 3.1 8B on G\n" in text and "G, driver 580; P, 16 cores" in text
+    assert "|  | bytes | Ingot, Triton | FlashInfer | Ingot, Triton, faster than FlashInfer by |" in text
+    shares = "200 µs, 50.0% of the copy | 300 µs, 33.3% of the copy | 1.50 ×"
+    assert f"| 8 x 16k | 400 MB | {shares} |" in text
+    assert "| 1 x 2k | 8.00 MB | 4.00 µs, 50.0% of the copy | – | – |" in text
+    assert "| qkv, 512 tokens | 1.00 MB | 80.0 Gflop | 200 µs, 50.0% of the rate |" in text
+    assert "The copy reads and writes 4.00 TB/s.\n" in text
+    assert "The copy reads and writes 4.00 TB/s; the large product comes to 800 Tflop/s." in text
+    assert "Not measured: linear.o 8 tokens. the result is wrong by 0.5" in text
+    assert "|  | 1 row | 32 rows |" in text and "| sample, greedy | 3.00 µs | 20.0 µs, 50.0% of the copy |" in text
+    assert "### Attention of steps that feed prompts" not in text and plots.keys() == {
+        "benchmarks/kernels_8b_attention.svg"
+    }
+    (plot,) = plots.values()
+    assert all(f">{label}<" in plot for label in ("8 x 16k", "FlashInfer", "300 µs", "a copy of its bytes", "100 µs"))
 
 
 # One group: the pages share the process that runs their commands.

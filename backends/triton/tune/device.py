@@ -67,10 +67,11 @@ def _options(launch: KernelLaunch) -> dict[str, Any]:
 
 @dataclass
 class Launcher:
-    """A schedule with its buffers for a step of these sizes, to be launched on any inputs of its types."""
+    """A schedule with its buffers for a step of these sizes, to be launched on any inputs of its types. `result` is
+    None for a call that writes states alone."""
 
     schedule: Schedule
-    result: Value
+    result: Value | None
     sizes: Mapping[str, int]
     buffers: dict[str, torch.Tensor] = field(init=False)
 
@@ -84,6 +85,7 @@ class Launcher:
 
     @property
     def output(self) -> torch.Tensor:
+        assert self.result is not None
         return self.buffers[str(self.result.buffer)]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -123,10 +125,22 @@ class Pool:
         return self._memory
 
 
-def graph_seconds(launches: Iterable[Callable[[], None]]) -> float:
-    """The time of a CUDA graph of the launches."""
+def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raises RuntimeError where a result is not what the reference says in float32; bf16 rounds by 2e-3."""
+    error = float((found.float() - expected).norm() / expected.norm())
+    if not error < 1e-2:
+        raise RuntimeError(f"the result is wrong by {error}")
+
+
+def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of the launches, one behind the other."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
-    return median_seconds(graph.replay, ROUNDS)
+    return graph
+
+
+def graph_seconds(launches: Iterable[Callable[[], object]]) -> float:
+    """The time of a CUDA graph of the launches."""
+    return median_seconds(captured(launches).replay, ROUNDS)

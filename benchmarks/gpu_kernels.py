@@ -1,0 +1,90 @@
+"""What the kernels of one shape take on this machine's GPU, in one call and one result: FOLDER/kernels_SHAPE.json.
+
+    python benchmarks/gpu_kernels.py --shape 8b --out FOLDER [--skip step] [--seconds 30]
+
+linear      products, beside cuBLAS                                         kernels/linear.py
+step        the small kernels of a step                                     kernels/step.py
+attention   of decode steps, beside FlashInfer's where it is installed      kernels/attention.py
+prefill     attention of prompts, beside FlashInfer's                       kernels/prefill.py
+
+What nvcc compiles for the last part takes a minute, and is compiled beside the first ones. Each part measures for
+--seconds at most; what it had no time for, what came out wrong, and parts that fail are written down as missing. The
+result is written after each part.
+"""
+
+import argparse
+import re
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gpu import PACKAGES, Found, run
+from random_checkpoint import SHAPES
+from results import revision, write_result
+
+from ingot.bench.children import ChildError, Ended, run_command
+from ingot.bench.machine import installed
+
+KERNELS = Path(__file__).parent / "kernels"
+PARTS = ("linear", "step", "attention", "prefill")
+_BESIDE = 240.0  # seconds that a part may take for starting and compiling
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result")
+    parser.add_argument("--skip", default="", help="parts to leave out, separated by commas")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, for each part")
+    options = parser.parse_args()
+    skipped = set(filter(None, options.skip.split(",")))
+    if (unknown := skipped - set(PARTS)) or skipped == set(PARTS):
+        sys.exit(f"--skip {options.skip}: choose from {', '.join(PARTS)}" + (", not all of them" * (not unknown)))
+    revision()  # or the call would be for nothing
+    found = Found()
+    with TemporaryDirectory(prefix="ingot-kernels-") as work, ThreadPoolExecutor(1) as beside:
+        building = beside.submit(build, options.shape, work) if "prefill" not in skipped else None
+        for part in PARTS:
+            if part not in skipped:
+                measure(part, options, work, building, found)
+                print(f"== {part}: {found.missing.get(part, 'done')}", flush=True)
+                path = write(options, found)
+    print(path)
+
+
+def build(shape: str, work: str) -> Ended:
+    """Compile what prefill.py measures. Raises ChildError."""
+    script: list[str | Path] = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
+    return run_command(script, timeout=_BESIDE)
+
+
+def measure(part: str, options: argparse.Namespace, work: str, building: "Future[Ended] | None", found: Found) -> None:
+    """Run a part, and add what it found, or why it found nothing."""
+    command = [KERNELS / f"{part}.py", "--shape", options.shape, "--seconds", str(options.seconds)]
+    if part == "prefill" and building is not None:
+        command += ["--work", work]
+        try:
+            building.result()
+        except ChildError as error:
+            found.missing[part] = f"its kernels were not compiled: {error}"
+            return
+    run(part, command, found, options.seconds + _BESIDE)
+
+
+def write(options: argparse.Namespace, found: Found) -> Path:
+    """The result of the parts so far."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    return write_result(
+        "kernels_" + re.sub(r"\W", "_", options.shape),
+        {"shape": options.shape},
+        found.figures,
+        packages=(),
+        versions={**installed(PACKAGES), **found.versions},
+        folder=options.out,
+        missing=found.missing,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a kernel took, as figures: beside the least that its bytes and operations take on this GPU, and beside a peer.
+
+A figure is named PART.CALL.PROVIDER. Its value is the median of rounds in which all providers took turns.
+"""
+
+import argparse
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import benchmarks_path  # noqa: F401
+from random_checkpoint import SHAPES
+from results import Figure, add_json_option
+
+Times = Mapping[str, Sequence[float]]  # seconds of each round, by provider
+PACKAGES = ("torch", "triton", "flashinfer-python")  # whose versions bear on the figures, where they are installed
+# What computes a call, in words: providers of ours, and peers.
+PROVIDERS: Mapping[str, str] = {
+    "triton": "Ingot, Triton",
+    "fa2": "Ingot, FlashAttention-2",
+    "fa3": "Ingot, FlashAttention-3",
+    "cublas": "cuBLAS",
+    "flashinfer": "FlashInfer",
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What simple programs get of this GPU: `copy` in bytes a second, read and written together; `rate` in operations
+    a second, None where no call needs it."""
+
+    copy: float
+    rate: float | None = None
+
+    def figures(self, part: str) -> dict[str, Figure]:
+        copy = Figure(value=self.copy, unit="B/s", what="a plain copy, read and written, the best")
+        found = {f"{part}.copy": copy}
+        if self.rate is not None:
+            what = "a large product of random bfloat16 matrices by cuBLAS, the best"
+            found[f"{part}.rate"] = Figure(value=self.rate, unit="flop/s", what=what)
+        return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call by name and in words, with the bytes that have to come from memory and the operations of its products."""
+
+    name: str
+    what: str
+    bytes: int
+    flop: int = 0
+
+    def least(self, peak: Peak) -> tuple[float, str]:
+        """Seconds that it takes at the least, and what of: "of_copy" or "of_rate"."""
+        by_copy, by_rate = self.bytes / peak.copy, self.flop / peak.rate if peak.rate else 0.0
+        return (by_copy, "of_copy") if by_copy >= by_rate else (by_rate, "of_rate")
+
+
+def call_figures(
+    part: str,
+    call: Call,
+    times: Times,
+    peak: Peak,
+    *,
+    ours: str | None = None,
+    peer: str | None = None,
+) -> dict[str, Figure]:
+    """Of the seconds of each round by provider. `faster` is the peer's time over ours, where both were measured; with
+    it stand the ratios of the single rounds."""
+    name = f"{part}.{call.name}"
+    least, share = call.least(peak)
+    found = {f"{name}.bytes": Figure(value=call.bytes, unit="B", what=f"{call.what}: bytes from memory")}
+    if call.flop:
+        found[f"{name}.flop"] = Figure(value=call.flop, unit="flop", what=f"{call.what}: operations of its products")
+    medians = {provider: statistics.median(seconds) for provider, seconds in times.items()}
+    words = {"of_copy": "of the copy's bandwidth", "of_rate": "of the large product's rate"}[share]
+    for provider, took in medians.items():
+        who = f"{call.what}: {PROVIDERS[provider]}"
+        found[f"{name}.{provider}"] = Figure(value=took, unit="s", what=f"{who}, the median")
+        found[f"{name}.{provider}.{share}"] = Figure(value=least / took, unit="", what=f"{who}, {words}")
+    if ours in medians and peer in medians:
+        what = f"{call.what}: {PROVIDERS[ours]}, faster than {PROVIDERS[peer]} by"
+        rounds = tuple(round(other / own, 4) for own, other in zip(times[ours], times[peer], strict=True))
+        found[f"{name}.faster"] = Figure(value=medians[peer] / medians[ours], unit="", what=what, values=rounds)
+    return found
+
+
+def measure_figures(
+    part: str,
+    work: Iterable[tuple[Call, Callable[[], Times]]],
+    peak: Peak,
+    seconds: float,
+    *,
+    ours: str | None = None,
+    peer: str | None = None,
+) -> tuple[dict[str, Figure], dict[str, str]]:
+    """The figures of calls that are measured one after the other, and of those that are missing the reason: after
+    `seconds` no call is begun, and one whose work raises a RuntimeError gives no figure."""
+    figures, missing = peak.figures(part), {}
+    deadline = time.monotonic() + seconds
+    for call, measure in work:
+        try:
+            if time.monotonic() > deadline:
+                raise RuntimeError("no time was left for it")
+            times = measure()
+        except RuntimeError as error:
+            missing[f"{part}.{call.name}"] = str(error)
+            continue
+        _print_times(call, times, peak)
+        figures |= call_figures(part, call, times, peak, ours=ours, peer=peer)
+    return figures, missing
+
+
+def slug(text: str) -> str:
+    """Words as part of a name: "1 x 64k, 31 x 2k" is 1_x_64k_31_x_2k."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
+    """With the options that all scripts of kernels have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--seconds", type=float, default=seconds, help="after which no call is begun")
+    add_json_option(parser)
+    return parser
+
+
+def _print_times(call: Call, times: Times, peak: Peak) -> None:
+    """A line for each provider."""
+    least, share = call.least(peak)
+    for provider, seconds in times.items():
+        took = statistics.median(seconds)
+        words = share.removeprefix("of_")
+        print(
+            f"{call.what:36} {PROVIDERS[provider]:24} {took * 1e6:9.2f} us {least / took:6.1%} of {words}", flush=True
+        )

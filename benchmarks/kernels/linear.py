@@ -1,0 +1,116 @@
+"""The products of a decoder on this GPU, by the tokens of a step.
+
+    python benchmarks/kernels/linear.py [--shape 8b] [--seconds 40] [--json FILE]
+
+Of steps of up to 64 tokens our kernels compute a product with the norm, gate or residual that a region has around it,
+with the tile sizes that the lowering takes by itself; beside them stands cuBLAS, with the product alone. Larger steps
+are cuBLAS's with us too. A CUDA graph of each holds a row of calls over weights of random numbers, different ones for
+each call, two GB of them or 128 calls; the graphs take turns. Results are poisoned, and the last one is compared with
+the reference. Bytes are those of the weight: x and the result stay in the cache between the kernels of a step.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import wait
+from dataclasses import dataclass
+from functools import partial
+
+import benchmarks_path  # noqa: F401
+import torch
+from copy_bandwidth import copy_bandwidth
+from device_times import Recorded, check, product_rate, take_turns, this_machine
+from kernel_figures import PACKAGES, Call, Peak, kernel_parser, measure_figures, slug
+from linear_products import Decoder
+from results import report
+
+from ingot.backends.triton.lower.linear_choice import known_tiles
+from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.tune import device
+from ingot.backends.triton.tune.device import Machine, Pool, captured
+from ingot.backends.triton.tune.linear import MOST_LAUNCHES, STEPS, TRAFFIC, Bench, compile_all, expected, launcher
+from ingot.backends.triton.tune.linear_candidates import AnyTiles
+from ingot.backends.triton.tune.search import compilers
+from ingot.ir.types import DTYPES
+
+MANY = (512, 2048)  # tokens of steps that feed prompts
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of a step of so many tokens. `problem` is what a region of ours computes, None where there is none."""
+
+    part: str
+    tokens: int
+    bare: LinearProblem
+    problem: LinearProblem | None
+
+    @property
+    def call(self) -> Call:
+        """Each result is a sum of `depth` products: so many additions, too."""
+        what = f"{self.part}, {self.tokens} token{'s' * (self.tokens > 1)}"
+        return Call(slug(what), what, self.bare.bytes, 2 * self.tokens * self.bare.columns * self.bare.depth)
+
+
+def cases(decoder: Decoder) -> Iterator[Case]:
+    for tokens in (*STEPS.values(), *MANY):
+        for part, problem in decoder.parts(min(tokens, max(STEPS))).items():
+            bare = LinearProblem(problem.rows, problem.depth, problem.tokens, problem.dtype, problem.dtype)
+            if tokens not in MANY:
+                yield Case(part, tokens, bare, problem)
+            elif part != "head":  # which gets the last token of each prompt
+                yield Case(part, tokens, bare, None)
+
+
+def tiles_of(machine: Machine, problem: LinearProblem) -> AnyTiles:
+    """What the lowering takes by itself."""
+    return known_tiles(problem.product(), problem.tokens, machine.sm)[0]
+
+
+def ours(machine: Machine, bench: Bench, problem: LinearProblem) -> Recorded:
+    """Raises RuntimeError for wrong results."""
+    call = launcher(machine, problem, tiles_of(machine, problem))
+    inputs = [bench.inputs(problem) for _ in range(calls_of(problem))]
+    call(inputs[-1])  # compiles what was not compiled ahead
+    found = Recorded(captured(partial(call, given) for given in inputs), len(inputs), (call, inputs))
+    return check(found, call.output, expected(problem, inputs[-1], problem.columns))
+
+
+def cublas(bench: Bench, case: Case) -> Recorded:
+    """Raises RuntimeError for wrong results."""
+    x = torch.randn(case.tokens, case.bare.depth, generator=bench.pool.generator, device=device.DEVICE)
+    x = x.to(DTYPES[case.bare.dtype])
+    out = x.new_empty(case.tokens, case.bare.columns)
+    weights = [bench.weight(case.bare) for _ in range(calls_of(case.bare))]
+    launches = [partial(torch.mm, x, weight.T, out=out) for weight in weights]
+    launches[-1]()  # sets cuBLAS up, outside of the recording
+    return check(Recorded(captured(launches), len(launches), (x, out)), out, x.float() @ weights[-1].float().T)
+
+
+def calls_of(problem: LinearProblem) -> int:
+    """In a graph."""
+    return min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
+
+
+def measure(machine: Machine, bench: Bench, case: Case) -> dict[str, list[float]]:
+    """Seconds of a call in each round, by provider. Raises RuntimeError for wrong results."""
+    own = {"triton": ours(machine, bench, case.problem)} if case.problem is not None else {}
+    return take_turns({**own, "cublas": cublas(bench, case)})
+
+
+def compile_ahead(machine: Machine, problems: list[LinearProblem]) -> None:
+    """In other processes, into Triton's cache."""
+    with compilers() as processes:
+        wait([processes.submit(compile_all, machine, problem, tiles_of(machine, problem)) for problem in problems])
+
+
+def main() -> None:
+    options = kernel_parser(__doc__ or "", 40.0).parse_args()
+    machine, found = this_machine(), list(cases(Decoder.of(options.shape)))
+    compile_ahead(machine, [case.problem for case in found if case.problem is not None])
+    peak, bench = Peak(copy_bandwidth("cuda"), product_rate()), Bench(Pool())
+    work = ((case.call, partial(measure, machine, bench, case)) for case in found)
+    figures, missing = measure_figures("linear", work, peak, options.seconds, ours="triton", peer="cublas")
+    report(options.json, {"shape": options.shape}, figures, packages=PACKAGES, missing=missing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Attention of prompts, compiled as a model's is, in other processes: nvcc takes a minute for some of it."""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flashinfer_peer
+import torch
+
+from ingot.backends.flashinfer import load as flashinfer
+from ingot.backends.flashinfer.emit import FlashInfer, kernel_for
+from ingot.backends.triton import load as triton
+from ingot.backends.triton.emit import Triton
+from ingot.ir import build
+from ingot.ir.backend import No
+from ingot.ir.ops import paged_attention
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.program import Program, Stage, StateSpec
+from ingot.ir.target import Target
+from ingot.ir.types import Dim, TensorType
+from ingot.passes.call_bodies import call_body
+
+DTYPE = torch.bfloat16
+PAGE = 16
+LIMIT = 8192  # tokens of a step
+BUCKET = BucketClass(name="extend", tokens=(65, LIMIT))
+_EXECUTABLE, _REFUSAL = "executable.json", "refusal.json"
+Run = Callable[..., list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a layer."""
+
+    q: int
+    kv: int
+    dim: int
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> "Heads":
+        """By a config.json."""
+        return Heads(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
+
+
+def providers(sm: int) -> tuple[str, ...]:
+    """Of ours, the cheapest by their claims first: of those that are there a compiled model takes that."""
+    return ("fa3", "triton", "fa2") if kernel_for(sm) == "fa3" else ("triton", "fa2")
+
+
+def build_all(heads: Heads, sm: int, folder: Path) -> None:
+    """Compile our kernels for these heads into `folder`, and FlashInfer's for itself where it is installed. What an
+    earlier call has compiled there is not compiled again."""
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
+        waiting = [processes.submit(emit, heads, provider, folder / provider) for provider in providers(sm)]
+        if flashinfer_peer.installed():
+            kernels = (one for one in providers(sm) if one != "triton")
+            waiting += [processes.submit(flashinfer_peer.build, one, heads.dim, DTYPE) for one in kernels]
+        for future in waiting:
+            future.result()
+
+
+def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
+    """What `build_all` left: what runs, by provider, and why there is nothing to run."""
+    runs, refusals = {}, {}
+    for provider in providers(sm):
+        own = folder / provider
+        if (own / _REFUSAL).exists():
+            refusals[provider] = json.loads((own / _REFUSAL).read_text(encoding="utf-8"))
+            continue
+        executable = Executable.model_validate_json((own / _EXECUTABLE).read_text(encoding="utf-8"))
+        runs[provider] = (triton.load if provider == "triton" else flashinfer.load)(executable, own)
+    return runs, refusals
+
+
+def emit(heads: Heads, provider: str, folder: Path) -> None:
+    """Compile the call for these heads as the driver does, or write down why there is none."""
+    if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    body, target = body_of(heads), Target.detect("cuda")
+    made = Triton() if provider == "triton" else FlashInfer(provider)
+    claim = made.claim([next(iter(body.calls()))], target, BUCKET)
+    if isinstance(claim, No):
+        (folder / _REFUSAL).write_text(json.dumps(claim.reason), encoding="utf-8")
+        return
+    executable = made.emit(body, folder.name, target, folder)
+    (folder / _EXECUTABLE).write_text(executable.model_dump_json(), encoding="utf-8")
+
+
+def body_of(heads: Heads) -> Program:
+    """One call of `paged_attention`."""
+    program = Program("main", Stage.LOWERED, {name: Dim(name, 1, LIMIT) for name in "TBP"}, bucket=BUCKET)
+    ints = TensorType(torch.int32, ("B",))
+    kv_type = TensorType(DTYPE, ("pages", 2, PAGE, heads.kv, heads.dim))
+    q = program.add_input("q", TensorType(DTYPE, ("T", heads.q, heads.dim)))
+    kv = program.add_state("kv", StateSpec("paged_kv", "full", "token", kv_type))
+    table = program.add_input("page_table", TensorType(torch.int32, ("B", "P")))
+    lens = [program.add_input(name, ints) for name in ("q_starts", "q_lens", "kv_lens")]
+    options = {"scale": heads.dim**-0.5}
+    node = build.call(program, paged_attention.overload, [q, kv, table, *lens], options)
+    return call_body(program, node, "call")

@@ -1,0 +1,64 @@
+"""Tile sizes of the kernel of attention for few tokens, tried on this GPU: a tool, whose document is no result.
+
+    python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90]
+
+Times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1, 16,
+32 and 64 tokens with heads of 64 and 128 elements, over mixes of contexts. The best by the criterion there are printed,
+for the table of lower/attention_tiles.py; the document has the times of all of them. How fast the kernel is with the
+sizes of the table is what attention.py measures.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import triton
+
+from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.backends.triton.tune.attention import MIXES, Bench, best, compile_all
+from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
+from ingot.backends.triton.tune.device import Machine, Pool
+from ingot.backends.triton.tune.search import compilers, measure_all
+
+MACHINE = Machine(sm=90, cores=132)  # that the table is of
+# The layers of Llama-3.1-8B and Llama-3.2-1B, by their config.json, in pages of 16 positions.
+PROBLEMS = [DecodeProblem(8, 4, dim, 16, "bf16", tokens, True) for tokens in (1, 32, 16, 64) for dim in (128, 64)]
+
+
+def tried(problem: DecodeProblem) -> list[DecodeTiles]:
+    found = candidates(problem, MACHINE)
+    return list(dict.fromkeys([*found, *more_candidates(problem, found[0])]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("tune_attention.json"))
+    parser.add_argument("--seconds", type=float, default=90.0, help="after which no more is tried")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    with compilers() as processes:
+        pool = Pool()
+        print(f"copy {pool.copy / 1e12:.2f} TB/s")
+        jobs = [(problem, tiles) for problem in PROBLEMS for tiles in tried(problem)]
+        found = measure_all(Bench(pool), processes, compile_all, MACHINE, jobs, deadline)
+        processes.shutdown(cancel_futures=True)
+    by_problem = {problem: [one for one in found if one.problem == problem] for problem in PROBLEMS}
+    fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}
+    for problem, tiles in fastest.items():
+        print(f"{problem.tokens:2} tokens, heads of {problem.row_bytes} bytes: {tiles}")
+    document = {
+        "device": torch.cuda.get_device_properties(0).name,
+        "copy": pool.copy,
+        "triton": triton.__version__,
+        "mixes": {tokens: [mix.contexts for mix in mixes] for tokens, mixes in MIXES.items()},
+        "measured": [{**asdict(one.problem), **asdict(one.tiles), "microseconds": one.times} for one in found],
+    }
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

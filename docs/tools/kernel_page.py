@@ -1,0 +1,136 @@
+"""What docs/benchmarks.md says of kernels: a table for each part of benchmarks/gpu_kernels.py, and a plot for some."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bars import bars
+from markdown_table import table
+from natural_order import natural_order
+from results import Figure, Result
+from units import quantity
+
+HEAD = """\
+`python benchmarks/gpu_kernels.py --shape {shape}`: the kernels of one layer and of both ends of a step, with random
+numbers, each as CUDA graphs of a row of calls over different memory; those who compute the same take turns, and the
+median counts. Beside a time stands its share: what a copy would take for the bytes that have to come from memory, or a
+large product by cuBLAS for the operations, whichever is longer, over the time.
+"""
+PARTS = {
+    "attention": "Attention of decode steps, by sequences and cached positions",
+    "prefill": "Attention of steps that feed prompts, by tokens",
+    "linear": "Products; of up to 64 tokens ours with the norm, gate or residual around them, cuBLAS's alone",
+    "step": "Small kernels, by rows",
+}
+_PLOTTED = ("attention", "prefill")
+_BY_ROWS = ("step",)  # whose calls have columns for their rows, in place of providers
+_LEAST_SHARE = 0.01  # below that the time is no matter of bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a part: figures by what stands behind its name."""
+
+    figures: Mapping[str, Figure]
+
+    @property
+    def what(self) -> str:
+        return self.figures["bytes"].what.partition(": ")[0]
+
+    @property
+    def times(self) -> dict[str, Figure]:
+        """By provider, ours first."""
+        found = ((name, figure) for name, figure in self.figures.items() if figure.unit == "s")
+        return dict(sorted(found, key=lambda item: not _who(item[1]).startswith("Ingot")))
+
+    def share(self, provider: str) -> tuple[float, str]:
+        """Of what it takes at the least, and of what that is: "copy" or "rate"."""
+        of = next(name for name in self.figures if name.startswith(f"{provider}.of_"))
+        return self.figures[of].value, of.partition(".of_")[2]
+
+
+def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
+    """The tables of a result; adds plots by their paths in docs/."""
+    yield HEAD.format(shape=result.settings["shape"])
+    for part, title in PARTS.items():
+        calls = _calls(result.figures, part)
+        if not calls:
+            continue
+        yield f"### {title}\n"
+        if part in _PLOTTED:
+            path = f"benchmarks/{result.name}_{part}.svg"
+            heading = f"{title.partition(',')[0]}, {result.machine.gpu}"
+            plots[path] = bars(heading, {call.what: list(_bars(call)) for call in calls})
+            yield f"![{heading}]({path})\n"
+        yield from (_table_by_rows(calls) if part in _BY_ROWS else _table(calls))
+        peak = f"\nThe copy reads and writes {_shown(result.figures[f'{part}.copy'])}"
+        rate = result.figures.get(f"{part}.rate")
+        yield f"{peak}; the large product comes to {_shown(rate)}.\n" if rate else f"{peak}.\n"
+
+
+def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:
+    """Those of a part, numbers in their names in order."""
+    names = [name.removesuffix(".bytes") for name in figures if re.fullmatch(rf"{part}\.\w+\.bytes", name)]
+    return [
+        Call({key.removeprefix(f"{name}."): one for key, one in figures.items() if key.startswith(f"{name}.")})
+        for name in natural_order(names)
+    ]
+
+
+def _table(calls: Sequence[Call]) -> Iterator[str]:
+    who = {provider: _who(figure) for call in calls for provider, figure in call.times.items()}
+    who = dict(sorted(who.items(), key=lambda item: not item[1].startswith("Ingot")))  # some calls have not all
+    ratios = [call.figures["faster"].what.partition(": ")[2] for call in calls if "faster" in call.figures]
+    against = ratios[0] if ratios else None
+    counted = any("flop" in call.figures for call in calls)
+    yield from table(
+        ("", "bytes", *(["operations"] if counted else []), *who.values(), *([against] if against else [])),
+        (
+            [
+                call.what,
+                _shown(call.figures["bytes"]),
+                *([_shown(call.figures["flop"])] if counted else []),
+                *(_cell(call, provider) for provider in who),
+                *([f"{call.figures['faster'].value:#.3g} ×" if "faster" in call.figures else "–"] if against else []),
+            ]
+            for call in calls
+        ),
+    )
+
+
+def _table_by_rows(calls: Sequence[Call]) -> Iterator[str]:
+    """Of calls with one provider: "sample, greedy, 32 rows" stands at "sample, greedy" and "32 rows"."""
+    cells: dict[str, dict[str, str]] = {}
+    for call in calls:
+        what, _, rows = call.what.rpartition(", ")
+        (provider,) = call.times
+        cells.setdefault(what, {})[rows] = _cell(call, provider)
+    columns = list(dict.fromkeys(rows for own in cells.values() for rows in own))
+    yield from table(("", *columns), ([what, *(own.get(rows, "–") for rows in columns)] for what, own in cells.items()))
+
+
+def _cell(call: Call, provider: str) -> str:
+    if provider not in call.times:
+        return "–"
+    share, of = call.share(provider)
+    took = _shown(call.times[provider])
+    return took if share < _LEAST_SHARE else f"{took}, {share:.1%} of the {of}"
+
+
+def _bars(call: Call) -> Iterator[tuple[str, float, str]]:
+    """Each provider's time, and the least."""
+    for figure in call.times.values():
+        yield _who(figure), figure.value, _shown(figure)
+    provider, figure = next(iter(call.times.items()))
+    share, of = call.share(provider)
+    least = figure.value * share
+    yield {"copy": "a copy of its bytes", "rate": "at the product's rate"}[of], least, quantity(least, "s")
+
+
+def _who(figure: Figure) -> str:
+    """The provider, in words."""
+    return figure.what.partition(": ")[2].removesuffix(", the median")
+
+
+def _shown(figure: Figure) -> str:
+    return quantity(figure.value, figure.unit)
