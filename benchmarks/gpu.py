@@ -1,13 +1,14 @@
 """All that is measured of one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
 
-    python benchmarks/gpu.py --shape 1b --out FOLDER [--skip peer] [--site FOLDER] [--revision COMMIT]
+    python benchmarks/gpu.py --shape 1b --out FOLDER [--skip serve,… | --only checkpoint,…] [--peer vllm|sglang]
+        [--site FOLDER] [--revision COMMIT]
 
 checkpoint     random weights of the shape, unless --work holds them already
 compile        compile-model with empty caches                                    compile_time.py
 decode         steps of some batches                                              decode.py
 cold_start     start of a process to its first token                              cold_start.py
 serve          a long prompt, many requests, arrivals, common beginnings          serve.py
-peer           vLLM's starts and steps, and what serve measures                   peer_vllm.py
+peer           another engine's starts and steps, and what serve measures         peer.py
 compile_again  compile-model with its caches filled, and of few layers            compile_time.py
 
 With `--options "--max-seq-len 40960" --load "--prompt 4000,32000"` a prompt of 32000 tokens is measured too, and with
@@ -15,7 +16,8 @@ With `--options "--max-seq-len 40960" --load "--prompt 4000,32000"` a prompt of 
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
 part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
-the commit is the same one.
+the commit is the same one. So does a call for another peer, `--only checkpoint,peer --peer sglang --site FOLDER`. What
+serve measures is measured of a peer too, unless `--skip` names serve.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compile_time import depth_ratio
+from peers import PEERS
 from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, read_result, revision, write_result
 
@@ -54,19 +57,20 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-gpu"), help="folder of checkpoint and artifact")
-    parser.add_argument("--skip", default="", help="parts to leave out, separated by commas")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--skip", type=part_names, default=(), help="parts to leave out, separated by commas")
+    chosen.add_argument("--only", type=part_names, default=PARTS, help="parts to measure, separated by commas")
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
     parser.add_argument("--options", default="--max-seq-len 4096", help="of compile-model, in one string")
     parser.add_argument("--load", default="", help="options of serve.py, which the peer gets too, in one string")
-    parser.add_argument("--site", type=Path, help="a folder to import vLLM from")
+    parser.add_argument("--peer", choices=PEERS, default="vllm")
+    parser.add_argument("--site", type=Path, help="a folder to import the peer from")
     parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
     parser.add_argument("--revision", help="the commit, where this is no git checkout")
     options = parser.parse_args()
-    skipped = set(filter(None, options.skip.split(",")))
-    if (unknown := skipped - set(PARTS)) or skipped == set(PARTS):
-        sys.exit(
-            f"--skip {options.skip}: choose from {', '.join(PARTS)}" + ("" if unknown else ", and not all of them")
-        )
+    parts = [part for part in options.only if part not in options.skip]
+    if not parts:
+        sys.exit("no part is left to measure")
     if options.revision:
         os.environ[REVISION] = options.revision
     os.environ[REVISION] = revision()  # said now, or the call would be for nothing; the parts say the same
@@ -75,15 +79,24 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     found = earlier(options)
     for part, command in commands(options):
-        if part in skipped:
+        if part not in parts:
             continue
         begin = time.monotonic()
-        run(part, command, found, deadline - begin)
-        print(f"== {part}: {found.missing.get(part, 'done')}, {time.monotonic() - begin:.1f} s", flush=True)
+        label = options.peer if part == "peer" else part
+        run(label, command, found, deadline - begin)
+        print(f"== {label}: {found.missing.get(label, 'done')}, {time.monotonic() - begin:.1f} s", flush=True)
         for folder in (work_folder(options), options.out):
             folder.mkdir(parents=True, exist_ok=True)
             path = write(options, found, folder)
     print(path)
+
+
+def part_names(text: str) -> tuple[str, ...]:
+    """Those of a list that is separated by commas."""
+    names = tuple(filter(None, text.split(",")))
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    return names
 
 
 def work_folder(options: argparse.Namespace) -> Path:
@@ -119,13 +132,13 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
     site = ["--site", options.site] if options.site else []
     load = shlex.split(options.load)
-    peer = ["--no-serve"] if "serve" in options.skip.split(",") else load
+    serving = ["--no-serve"] if "serve" in options.skip else load
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
     yield "compile", [*compiling, "full"]
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
     yield "cold_start", [HERE / "cold_start.py", artifact]
     yield "serve", [HERE / "serve.py", artifact, *load]
-    yield "peer", [HERE / "peer_vllm.py", checkpoint, "--batch", options.batch, *site, *peer]
+    yield "peer", [HERE / "peer.py", checkpoint, "--peer", options.peer, "--batch", options.batch, *site, *serving]
     yield "compile_again", [*compiling, "cached,few"]
 
 

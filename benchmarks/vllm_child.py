@@ -1,24 +1,18 @@
-"""vLLM on one checkpoint, in a process of its own that peer_vllm.py starts: clock and decode times, as JSON.
-
-    PYTHONPATH=SITE python benchmarks/vllm_child.py CHECKPOINT [--load-format dummy] [--batch 1,32] --json FILE
-
-It needs nothing but vLLM and plain Python: what lies beside this file, and what of ingot.bench is of that kind.
-"""
+"""vLLM on one checkpoint, in a process of its own that peer.py starts; peer_child.py says how it is asked."""
 
 import time
 
 BEGUN = time.time()
 
-import argparse  # noqa: E402  # the clock is read before anything is imported
-import json  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
+import sys  # noqa: E402  # the clock is read before anything is imported
 from collections.abc import Iterator  # noqa: E402
-from dataclasses import asdict, replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
+    from decode_method import Prompts
+    from peer_child import Opening
+
     from ingot.bench.drive import Progress
     from ingot.bench.workload import BenchRequest
 
@@ -30,16 +24,10 @@ SETTINGS = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-MAX_MODEL_LEN = 4096  # tokens of a sequence, or more where they are asked for
-# Of the GPU's memory, for weights and cache together: the rest is for what else runs there.
-MEMORY_SHARE = 0.85
 
 
-class VllmEngine:
-    """vLLM as an engine that is driven: greedy, past the end tokens, without making text.
-
-    It tells of a request with every token, or when it has ended, as vLLM's server and its `LLM.generate` ask for it.
-    """
+class DrivenVllm:
+    """vLLM as an engine that is driven, as vLLM's server and its `LLM.generate` ask for it."""
 
     def __init__(self, llm: Any, *, by_token: bool) -> None:
         self._engine = llm.llm_engine
@@ -72,65 +60,37 @@ class VllmEngine:
         return bool(self._engine.has_unfinished_requests())
 
 
-def main() -> None:
-    # Imported here: vLLM's own processes import this file again, without these folders on their path.
-    sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
-    from decode_method import (
-        PROMPT_TOKENS,
-        Prompts,
-        add_length_options,
-        length_changes,
-        lengths_of,
-        measure_decode,
-    )
-    from serve_method import add_load_options, load_of, measure_serving
+class OpenedVllm:
+    def __init__(self, opening: "Opening") -> None:
+        import vllm
 
-    import ingot.bench.drive  # noqa: F401  # now, while it is found
+        self._params = vllm.SamplingParams
+        self._llm = vllm.LLM(
+            model=str(opening.checkpoint),
+            load_format=opening.load_format,
+            skip_tokenizer_init=True,
+            max_model_len=opening.longest,
+            gpu_memory_utilization=opening.memory_share,  # weights, cache and activations together
+            enable_prefix_caching=opening.prefix_caching,
+        )
 
-    del sys.path[:2]  # folders with names in them that could be those of what vLLM imports
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--load-format", default="dummy")
-    parser.add_argument("--batch", default="", help="sequences at once, separated by commas; none: only start")
-    add_length_options(parser)
-    parser.add_argument("--serve", action="store_true", help="measure serving by serve_method.py too")
-    parser.add_argument("--prefix-caching", action="store_true", help="let vLLM keep what prompts have in common")
-    add_load_options(parser)
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args()
-    os.environ.update(SETTINGS)
-    import vllm
-
-    imported = time.time()
-    load = load_of(options)
-    llm = vllm.LLM(
-        model=str(options.checkpoint),
-        load_format=options.load_format,
-        skip_tokenizer_init=True,
-        max_model_len=max(MAX_MODEL_LEN, load.longest),
-        gpu_memory_utilization=MEMORY_SHARE,
-        enable_prefix_caching=options.prefix_caching,
-    )
-    loaded = time.time()
-
-    def generate(prompts: Prompts, count: int) -> object:
-        params = vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    def generate(self, prompts: "Prompts", count: int) -> object:
+        params = self._params(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        outputs = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == count for output in outputs)
         return outputs
 
-    generate([list(range(1, PROMPT_TOKENS + 1))], 1)
-    clock = {"begun": BEGUN, "imported": imported, "loaded": loaded, "first": time.time()}
-    changes = length_changes(options)
-    vocab = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    decoded = {}
-    for batch in map(int, filter(None, options.batch.split(","))):
-        measured = measure_decode(generate, vocab, batch, replace(lengths_of(batch), **changes))
-        decoded[batch] = asdict(measured)
-    engines = (VllmEngine(llm, by_token=by_token) for by_token in (False, True))
-    served = asdict(measure_serving(*engines, vocab, load)) if options.serve else None
-    answer = {"clock": clock, "version": vllm.__version__, "decode": decoded, "served": served}
-    options.json.write_text(json.dumps(answer), encoding="utf-8")
+    def driven(self, *, by_token: bool) -> DrivenVllm:
+        return DrivenVllm(self._llm, by_token=by_token)
+
+
+def main() -> None:
+    # Imported here: vLLM's own processes import this file again, without these folders on their path.
+    sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+    from peer_child import measure_peer
+
+    del sys.path[:2]  # folders with names in them that could be those of what vLLM imports
+    measure_peer(BEGUN, "vllm", SETTINGS, OpenedVllm)
 
 
 if __name__ == "__main__":

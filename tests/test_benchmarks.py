@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import json
 import math
@@ -28,6 +29,7 @@ from ingot.bench.drive import Progress
 from ingot.bench.holdings import Holdings
 from ingot.bench.soak import Soak
 from ingot.bench.soak_load import SoakRequest
+from ingot.bench.workload import BenchRequest
 from ingot.ir.plan import Plans
 from ingot.ir.program import Program
 from ingot.ir.target import Target
@@ -412,83 +414,61 @@ def test_copies_of_weights(
     assert all(figure.value > 0 and figure.unit == "B/s" for figure in figures.values())
 
 
-# What peer_vllm.py takes of vLLM: a start is slow where the caches are empty, a token takes two milliseconds.
-FAKE_VLLM = """
-import os, sys, time
-from types import SimpleNamespace as Fields
-from vllm.sampling_params import RequestOutputKind
-__version__ = "0.0.1"
-class SamplingParams:
-    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize, output_kind=RequestOutputKind.CUMULATIVE):
-        assert temperature == 0 and ignore_eos and not detokenize
-        self.max_tokens, self.output_kind = max_tokens, output_kind
-class LLMEngine:
-    def __init__(self):
-        self.open = {}
-    def add_request(self, request_id, prompt, params):
-        assert request_id not in self.open and params.output_kind != RequestOutputKind.CUMULATIVE
-        assert request_id.isdigit() and len(prompt["prompt_token_ids"]) >= 4
-        self.open[request_id] = [params, 0]
-    def has_unfinished_requests(self):
-        return bool(self.open)
-    def step(self):
-        time.sleep(2e-3)
-        for name in list(self.open):
-            params, made = self.open[name]
-            self.open[name][1] += 1
-            last = made + 1 == params.max_tokens
-            if params.output_kind == RequestOutputKind.DELTA:
-                yield Fields(request_id=name, outputs=[Fields(token_ids=[0])], finished=last)
-            elif last:
-                yield Fields(request_id=name, outputs=[Fields(token_ids=[0] * params.max_tokens)], finished=True)
-            if last:
-                del self.open[name]
-class LLM:
-    def __init__(self, *, model, load_format, enable_prefix_caching, max_model_len, **more):
-        assert os.path.exists(f"{model}/config.json") and load_format == "dummy"
-        assert enable_prefix_caching and max_model_len == 5001
-        assert not any(os.path.exists(f"{folder}/vllm_child.py") for folder in sys.path)
-        self.llm_engine = LLMEngine()
-        cold = not os.path.exists(os.environ["VLLM_CACHE_ROOT"])
-        os.makedirs(os.environ["VLLM_CACHE_ROOT"], exist_ok=True)
-        time.sleep(0.4 if cold else 0.01)
-    def generate(self, prompts, params, *, use_tqdm):
-        assert all(len(prompt["prompt_token_ids"]) == 128 for prompt in prompts)
-        time.sleep(params.max_tokens * 2e-3)
-        return [Fields(outputs=[Fields(token_ids=[0] * params.max_tokens)]) for _ in prompts]
-"""
-FAKE_PARAMS = """
-from enum import Enum
-RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
-"""
+# Holds packages with the peers' names: a token takes them a millisecond, and their first start 0.4 s more.
+FAKE_PEERS = Path(__file__).parent / "support" / "fake_peers"
 
 
-def test_the_peer(results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path) -> None:
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
-    (tmp_path / "vllm" / "sampling_params.py").write_text(FAKE_PARAMS)
+@pytest.mark.parametrize(("name", "version", "title"), [("vllm", "0.0.1", "vLLM"), ("sglang", "0.0.2", "SGLang")])
+def test_a_peer(
+    name: str,
+    version: str,
+    title: str,
+    results: ModuleType,
+    call: Callable[..., None],
+    committed: None,
+    tmp_path: Path,
+) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    asked = ("peer", tmp_path, "--peer", name, "--site")
     less = ("--long", 60, "--short", 20, "--tries", 3)
     load = ("--prompt", 5000, "--requests", 8, "--input", 128, "--output", 20)
     arriving = ("--spread", 1, "--arrivals", 12, "--rate", 100, "--conversation", 64, "--sharing", 3, "--prefix", 64)
-    call("peer_vllm", tmp_path, "--site", tmp_path, *less, *load, *arriving, "--json", tmp_path / "found.json")
+    call(*asked, FAKE_PEERS, *less, *load, *arriving, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
-    assert found.versions["vllm"] == "0.0.1"
+    assert found.versions[name] == version
+    figures = {key.removeprefix(f"{name}_"): figure for key, figure in found.figures.items()}
     for batch in (1, 32):
-        assert found.figures[f"vllm_batch_{batch}_step"].value == pytest.approx(2e-3, rel=0.5)
-    most = 8 * 20 / 40e-3  # a busy machine makes less of it
-    assert most / 10 < found.figures["vllm_throughput"].value <= most
-    assert (
-        2e-3 <= found.figures["vllm_prompt_5000"].value < 0.1
-        and 1 < found.figures["vllm_spread_throughput"].value < 1e3
-    )
+        assert figures[f"batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
+    most = 8 * 20 / 20e-3  # a busy machine makes less of it
+    assert most / 10 < figures["throughput"].value <= most
+    assert 1e-3 <= figures["prompt_5000"].value < 0.1 and 1 < figures["spread_throughput"].value < 2e3
     for part in ("arrivals_100", "prefix"):
-        assert 2e-3 <= found.figures[f"vllm_{part}_tpot"].value < 1
-    assert found.figures["vllm_prefix_ttft"].value >= 2e-3 and found.figures["vllm_prefix_throughput"].value < 3 / 2e-3
-    cold, warm = (found.figures[f"vllm_{name}first_token_load"].value for name in ("cold_", ""))
+        assert 1e-3 <= figures[f"{part}_tpot"].value < 1
+    assert figures["prefix_ttft"].value >= 1e-3 and figures["prefix_throughput"].value < 3 / 1e-3
+    cold, warm = (figures[f"{start}first_token_load"].value for start in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
-    with pytest.raises(SystemExit, match="vLLM is not in"):
-        call("peer_vllm", tmp_path, "--site", tmp_path / "nowhere")
+    with pytest.raises(SystemExit, match=f"{title} is not in"):
+        call(*asked, tmp_path / "nowhere")
+
+
+def test_a_request_that_sglang_gives_up_is_no_success(benchmarks: None) -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.loop = asyncio.new_event_loop()
+
+        async def async_generate(self, *, input_ids: list[int], **_: Any) -> Any:
+            if input_ids == [1]:
+                raise ValueError("too long")
+            return {"meta_info": {"completion_tokens": 3, "finish_reason": {"type": "abort"}}}
+
+    driven = importlib.import_module("sglang_child").DrivenSglang(Engine(), by_token=False)
+    driven.add(4, BenchRequest((2, 3), 5))
+    (progress,) = driven.step()
+    assert progress.finished and progress.error == "it ended after 3 of 5 tokens: {'type': 'abort'}"
+    assert not driven.has_unfinished()
+    driven.add(5, BenchRequest((1,), 5))
+    with pytest.raises(ValueError, match="too long"):
+        list(driven.step())
 
 
 def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
@@ -530,6 +510,7 @@ def test_one_call_goes_on_when_a_part_fails(
     call: Callable[..., None],
     committed: None,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
     gpu = importlib.import_module("gpu")
@@ -559,8 +540,20 @@ def test_one_call_goes_on_when_a_part_fails(
     call(*asked, "--revision", "1" * 40)
     found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
     assert found.figures.keys() == {"compile"} and not found.missing and found.revision == "1" * 40
-    with pytest.raises(SystemExit, match="choose from checkpoint"):
-        call(*asked, "--skip", "nothing")
+    # Of a second peer too, which is missing under its own name.
+    parts = [("compile", [fails]), ("peer", [fails])]
+    call(*asked, "--revision", "1" * 40, "--only", "peer,serve", "--peer", "sglang")
+    found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
+    assert found.figures.keys() == {"compile"} and found.missing.keys() == {"sglang"}
+    with pytest.raises(SystemExit, match="no part is left"):
+        call(*asked, "--skip", ",".join(gpu.PARTS))
+    for wrong, reason in (
+        (("--skip", "nothing"), "nothing: choose from checkpoint"),
+        (("--skip", "peer", "--only", "serve"), "not allowed with"),
+    ):
+        with pytest.raises(SystemExit):
+            call(*asked, *wrong)
+        assert reason in capsys.readouterr().err
 
 
 def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_path: Path) -> None:
@@ -570,14 +563,15 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
         "shape": "8b",
         "batch": "1",
         "options": "-x",
+        "peer": "sglang",
         "site": tmp_path,
-        "skip": "serve",
+        "skip": ("serve",),
         "load": "--rate 9",
     }
     commands = dict(gpu.commands(argparse.Namespace(**asked)))
     assert tuple(commands) == gpu.PARTS
     assert commands["serve"][-2:] == ["--rate", "9"] and commands["peer"][-1] == "--no-serve"
-    assert dict(gpu.commands(argparse.Namespace(**{**asked, "skip": ""})))["peer"][-2:] == ["--rate", "9"]
+    assert dict(gpu.commands(argparse.Namespace(**{**asked, "skip": ()})))["peer"][-2:] == ["--rate", "9"]
     for part, (script, *arguments) in commands.items():
         options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()

@@ -10,6 +10,7 @@ from cold_start import PHASES
 from kernel_page import kernel_section
 from markdown_table import table
 from natural_order import natural_order as _ordered
+from peers import PEERS, Peer
 from results import RESULTS, Figure, Result, read_result
 from units import quantity
 
@@ -28,11 +29,10 @@ GPU = """\
 of the whole engine, scheduling and sampling included: the time of long outputs less that of short ones, over the tokens
 between them, behind prompts of 128 tokens. Its bytes are the weights, each once, and the keys and values of the mean
 context. Requests that are given at once are counted by the tokens that are made in a second. A start is that of a
-process up to its first token, with all files in the page cache; vLLM makes its weights up and reads none. The first
-start of vLLM compiles the model, which Ingot does once with `compile-model`.
+process up to its first token, with all files in the page cache; the other engines make their weights up and read none.
+What they compile at their first start, Ingot compiles once with `compile-model`.
 """
 _SHAPES = {"1b": "Llama 3.2 1B", "8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
-_PEER = "vllm_"
 Plots = Mapping[str, str]
 
 
@@ -63,7 +63,7 @@ def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield f"## {_SHAPES[shape]} on {_device(result)}\n"
     yield GPU.format(shape=shape)
     yield from _plot(result, _step_groups(figures), "a decode step", plots)
-    yield from _against_peer(figures)
+    yield from _against_peers(figures)
     shares = [name for name in _ordered(figures) if name.endswith("_of_copy")]
     batches = [(name.removesuffix("_of_copy"), f"{figures[name].value:.1%}") for name in shares]
     if batches:
@@ -93,7 +93,8 @@ def _kernels(result: Result, plots: dict[str, str]) -> Iterator[str]:
 
 def _missing(result: Result) -> Iterator[str]:
     for part, reason in result.missing.items():
-        yield f"Not measured: {part.replace('_', ' ')}. {reason}\n"
+        shown = PEERS[part].title if part in PEERS else part.replace("_", " ")
+        yield f"Not measured: {shown}. {reason}\n"
 
 
 _WAITS = ("ttft", "ttft_p99", "tpot", "tpot_p99")
@@ -101,20 +102,28 @@ _COMPILES = ("compile", "compile_cached", "compile_few", "compile_per_few")
 _TRAFFIC = ("weights", "cache", "bandwidth")
 
 
-def _against_peer(figures: Mapping[str, Figure]) -> Iterator[str]:
-    """What both engines were measured by, with the ratio; and a compile against the start that compiles."""
+def _against_peers(figures: Mapping[str, Figure]) -> Iterator[str]:
+    """What all engines were measured by, with the ratios; and a compile against the starts that compile."""
     steps = [name for name in _ordered(figures) if re.fullmatch(r"batch_\d+_step", name)]
     starts = ["first_token", *(f"first_token_{name}" for name in PHASES)]
     prompts = [name for name in _ordered(figures) if re.fullmatch(r"prompt_\d+", name)]
     names = (*steps, *prompts, *_served(figures), *starts)
-    rows = [(figures[name].what, name, f"{_PEER}{name}") for name in names if name in figures]
+    rows = [(figures[name].what, name, name) for name in names if name in figures]
     if "compile" in figures:
-        rows.append(("compile-model, against the first start", "compile", f"{_PEER}cold_first_token"))
+        rows.append(("compile-model, against the first start", "compile", "cold_first_token"))
     if not rows:
         return
+    peers = _peers_of(figures)
     yield from table(
-        ("", "Ingot", "vLLM", "Ingot is faster by"),
-        ((what, _shown(figures[own]), *_peer_cells(figures[own], figures.get(peer))) for what, own, peer in rows),
+        ("", "Ingot", *(head for peer in peers for head in (peer.title, "Ingot is faster by"))),
+        (
+            [
+                what,
+                _shown(figures[own]),
+                *(cell for peer in peers for cell in _peer_cells(figures[own], figures.get(peer.prefix + theirs))),
+            ]
+            for what, own, theirs in rows
+        ),
     )
     yield ""
 
@@ -127,11 +136,16 @@ def _served(figures: Mapping[str, Figure]) -> Iterator[str]:
     yield from (f"prefix_{name}" for name in (*_WAITS, "throughput"))
 
 
-def _peer_cells(own: Figure, peer: Figure | None) -> tuple[str, str]:
-    if peer is None:
+def _peers_of(figures: Mapping[str, Figure]) -> list[Peer]:
+    """Those that were measured."""
+    return [peer for peer in PEERS.values() if any(name.startswith(peer.prefix) for name in figures)]
+
+
+def _peer_cells(own: Figure, theirs: Figure | None) -> tuple[str, str]:
+    if theirs is None:
         return "–", "–"
-    over, under = (own.value, peer.value) if own.unit in ("tokens/s", "requests/s") else (peer.value, own.value)
-    return _shown(peer), f"{over / under:#.3g} ×" if under else "–"
+    over, under = (own.value, theirs.value) if own.unit in ("tokens/s", "requests/s") else (theirs.value, own.value)
+    return _shown(theirs), f"{over / under:#.3g} ×" if under else "–"
 
 
 def _only_ours(heading: str, figures: Mapping[str, Figure], names: Sequence[str]) -> Iterator[str]:
@@ -141,14 +155,15 @@ def _only_ours(heading: str, figures: Mapping[str, Figure], names: Sequence[str]
 
 
 def _step_groups(figures: Mapping[str, Figure]) -> dict[str, list[tuple[str, float, str]]]:
-    """By batch, the steps of both engines and what copying the same bytes would take."""
+    """By batch, the steps of all engines and what copying the same bytes would take."""
     groups = {}
     for name in _ordered(figures):
         if (found := re.fullmatch(r"batch_(\d+)_step", name)) is None:
             continue
         bars_of = [("Ingot", figures[name].value)]
-        if f"{_PEER}{name}" in figures:
-            bars_of.append(("vLLM", figures[f"{_PEER}{name}"].value))
+        bars_of += [
+            (peer.title, figures[theirs].value) for peer in PEERS.values() if (theirs := peer.prefix + name) in figures
+        ]
         of_copy = figures.get(f"batch_{found[1]}_of_copy")
         if of_copy is not None:
             bars_of.append(("a copy of its bytes", figures[name].value * of_copy.value))

@@ -63,7 +63,7 @@ def test_the_benchmarks_are_of_now(tools: None) -> None:
     assert {f"benchmarks/{path.name}" for path in DOCS.glob("benchmarks/*")} == plots.keys()
 
 
-def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
+def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     import benchmark_page
     from results import Figure, Machine, Result
 
@@ -81,6 +81,8 @@ def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
         "batch_32_of_copy": figure(0.75, ""),
         "throughput": figure(30e3, "tokens/s"),
         "vllm_throughput": figure(20e3, "tokens/s"),
+        "sglang_throughput": figure(15e3, "tokens/s"),
+        "sglang_batch_4_step": figure(1e-3),
         "compile": figure(20.0),
         "vllm_cold_first_token": figure(80.0),
     }
@@ -93,19 +95,24 @@ def test_a_gpu_is_shown_with_its_peer_and_what_is_missing(tools: None) -> None:
         versions={"vllm": "1"},
         settings={"shape": "1b"},
         figures=figures,
-        missing={"cold_start": "it ended with status 1: out of memory"},
+        missing={"cold_start": "it ended with status 1: out of memory", "sglang": "it was ended after 300 s"},
     )
     text, plots = benchmark_page.page([found])
     assert "## Llama 3.2 1B on G\n" in text and "G, driver 580; P, 16 cores" in text and "commit 000000000000+" in text
-    assert "| words | 1.00 ms | 1.50 ms | 1.50 × |" in text and "| words | 500 µs | – | – |" in text
-    assert "| words | 30,000 tokens/s | 20,000 tokens/s | 1.50 × |" in text
+    assert "|  | Ingot | vLLM | Ingot is faster by | SGLang | Ingot is faster by |" in text
+    assert "| words | 1.00 ms | 1.50 ms | 1.50 × | – | – |" in text
+    assert "| words | 500 µs | – | – | 1.00 ms | 2.00 × |" in text
+    assert "| words | 30,000 tokens/s | 20,000 tokens/s | 1.50 × | 15,000 tokens/s | 2.00 × |" in text
     assert text.index("500 µs") < text.index("1.00 ms")  # 4 sequences before 32
-    assert "| compile-model, against the first start | 20.0 s | 80.0 s | 4.00 × |" in text
+    assert "| compile-model, against the first start | 20.0 s | 80.0 s | 4.00 × | – | – |" in text
     assert "| 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
     assert "Not measured: cold start. it ended with status 1: out of memory" in text
+    assert "Not measured: SGLang. it was ended after 300 s" in text
     (plot,) = plots.values()
     assert plot.index(">4 sequences<") < plot.index(">32 sequences<")
-    assert all(f">{label}<" in plot for label in ("Ingot", "vLLM", "750 µs", "1.50 ms"))  # 750: a copy of 3 GB
+    assert all(
+        f">{label}<" in plot for label in ("Ingot", "vLLM", "SGLang", "750 µs", "1.50 ms")
+    )  # 750: a copy of 3 GB
 
 
 def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:

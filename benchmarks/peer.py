@@ -1,14 +1,14 @@
-"""vLLM on the same checkpoint, in the same way: its first start, its next one, and decoding.
+"""Another engine on the same checkpoint, in the same way: its first start, its next one, decoding and serving.
 
-    python benchmarks/peer_vllm.py CHECKPOINT [--site FOLDER] [--batch 1,32] [--load-format dummy] [--prompt 4000 …]
-        [--json FILE]
+    python benchmarks/peer.py CHECKPOINT --peer vllm|sglang [--site FOLDER] [--batch 1,32] [--load-format dummy]
+        [--prompt 4000 …] [--json FILE]
 
-The first start finds empty caches (vLLM compiles the model then), the next ones what it left; each is a process of its
-own and ends with the first token behind a prompt of 128 tokens. After the last one decoding is measured by
+The first start finds empty caches (the peer compiles then), the next ones what it left; each is a process of its own
+and ends with the first token behind a prompt of 128 tokens. After the last one decoding is measured by
 decode_method.py, serving by serve_method.py, whose options are those of serve.py. With `--load-format dummy`, the
-default, vLLM makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on where
-requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds vLLM where it
-is not installed. Where there is none, the benchmark says so and ends.
+default, the peer makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on
+where requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds the
+peer where it is not installed. Where there is none, the benchmark says so and ends.
 """
 
 import argparse
@@ -23,27 +23,19 @@ from typing import Any
 from cold_start import first_token_figures
 from decode_method import Decoded, Lengths, add_length_options, length_arguments
 from engine_figures import serve_figures, step_figures
+from peers import PEERS, Peer
 from results import Figure, add_json_option, report
 from serve_method import add_load_options, load_arguments, load_of, served_of
 
 from ingot.bench.children import ChildError, Ended, run_child
 from ingot.bench.startup import start_of
 
-CHILD = Path(__file__).with_name("vllm_child.py")
-# Where vLLM and the compilers that it calls keep what they made.
-CACHES = (
-    "VLLM_CACHE_ROOT",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TRITON_CACHE_DIR",
-    "FLASHINFER_WORKSPACE_BASE",
-    "XDG_CACHE_HOME",
-)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--site", type=Path, help="a folder to import vLLM from")
+    parser.add_argument("--peer", choices=PEERS, required=True)
+    parser.add_argument("--site", type=Path, help="a folder to import the peer from")
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
     parser.add_argument("--warm-starts", type=int, default=1, help="after the first one")
@@ -53,14 +45,16 @@ def main() -> None:
     add_load_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
-    if not has_vllm(options.site):
-        sys.exit(f"vLLM is not {'installed' if options.site is None else f'in {options.site}'}: it was not measured")
+    peer = PEERS[options.peer]
+    if not is_there(peer, options.site):
+        where = "installed" if options.site is None else f"in {options.site}"
+        sys.exit(f"{peer.title} is not {where}: it was not measured")
     load = load_of(options)
-    command = [CHILD, options.checkpoint, "--load-format", options.load_format]
+    command = [peer.child, options.checkpoint, "--load-format", options.load_format]
     if not options.no_serve:  # said at every start: another length or a cache is another compile
         command += [*load_arguments(load), *(["--prefix-caching"] if load.sharing else [])]
-    with tempfile.TemporaryDirectory(prefix="ingot-vllm-") as caches:
-        env = environment(options.site, Path(caches))
+    with tempfile.TemporaryDirectory(prefix=f"ingot-{peer.name}-") as caches:
+        env = environment(peer, options.site, Path(caches))
         try:
             cold = run_child(command, env=env, timeout=options.timeout)
             warm = [run_child(command, env=env, timeout=options.timeout) for _ in range(options.warm_starts - 1)]
@@ -69,29 +63,32 @@ def main() -> None:
                 measuring.append("--serve")
             warm.append(run_child([*command, *measuring], env=env, timeout=options.timeout))
         except ChildError as error:
-            sys.exit(f"vLLM did not come to an end: {error}")
+            sys.exit(f"{peer.title} did not come to an end: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
-    report(options.json, settings, figures(cold, warm), versions={"vllm": cold.value["version"]})
+    found = {f"{peer.prefix}{name}": figure for name, figure in figures(cold, warm).items()}
+    report(options.json, settings, found, versions={peer.name: cold.value["version"]})
 
 
-def has_vllm(site: Path | None) -> bool:
-    return importlib.util.find_spec("vllm") is not None if site is None else (site / "vllm" / "__init__.py").is_file()
+def is_there(peer: Peer, site: Path | None) -> bool:
+    if site is None:
+        return importlib.util.find_spec(peer.name) is not None
+    return (site / peer.name / "__init__.py").is_file()
 
 
-def environment(site: Path | None, caches: Path) -> dict[str, str]:
-    """What vLLM's processes get beside this one's environment."""
+def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
+    """What the peer's processes get beside this one's environment."""
     path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # and nothing of Ingot
-    return {**path, **{name: os.fspath(caches / name.lower()) for name in CACHES}}
+    return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
 def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
-    """Of vLLM's starts and steps, under the names of Ingot's with `vllm_` in front."""
-    found = {f"vllm_cold_{name}": figure for name, figure in first_token_figures([start_of(cold)]).items()}
-    found |= {f"vllm_{name}": figure for name, figure in first_token_figures([start_of(one) for one in warm]).items()}
+    """Of the peer's starts and steps, under the names of Ingot's."""
+    found = {f"cold_{name}": figure for name, figure in first_token_figures([start_of(cold)]).items()}
+    found |= first_token_figures([start_of(one) for one in warm])
     for batch, measured in warm[-1].value["decode"].items():
-        found |= {f"vllm_{name}": figure for name, figure in step_figures(int(batch), _decoded(measured)).items()}
+        found |= step_figures(int(batch), _decoded(measured))
     if served := warm[-1].value["served"]:
-        found |= {f"vllm_{name}": figure for name, figure in serve_figures(served_of(served)).items()}
+        found |= serve_figures(served_of(served))
     return found
 
 

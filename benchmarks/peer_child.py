@@ -1,0 +1,90 @@
+"""What the child of every peer does in its process, whatever engine it starts: clock, decoding, serving, as JSON.
+
+    PYTHONPATH=SITE python benchmarks/NAME_child.py CHECKPOINT [--load-format dummy] [--batch 1,32] --json FILE
+
+It needs nothing but the peer and plain Python: what lies beside this file, and what of ingot.bench is of that kind.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from decode_method import (
+    PROMPT_TOKENS,
+    Prompts,
+    add_length_options,
+    length_changes,
+    lengths_of,
+    measure_decode,
+)
+from serve_method import add_load_options, load_of, measure_serving
+
+from ingot.bench.drive import DrivenEngine
+
+MAX_MODEL_LEN = 4096  # tokens of a sequence, or more where they are asked for
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What an engine is opened with: sequences are of up to `longest` positions, and `memory_share` of the GPU's memory
+    is its own, as it counts that."""
+
+    checkpoint: Path
+    load_format: str
+    longest: int
+    prefix_caching: bool
+    memory_share: float = 0.85  # the rest is for what else runs there
+
+
+class OpenedPeer(Protocol):
+    """An engine that is ready: greedy, past the end tokens, without making text."""
+
+    def generate(self, prompts: Prompts, count: int) -> object:
+        """Make exactly `count` tokens behind each prompt."""
+        ...
+
+    def driven(self, *, by_token: bool) -> DrivenEngine:
+        """The same engine, telling of a request with every token, or when it has ended."""
+        ...
+
+
+def measure_peer(
+    begun: float, package: str, settings: Mapping[str, str], open_peer: Callable[[Opening], OpenedPeer]
+) -> None:
+    """Measure what the command line asks for. `begun` is when the process began to run its own code, `settings` are the
+    variables that the package is to be imported with."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--load-format", default="dummy")
+    parser.add_argument("--batch", default="", help="sequences at once, separated by commas; none: only start")
+    add_length_options(parser)
+    parser.add_argument("--serve", action="store_true", help="measure serving by serve_method.py too")
+    parser.add_argument("--prefix-caching", action="store_true", help="let the peer keep what prompts have in common")
+    add_load_options(parser)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    os.environ.update(settings)
+    version = importlib.import_module(package).__version__
+    imported = time.time()
+    load = load_of(options)
+    longest = max(MAX_MODEL_LEN, load.longest)
+    peer = open_peer(Opening(options.checkpoint, options.load_format, longest, options.prefix_caching))
+    loaded = time.time()
+    peer.generate([list(range(1, PROMPT_TOKENS + 1))], 1)
+    clock = {"begun": begun, "imported": imported, "loaded": loaded, "first": time.time()}
+    changes = length_changes(options)
+    vocab = json.loads((options.checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    decoded = {}
+    for batch in map(int, filter(None, options.batch.split(","))):
+        measured = measure_decode(peer.generate, vocab, batch, replace(lengths_of(batch), **changes))
+        decoded[batch] = asdict(measured)
+    engines = (peer.driven(by_token=by_token) for by_token in (False, True))
+    served = asdict(measure_serving(*engines, vocab, load)) if options.serve else None
+    answer = {"clock": clock, "version": version, "decode": decoded, "served": served}
+    options.json.write_text(json.dumps(answer), encoding="utf-8")

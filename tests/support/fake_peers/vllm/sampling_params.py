@@ -1,0 +1,3 @@
+from enum import Enum
+
+RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
