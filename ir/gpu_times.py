@@ -8,15 +8,16 @@ from ingot.ir.gpus import TYPICAL, Gpu
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A launch takes `latency` seconds, and then the longest of three: its bytes at the share `bandwidth` of what the
-    memory moves, its flops at the share `rate` of what products come to, and `position` seconds for each cached
-    position, where one program goes over all of them. Shares are of published numbers. Of several
-    launches of a call the slowest carries its work; with a bandwidth of 0 a launch only takes its latency."""
+    """A launch takes `latency` seconds, `wave` for each wave of its programs, and then the longest of three: its bytes
+    at the share `bandwidth` of what the memory moves, the bytes of the busiest multiprocessor at `stream` bytes a
+    second (0: at any rate), and its flops at the share `rate` of what it computes. Shares are of published numbers. Of
+    several launches of a call the slowest carries its work; with a bandwidth of 0 a launch carries none."""
 
     latency: float
     bandwidth: float = 0.0
     rate: float = 1.0
-    position: float = 0.0
+    wave: float = 0.0
+    stream: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ H200_TIMES = GpuTimes(
     kernels={
         "linear_matvec": KernelTime(1.2 * _US, 0.95),
         "linear_tile": KernelTime(3.2 * _US, 0.90),
-        "cublas linear": KernelTime(4.2 * _US, 0.85, 0.75),
+        "cublas linear": KernelTime(3.3 * _US, 0.84, 0.80, wave=2.6 * _US, stream=220e9),
         "decode_attention": KernelTime(8.0 * _US, 0.77),
-        "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26, position=0.025 * _US),
+        "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.85),
         # These two as the one that joins them.
         "rope": KernelTime(1.4 * _US, 0.85),

@@ -22,6 +22,7 @@ from ingot.debug.explained import Step
 from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
+from ingot.debug.step_time.launched import Launched
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Shape, Work, works
@@ -45,7 +46,8 @@ TIMES = GpuTimes(
         "moving": KernelTime(2 * US, 0.5),
         "computing": KernelTime(1 * US, 1.0, 0.25),
         "helping": KernelTime(3 * US),
-        "going over positions": KernelTime(1 * US, 1.0, 1.0, position=0.5 * US),
+        "in waves": KernelTime(1 * US, 1.0, 1.0, wave=2 * US),
+        "streaming": KernelTime(1 * US, 1.0, 1.0, stream=10**9),
         "decode_attention": KernelTime(5 * US, 1.0),
     },
     other=KernelTime(10 * US, 1.0, 1.0),
@@ -60,11 +62,12 @@ def no_gpu() -> Gpu:
     raise TargetError("this machine has no GPU that can be used")
 
 
-def work(*kernels: str, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
-    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True, "positions": 100}
+def work(*kernels: str | Launched, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
+    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True}
     facts |= more
     cost = Cost(flops, moved)
-    return Work(kind=kind, least=cost, done=cost, kernels=kernels, **facts)  # type: ignore[arg-type]
+    launches = tuple(Launched(one) if isinstance(one, str) else one for one in kernels)
+    return Work(kind=kind, least=cost, done=cost, launches=launches, **facts)  # type: ignore[arg-type]
 
 
 def choice(source: str, microseconds: float | None, kernel: str = "linear", **tiles: int) -> Choice:
@@ -82,8 +85,11 @@ def choice(source: str, microseconds: float | None, kernel: str = "linear", **ti
         (work("computing", moved=10**6, flops=989 * 10**6), 1 + 4),  # 1 us of flops at a quarter of the rate
         (work("computing", moved=10**7, flops=989 * 10**6), 1 + 10),  # the bytes take longer
         (work("computing", flops=67 * 10**6, dtype="f32"), 1 + 4),
-        (work("going over positions", moved=10**6), 1 + 50),
-        (work("going over positions", moved=10**8), 1 + 100),
+        (work(Launched("in waves", 3), moved=10**6), 1 + 3 * 2 + 1),
+        (work(Launched("in waves", 1, 4.0), moved=10**6, flops=989 * 10**6), 1 + 2 + 4),  # on a quarter of the device
+        (work(Launched("in waves", 1, 4.0), moved=10**7, flops=989 * 10**6), 1 + 2 + 10),
+        (work("streaming", moved=1320 * 10**3), 1 + 10),  # 10 KB of each multiprocessor
+        (work(Launched("streaming", 1, 2.0), moved=1320 * 10**3), 1 + 20),
         (work("somebody's", moved=10**6), 10 + 1),
         (work(), 0),
         (work("moving", moved=10**9, choice=choice("measured", 12.5)), 12.5),
@@ -252,12 +258,13 @@ def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
     clock = StepClock.of(open_artifact(for_gpu), measure=False)
     assert clock is not None
     at = next(place for place, call in enumerate(calls) if call.time is not None and call.time.kind == "products")
-    names = clock.kernels[str(clock.plans.plans["main"].buckets[1].instructions[at].calls)]
+    launches = clock.kernels[str(clock.plans.plans["main"].buckets[1].instructions[at].calls)]
+    names = [launch.entry for launch in launches]
     assert len(names) == 2 and names[1] == "linear_tile"
     tile, product = H200_TIMES.of("linear_tile"), calls[at]
-    launches = sum(H200_TIMES.of(name).latency for name in names)
+    begun = sum(H200_TIMES.of(name).latency + H200_TIMES.of(name).wave for name in names)
     carried = max(product.bytes / (tile.bandwidth * 4.8e12), product.flops / 989e12 / tile.rate)
-    assert product.time is not None and product.time.predicted == pytest.approx(launches + carried, rel=1e-6)
+    assert product.time is not None and product.time.predicted == pytest.approx(begun + carried, rel=1e-6)
 
 
 @kernels
@@ -268,8 +275,8 @@ def test_rows_of_padding_are_computed_and_have_no_cache(for_gpu: Path) -> None:
     program = list(parse_programs(artifact.read_text("program.ir")))[1]
     plan = clock.plans.plans["main"].buckets[1]
     one, two = (step_sizes(Step(rows, rows, 40), program, clock.page_size) for rows in (1, 2))
-    found = works(program, plan, Shape(one, two, 40), {}, clock.kernels)
-    smaller, larger = (works(program, plan, Shape(sizes, sizes, 40), {}, clock.kernels) for sizes in (one, two))
+    found = works(program, plan, Shape(one, two, 40, SMALL), {}, clock.kernels)
+    smaller, larger = (works(program, plan, Shape(sizes, sizes, 40, SMALL), {}, clock.kernels) for sizes in (one, two))
     assert [work.least for work in found] == [work.least for work in smaller]
     for work, small, large in zip(found, smaller, larger, strict=True):
         assert work.done == (small.done if work.kind == "attention" else large.done)

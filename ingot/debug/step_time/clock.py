@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ingot.backends.triton.launches import Launch
 from ingot.commands.views.plan import read_plans
 from ingot.debug.asked_step import limits_of, step_sizes
 from ingot.debug.explained import BucketCosts
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.served import served_size
 from ingot.debug.step_time.timed import time_step
-from ingot.debug.step_time.work import Shape, kernel_names, works
+from ingot.debug.step_time.work import Shape, compiled_launches, works
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.plan import BucketPlan, Plan, Plans
 from ingot.ir.program import Program
@@ -25,7 +26,7 @@ class StepClock:
     folder: Path
     device: Device
     plans: Plans
-    kernels: Mapping[str, tuple[str, ...]]
+    kernels: Mapping[str, tuple[Launch, ...]]
     page_size: int
     measure: bool
 
@@ -44,7 +45,7 @@ class StepClock:
                 )
             return None
         plans = read_plans(artifact)
-        kernels = kernel_names(artifact, target, list(plans.executables.values()))
+        kernels = compiled_launches(artifact, target, list(plans.executables.values()))
         return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
@@ -53,7 +54,7 @@ class StepClock:
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step)
         run = sizes if served is None else {**sizes, "T": served.T, "B": served.B, "L": served.L}
-        found = works(program, bucket, Shape(sizes, run, costs.step.context), choices, self.kernels)
+        found = works(program, bucket, Shape(sizes, run, costs.step.context, self.device.gpu), choices, self.kernels)
         measured, whole = None, None
         if self.measure and costs.entry == "main":
             from ingot.debug.step_time.measure import measure_artifact

@@ -19,7 +19,7 @@ def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, de
     """The largest gaps of a step."""
     groups: dict[str, list[tuple[Work, CallTime]]] = {}
     for work, time in zip(works, times, strict=True):
-        if work.kernels:
+        if work.launches:
             groups.setdefault(work.what, []).append((work, time))
     found = [_of_calls(what, group, device) for what, group in groups.items()]
     taken = step.predicted if step.measured is None else step.measured
@@ -33,7 +33,7 @@ def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device)
     over = sum(time.taken - time.roofline for _, time in group)
     work, time = group[0]
     each = over / len(group)
-    latency = sum(device.times.of(name).latency for name in work.kernels)
+    latency = sum(device.times.of(one.name).latency for one in work.launches)
     reached = f"reaches {time.roofline / time.taken:.0%} of {_limit(time)}: {_us(each)} a call above the floor"
     launching = f"{_us(min(latency, each))} of it for launching"
     return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}")
@@ -72,7 +72,7 @@ def _between(seconds: float, works: Sequence[Work], times: Sequence[CallTime], s
     if step.captured:
         closing = "from the last kernel of a step to the first of the next: tokens go out, and inputs come in"
     else:
-        launches = sum(bool(work.kernels) for work in works)
+        launches = sum(bool(work.launches) for work in works)
         running = sum(time.taken for time in times)
         closing = (
             f"the host launches {launches} calls one by one, and the device runs {_us(running)} of them: a captured"

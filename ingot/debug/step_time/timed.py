@@ -23,7 +23,7 @@ def time_step(
     calls = [_call_time(work, device) for work in works]
     if measured is not None:
         calls = [
-            replace(time, measured=seconds if work.kernels else 0.0)
+            replace(time, measured=seconds if work.launches else 0.0)
             for work, time, seconds in zip(works, calls, measured, strict=True)
         ]
     predicted = [time.predicted for time in calls]

@@ -1,28 +1,33 @@
 """The calls of a step as a GPU sees them: what each has to do, and which kernels do it."""
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from torch import fx
 
-from ingot.backends.triton.launches import LAUNCHES, Launches
+from ingot.backends.triton.launches import LAUNCHES, Launch, Launches
+from ingot.debug.step_time.launched import Launched, Prompts, launched
 from ingot.ir import ops
 from ingot.ir.artifact import EXE_FOLDER
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError
+from ingot.ir.gpus import Gpu
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.ops import op_of
 from ingot.ir.ops.registry import Cost, bytes_of
 from ingot.ir.plan import BucketPlan, Executable, Instruction
-from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.program import VIEWS, Program, RegionCall, held_type, target_name
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
 from ingot.runtime.artifact import Artifact, malformed
 
 # What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
 KINDS = ("products", "attention", "norms", "sampling", "rest")
+# Tokens of a tile of attention, by the kernel: of ours as lower/attention_prefill.py has them for 2 bytes an element.
+_PROMPT_ROWS = {"prefill_attention": 128, "flashinfer paged_attention": 128}
 _PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
     **dict.fromkeys((*_PRODUCTS, "moe"), "products"),
@@ -37,9 +42,9 @@ _KIND_OF = {
 @dataclass(frozen=True)
 class Work:
     """A call of the node `name`, `what` in a reader's words, which costs `least`. It does `done`: rows of padding are
-    computed too, and results are written. `dtype` is that of what it multiplies, `positions` what its sequences have
-    cached. `kernels` are its launches by name, none for a view, `compiled` ones or a library's. `choice` has the tile
-    sizes of a product or of attention."""
+    computed too, and results are written. `dtype` is that of what it multiplies. `launches` are none for a view, else
+    `compiled` ones or a library's. A library's `product` has [rows, columns, depth]. `choice` has the tile sizes of a
+    product or of attention."""
 
     name: str
     what: str
@@ -47,20 +52,21 @@ class Work:
     least: Cost
     done: Cost
     dtype: str
-    positions: int
     provider: str
-    kernels: tuple[str, ...]
+    launches: tuple[Launched, ...]
     compiled: bool
+    product: tuple[int, int, int] | None = None
     choice: Choice | None = None
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A step: its dims as `asked`, as they run (`served`), and the cached positions of each sequence."""
+    """A step: its dims as `asked`, as they run (`served`), the cached positions of each sequence, and the GPU."""
 
     asked: Mapping[str, int]
     served: Mapping[str, int]
     context: int
+    gpu: Gpu
 
 
 def works(
@@ -68,10 +74,10 @@ def works(
     plan: BucketPlan,
     shape: Shape,
     choices: Mapping[str, Sequence[Choice]],
-    kernels: Mapping[str, tuple[str, ...]],
+    kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
     """The calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile sizes by
-    node or region, `kernels` the names of an executable's launches by its id. Raises ArtifactError for a plan of
+    node or region, `kernels` an executable's launches by its id. Raises ArtifactError for a plan of
     another program."""
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if len(nodes) != len(plan.instructions):
@@ -92,7 +98,7 @@ def _work(
     program: Program,
     shape: Shape,
     choices: Mapping[str, Sequence[Choice]],
-    kernels: Mapping[str, tuple[str, ...]],
+    kernels: Mapping[str, tuple[Launch, ...]],
 ) -> Work:
     inner = _calls(node, program)
     names = [_op_name(one) for one in inner]
@@ -107,25 +113,26 @@ def _work(
         # Rows of padding have nothing cached.
         done=_done(node, program, shape.asked if kind == "attention" else shape.served),
         dtype=_dtype(product if product is not None else node),
-        positions=shape.context,
         provider=instruction.provider,
-        kernels=_kernels(node, instruction, kernels),
+        launches=_launches(node, instruction, shape, kernels),
         compiled=instruction.calls is not None,
+        product=_product(node, shape) if instruction.calls is None and node is product else None,
         choice=chosen[0] if chosen else None,
     )
 
 
-def kernel_names(artifact: Artifact, target: str, executables: Sequence[Executable]) -> dict[str, tuple[str, ...]]:
-    """The names of the kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
-    found: dict[str, tuple[str, ...]] = {}
+def compiled_launches(
+    artifact: Artifact, target: str, executables: Sequence[Executable]
+) -> dict[str, tuple[Launch, ...]]:
+    """The kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
+    found: dict[str, tuple[Launch, ...]] = {}
     for one in executables:
         if LAUNCHES in one.files:
             relpath = f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}"
             try:
-                launches = Launches.model_validate_json(artifact.read_text(relpath)).launches
+                found[one.id] = Launches.model_validate_json(artifact.read_text(relpath)).launches
             except ValidationError as error:
                 raise malformed(relpath, error) from None
-            found[one.id] = tuple(launch.entry for launch in launches)
     return found
 
 
@@ -157,6 +164,23 @@ def _weight(product: fx.Node) -> tuple[int, ...] | None:
     return tuple(int(size) for size in value_type.shape) if isinstance(value_type, TensorType) else None
 
 
+def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
+    """Rows, columns and depth of a product by itself, where its weight is a matrix."""
+    weight, result = _weight(node), node.meta["type"]
+    if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
+        return None
+    return math.prod(result.bind(shape.served)[:-1]), *weight
+
+
+def _prompts(node: fx.Node, shape: Shape) -> Prompts:
+    """Attention of prompts as a step asks for it."""
+    op = op_of(node.target)
+    assert op is not None
+    call = op.bind(node.args, dict(node.kwargs))
+    heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
+    return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("window"))
+
+
 def _dtype(node: fx.Node) -> str:
     """Of the first tensor of floats that a call is given: that of x in a product, of q in attention."""
     for source in node.all_input_nodes:
@@ -180,7 +204,16 @@ def _written(node: fx.Node, sizes: Mapping[str, int]) -> int:
     return bytes_of(*(sized_meta_tensor(item, sizes) for item in items if isinstance(item, TensorType)))
 
 
-def _kernels(node: fx.Node, instruction: Instruction, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _launches(
+    node: fx.Node, instruction: Instruction, shape: Shape, known: Mapping[str, tuple[Launch, ...]]
+) -> tuple[Launched, ...]:
     if instruction.calls in known:
-        return known[str(instruction.calls)]
-    return () if node.target in VIEWS else (f"{instruction.provider} {_op_name(node)}",)
+        found = [launched(one, shape.served, shape.gpu) for one in known[str(instruction.calls)]]
+    else:
+        found = [] if node.target in VIEWS else [Launched(f"{instruction.provider} {_op_name(node)}")]
+    return tuple(
+        replace(one, uneven=_prompts(node, shape).uneven(_PROMPT_ROWS[one.name], shape.gpu.cores))
+        if one.name in _PROMPT_ROWS
+        else one
+        for one in found
+    )

@@ -1,0 +1,65 @@
+"""How the work of a launch falls to the multiprocessors of a GPU."""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.backends.triton.launches import Launch, evaluate
+from ingot.ir.gpus import Gpu, resident_blocks
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch of the kernel `name`: `waves` of programs, one behind the other, as many in each as find room at once.
+    The multiprocessor that has most to do has `uneven` times the mean of all. Of a library's kernel both are as of one
+    that fills the device."""
+
+    name: str
+    waves: int = 1
+    uneven: float = 1.0
+
+
+def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
+    """A compiled launch in a step of these sizes; its programs have equal work."""
+    x, y, z = (evaluate(size, sizes) for size in launch.grid)
+    programs = x * y * z
+    if not programs:
+        return Launched(launch.entry, 0)
+    room = gpu.cores * resident_blocks(gpu, launch.warps, launch.shared)
+    return Launched(launch.entry, -(-programs // room), uneven(programs, gpu.cores))
+
+
+def uneven(programs: int, cores: int) -> float:
+    """The share of the multiprocessor that has most of some equal programs, over the mean."""
+    return -(-programs // cores) * cores / programs
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Attention of `sequences` that each feed `tokens` and then have `context` positions, by `heads` of q; a token sees
+    `window` positions at most."""
+
+    sequences: int
+    tokens: int
+    context: int
+    heads: int
+    window: int | None = None
+
+    def uneven(self, rows: int, cores: int) -> float:
+        """The same of tiles of `rows` tokens of a head: a tile goes over all positions that its rows see. The longest
+        tiles begin first, each on the multiprocessor that is free first; rows that stand empty count as work."""
+        first = self.context - self.tokens
+        ends = [min(first + end, self.context) for end in range(rows, self.tokens + rows, rows)]
+        most = self.context if self.window is None else self.window
+        seen = sorted((min(end, most + rows - 1) for end in ends), reverse=True)
+        tiles = [positions for positions in seen for _ in range(self.sequences * self.heads)]
+        needed = sum(min(position, most) for position in range(first + 1, self.context + 1))
+        return _longest(tiles, cores) * rows * cores / (self.sequences * self.heads * needed)
+
+
+def _longest(works: Sequence[int], workers: int) -> int:
+    """What the busiest worker has, where each takes the next work when it is free."""
+    ends = [0] * workers
+    for work in works:
+        heapq.heapreplace(ends, ends[0] + work)
+    return max(ends)
