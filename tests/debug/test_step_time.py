@@ -23,6 +23,7 @@ from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.launched import Launched
+from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement, StepTrace
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Shape, Work, works
@@ -172,12 +173,24 @@ def test_who_chose_the_tiles_says_what_to_try(source: str, microseconds: float |
 
 def test_measurements_come_before_predictions() -> None:
     calls = [work("moving", moved=10**7, kind="products", what="product"), work()]
-    times, step = time_step(calls, DEVICE, captured=True, measured=[15 * US, 3 * US], whole=30 * US)
+    taken = StepMeasurement(30 * US, (InstructionTime(15 * US, 1 * US), InstructionTime(3 * US, 1 * US)))
+    times, step = time_step(calls, DEVICE, captured=True, taken=taken)
     assert [time.measured for time in times] == [15 * US, 0], "a view runs nowhere, whatever was timed"
     assert step.measured == 30 * US and step.predicted == pytest.approx(29 * US)
     products, gaps = step.kinds
     assert products.measured == 15 * US and gaps.measured == pytest.approx(15 * US)
     assert [(gap.what, round(gap.seconds / US, 3)) for gap in step.gaps] == [("between calls", 15), ("product", 5)]
+    assert all(one.traced is None for one in (step, *times, *step.kinds, *step.gaps))
+
+    # A trace stands beside what was measured and replaces nothing.
+    seen = replace(taken, trace=StepTrace((16 * US, 0.0), 32 * US))
+    times, traced = time_step(calls, DEVICE, captured=True, taken=seen)
+    assert [time.traced for time in times] == [16 * US, 0] and traced.traced == 32 * US
+    assert [replace(gap, traced=None) for gap in traced.gaps] == list(step.gaps)
+    assert [gap.traced / US for gap in traced.gaps if gap.traced is not None] == pytest.approx([16, 6])
+    # Where a call was not found nothing is said of its kind.
+    _, partly = time_step(calls, DEVICE, captured=True, taken=replace(taken, trace=StepTrace((None, 0.0), None)))
+    assert all(one.traced is None for one in (*partly.kinds, *partly.gaps))
 
 
 def test_rates_scale_by_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,11 +309,12 @@ def test_the_command_says_it_in_tables_and_as_json(for_gpu: Path, capsys: pytest
     (bucket,) = json.loads(capsys.readouterr().out)["buckets"]
     time = bucket["time"]
     assert set(time) == {
-        *("device", "bandwidth", "rate", "basis", "captured", "roofline", "predicted", "measured", "kinds", "gaps")
+        *("device", "bandwidth", "rate", "basis", "captured", "roofline", "predicted", "measured", "traced"),
+        *("kinds", "gaps"),
     }
-    assert set(time["kinds"][0]) == {"kind", "calls", "roofline", "predicted", "measured"}
-    assert set(time["gaps"][0]) == {"what", "calls", "seconds", "closing"}
-    assert set(bucket["calls"][0]["time"]) == {"kind", "bound", "roofline", "predicted", "measured"}
+    assert set(time["kinds"][0]) == {"kind", "calls", "roofline", "predicted", "measured", "traced"}
+    assert set(time["gaps"][0]) == {"what", "calls", "seconds", "closing", "traced"}
+    assert set(bucket["calls"][0]["time"]) == {"kind", "bound", "roofline", "predicted", "measured", "traced"}
 
 
 @kernels

@@ -1,10 +1,11 @@
 """What stands above the roofline, the most first, and what would close it: sentences made of the facts of the calls."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
-from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime
+from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime, total
 from ingot.debug.step_time.work import Work
 from ingot.ir.tuning import Choice
 
@@ -24,19 +25,21 @@ def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, de
     found = [_of_calls(what, group, device) for what, group in groups.items()]
     taken = step.predicted if step.measured is None else step.measured
     between = next(one for one in step.kinds if one.kind == GAPS)
-    found.append(_between(between.predicted if between.measured is None else between.measured, works, times, step))
+    above = between.predicted if between.measured is None else between.measured
+    found.append(replace(_between(above, works, times, step), traced=between.traced))
     large = [one for one in found if one.seconds > _LEAST_SHARE * taken]
     return tuple(sorted(large, key=lambda one: -one.seconds)[:_SHOWN])
 
 
 def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device) -> Gap:
     over = sum(time.taken - time.roofline for _, time in group)
+    traced = total([None if time.traced is None else time.traced - time.roofline for _, time in group])
     work, time = group[0]
     each = over / len(group)
     latency = sum(device.times.of(one.name).latency for one in work.launches)
     reached = f"reaches {time.roofline / time.taken:.0%} of {_limit(time)}: {_us(each)} a call above the floor"
     launching = f"{_us(min(latency, each))} of it for launching"
-    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}")
+    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}", traced)
 
 
 def _limit(time: CallTime) -> str:
