@@ -13,9 +13,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from ingot.debug.step_time.device import Device
-from ingot.debug.step_time.launched import Launched
 from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement
 from ingot.debug.step_time.predict import device_seconds
+from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Work
 from ingot.ir.errors import OptionError

@@ -22,11 +22,12 @@ from ingot.debug.explained import Step
 from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
-from ingot.debug.step_time.launched import Launched
+from ingot.debug.step_time.launches import Shape
 from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement, StepTrace
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
+from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.timed import time_step
-from ingot.debug.step_time.work import Shape, Work, works
+from ingot.debug.step_time.work import Work, works
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate

@@ -9,10 +9,11 @@ from ingot.commands.views.plan import read_plans
 from ingot.debug.asked_step import limits_of, step_sizes
 from ingot.debug.explained import BucketCosts, Call
 from ingot.debug.step_time.device import Device, device_of
+from ingot.debug.step_time.launches import Shape, compiled_launches
 from ingot.debug.step_time.served import served_size
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.times import CallTime
-from ingot.debug.step_time.work import Shape, Work, compiled_launches, works
+from ingot.debug.step_time.work import Work, works
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.plan import BucketPlan, Plan, Plans
 from ingot.ir.program import Program

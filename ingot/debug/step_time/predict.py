@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
-from ingot.debug.step_time.launched import Launched
 from ingot.debug.step_time.library_product import product_seconds
+from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.work import Work
 from ingot.ir.gpu_times import HostTime, KernelTime
 

@@ -3,31 +3,25 @@
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pydantic import ValidationError
 from torch import fx
 
-from ingot.backends.triton.launches import LAUNCHES, Launch, Launches
-from ingot.debug.step_time.launched import Launched, Prompts, launched
+from ingot.backends.triton.launches import Launch
+from ingot.debug.step_time.launches import Shape, launches_of, op_name
+from ingot.debug.step_time.programs import Launched
 from ingot.ir import ops
-from ingot.ir.artifact import EXE_FOLDER
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError
-from ingot.ir.gpus import Gpu
 from ingot.ir.infer import sized_meta_tensor
-from ingot.ir.ops import op_of
 from ingot.ir.ops.registry import Cost, bytes_of
-from ingot.ir.plan import BucketPlan, Executable, Instruction
-from ingot.ir.program import VIEWS, Program, RegionCall, held_type, target_name
+from ingot.ir.plan import BucketPlan, Instruction
+from ingot.ir.program import VIEWS, Program, RegionCall
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
-from ingot.runtime.artifact import Artifact, malformed
 
 # What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
 KINDS = ("products", "attention", "norms", "sampling", "rest")
-# Tokens of a tile of attention, by the kernel: of ours as lower/attention_prefill.py has them for 2 bytes an element.
-_PROMPT_ROWS = {"prefill_attention": 128, "flashinfer paged_attention": 128}
 _PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
     **dict.fromkeys((*_PRODUCTS, "moe"), "products"),
@@ -57,16 +51,6 @@ class Work:
     compiled: bool
     product: tuple[int, int, int] | None = None
     choice: Choice | None = None
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A step: its dims as `asked`, as they run (`served`), the cached positions of each sequence, and the GPU."""
-
-    asked: Mapping[str, int]
-    served: Mapping[str, int]
-    context: int
-    gpu: Gpu
 
 
 def works(
@@ -101,9 +85,9 @@ def _work(
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> Work:
     inner = _calls(node, program)
-    names = [_op_name(one) for one in inner]
+    names = [op_name(one) for one in inner]
     kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
-    product = next((one for one in inner if _op_name(one) in _PRODUCTS), None)
+    product = next((one for one in inner if op_name(one) in _PRODUCTS), None)
     chosen = choices.get(node.target.name if isinstance(node.target, RegionCall) else node.name, ())
     return Work(
         name=node.name,
@@ -114,26 +98,11 @@ def _work(
         done=_done(node, program, shape.asked if kind == "attention" else shape.served),
         dtype=_dtype(product if product is not None else node),
         provider=instruction.provider,
-        launches=_launches(node, instruction, shape, kernels),
+        launches=launches_of(node, instruction, shape, kernels, chosen),
         compiled=instruction.calls is not None,
         product=_product(node, shape) if instruction.calls is None and node is product else None,
         choice=chosen[0] if chosen else None,
     )
-
-
-def compiled_launches(
-    artifact: Artifact, target: str, executables: Sequence[Executable]
-) -> dict[str, tuple[Launch, ...]]:
-    """The kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
-    found: dict[str, tuple[Launch, ...]] = {}
-    for one in executables:
-        if LAUNCHES in one.files:
-            relpath = f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}"
-            try:
-                found[one.id] = Launches.model_validate_json(artifact.read_text(relpath)).launches
-            except ValidationError as error:
-                raise malformed(relpath, error) from None
-    return found
 
 
 def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
@@ -143,18 +112,13 @@ def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
     return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
 
 
-def _op_name(node: fx.Node) -> str:
-    op = op_of(node.target)
-    return op.name if op is not None else target_name(node.target)
-
-
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
     """In a reader's words: a product by the shape of its weight, other calls by their ops."""
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
     size = "x".join(map(str, weight)) if weight else "?"
-    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != _op_name(product)]
+    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != op_name(product)]
     return f"product of {size}" + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
 
 
@@ -170,15 +134,6 @@ def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
     if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
         return None
     return math.prod(result.bind(shape.served)[:-1]), *weight
-
-
-def _prompts(node: fx.Node, shape: Shape) -> Prompts:
-    """Attention of prompts as a step asks for it."""
-    op = op_of(node.target)
-    assert op is not None
-    call = op.bind(node.args, dict(node.kwargs))
-    heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
-    return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("window"))
 
 
 def _dtype(node: fx.Node) -> str:
@@ -202,18 +157,3 @@ def _written(node: fx.Node, sizes: Mapping[str, int]) -> int:
     value_type = node.meta["type"]
     items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
     return bytes_of(*(sized_meta_tensor(item, sizes) for item in items if isinstance(item, TensorType)))
-
-
-def _launches(
-    node: fx.Node, instruction: Instruction, shape: Shape, known: Mapping[str, tuple[Launch, ...]]
-) -> tuple[Launched, ...]:
-    if instruction.calls in known:
-        found = [launched(one, shape.served, shape.gpu) for one in known[str(instruction.calls)]]
-    else:
-        found = [] if node.target in VIEWS else [Launched(f"{instruction.provider} {_op_name(node)}")]
-    return tuple(
-        replace(one, uneven=_prompts(node, shape).uneven(_PROMPT_ROWS[one.name], shape.gpu.cores))
-        if one.name in _PROMPT_ROWS
-        else one
-        for one in found
-    )

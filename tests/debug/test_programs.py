@@ -7,11 +7,12 @@ import pytest
 
 from ingot.backends.triton.launches import Launch, Term
 from ingot.debug.step_time.device import Device
-from ingot.debug.step_time.launched import Launched, Prompts, launched, uneven
 from ingot.debug.step_time.library_product import product_seconds
+from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched, uneven
 from ingot.ir.gpu_times import H200_TIMES, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, resident_blocks
 from ingot.ir.ops.registry import Cost
+from ingot.ir.tuning import Choice
 
 H200 = TYPICAL["sm_90"]
 FOUR = Gpu("four", 90, 10**9, 4, 10**12)
@@ -64,6 +65,31 @@ def test_long_prompts_fall_evenly() -> None:
     """Of many tiles every multiprocessor has the same, and what is lost are the corners of the tiles."""
     assert 1 < Prompts(1, 8192, 8192, 32).uneven(128, 132) < 1.05
     assert Prompts(1, 128, 128, 8).uneven(128, 132) == pytest.approx(132 / 8 * 128 / 64.5)
+
+
+def contexts(tokens: int, context: int, most: int, **tiles: int) -> Contexts:
+    """Over eight heads; tiles of 64 keys, two programs on each multiprocessor."""
+    problem = {"kv_heads": 8, "group": 4, "dim": 128, "page": 16, "dtype": "bf16", "tokens": most, "append": True}
+    sizes = {"keys": 64, "stages": 5, "programs": 2, "warps": 4, "ahead": 0, "early": 1, **tiles}
+    return Contexts(tokens, context, Choice(kernel="decode_attention", problem=problem, tiles=sizes, source="table"))
+
+
+@pytest.mark.parametrize(
+    ("of", "waves", "busiest"),
+    [
+        (contexts(1, 512, 1), 0, 0),  # 32 splits may be, 8 have the one tile that is on the way already
+        (contexts(1, 8192, 1), 1, 3 * 64),  # 4 tiles each, the first for nothing
+        (contexts(8, 512, 16), 1, 1 * 64),  # 4 splits of 2 tiles: 256 programs, and there is room for 264
+        (contexts(64, 2048, 64), 2, 63 * 64),  # 512 programs of 32 tiles
+        (contexts(64, 2048, 64, programs=1), 4, 127 * 64),
+        (contexts(256, 512, 512), 8, 63 * 64),  # 2048 programs of 8 tiles: eight times one behind the other
+        (contexts(2, 40, 16, keys=128), 0, 0),
+    ],
+)
+def test_contexts_by_hand(of: Contexts, waves: int, busiest: int) -> None:
+    found = of.launched("decode_attention", 132)
+    mean = of.tokens * 8 * of.context / (132 * of.choice.tiles["programs"])
+    assert found == Launched("decode_attention", waves, pytest.approx(busiest / mean))
 
 
 def test_a_product_takes_its_fastest_cut() -> None:

@@ -1,11 +1,16 @@
 """How the work of a launch falls to the multiprocessors of a GPU."""
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.backends.triton.launches import Launch, evaluate
+from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_split_limits import split_limits
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.ir.gpus import Gpu, resident_blocks
+from ingot.ir.tuning import Choice
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,33 @@ class Prompts:
         tiles = [positions for positions in seen for _ in range(self.sequences * self.heads)]
         needed = sum(min(position, most) for position in range(first + 1, self.context + 1))
         return _longest(tiles, cores) * rows * cores / (self.sequences * self.heads * needed)
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Attention of few tokens, each of which has `context` positions: they are cut into splits as the kernel does it on
+    the device, with the tiles of a `choice`."""
+
+    tokens: int
+    context: int
+    choice: Choice
+
+    def launched(self, name: str, cores: int) -> Launched:
+        """The launch of the kernel. A split goes over whole tiles; the first one is on the way before the kernel in
+        front has ended, and takes no time of its own."""
+        problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
+        limits = split_limits(problem, tiles, cores)
+        splits = limits.base
+        if limits.shares:
+            share = max(math.ceil(self.tokens * self.context / limits.shares), tiles.keys)
+            splits = min(max((self.context + share // 2) // share, limits.base), limits.most)
+        all_tiles = math.ceil(self.context / tiles.keys)
+        in_turn = math.ceil(all_tiles / splits)
+        room = cores * tiles.programs
+        waves = math.ceil(self.tokens * problem.kv_heads * min(splits, all_tiles) / room)
+        longest = (waves * in_turn - 1) * tiles.keys
+        mean = self.tokens * problem.kv_heads * self.context / room
+        return Launched(name, waves - (in_turn == 1), longest / mean)
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
