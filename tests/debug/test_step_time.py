@@ -155,6 +155,13 @@ def test_totals_and_gaps_of_a_step_by_hand() -> None:
     assert "launches 3 calls one by one" in launched.gaps[1].closing
 
 
+def test_a_gap_of_many_programs() -> None:
+    calls = [work(Launched("in waves", 40), moved=10**6, what="look"), work("moving", moved=10**7, what="move")]
+    _, step = time_step(calls, DEVICE, captured=True)
+    gaps = {gap.what: gap.closing for gap in step.gaps}
+    assert "its programs come in 40 waves" in gaps["look"] and "waves" not in gaps["move"]
+
+
 @pytest.mark.parametrize(
     ("source", "microseconds", "said"),
     [

@@ -37,20 +37,24 @@ def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device)
     work, time = group[0]
     each = over / len(group)
     latency = sum(device.times.of(one.name).latency for one in work.launches)
+    waiting = sum(device.times.of(one.name).wave * one.waves for one in work.launches)
     reached = f"reaches {time.roofline / time.taken:.0%} of {_limit(time)}: {_us(each)} a call above the floor"
     launching = f"{_us(min(latency, each))} of it for launching"
-    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}", traced)
+    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, waiting, each)}", traced)
 
 
 def _limit(time: CallTime) -> str:
     return "bandwidth" if time.bound == "memory" else "the rate of products"
 
 
-def _remedy(work: Work, time: CallTime, latency: float, each: float) -> str:
+def _remedy(work: Work, time: CallTime, latency: float, waiting: float, each: float) -> str:
     if work.choice is not None and work.choice.kernel == LINEAR:
         return _of_tiles(work.choice)
     if time.kind == "attention":
         return "the rest waits for the cache: of more sequences, or longer ones, more is on the way at once"
+    if waiting > _MOSTLY * each:
+        waves = sum(one.waves for one in work.launches)
+        return f"its programs come in {waves} waves, one behind the other: of fewer and larger ones there would be less"
     if latency > _MOSTLY * each:
         return "fused into a neighbour, a call has no launch of its own"
     if time.kind == "products":
