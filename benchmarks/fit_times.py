@@ -125,9 +125,7 @@ def samples(steps: Iterable[Step]) -> list[Sample]:
 def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
     """The constants that predict these steps best, begun at `times`."""
     taken = samples(steps)
-    gaps = [kind.measured for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
-    between = statistics.median([one for one in gaps if one is not None] or [times.between])
-    times = replace(times, between=_rounded(max(0.0, between)))
+    times = replace(times, between=_rounded(max(0.0, _between(steps, times.between))))
     move, begun = _FIRST, times.kernels
     for _ in range(_SWEEPS):
         before = times
@@ -139,6 +137,15 @@ def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
             break
     kernels = {name: _map(kernel, _rounded) for name, kernel in times.kernels.items()}
     return replace(times, kernels=kernels)
+
+
+def _between(steps: Sequence[Step], begun: float) -> float:
+    """What passes between two captured steps. A profiler's steps do not wait for a host that has other things to do, so
+    they come first."""
+    gaps = [kind for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
+    traced = [one.traced for one in gaps if one.traced is not None]
+    measured = [one.measured for one in gaps if one.measured is not None]
+    return statistics.median(traced or measured or [begun])
 
 
 def _has(work: Work, kernel: str) -> bool:

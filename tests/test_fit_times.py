@@ -112,6 +112,15 @@ def test_constants_are_found_again(fit: ModuleType, file: Path) -> None:
     assert eval(f"dict({between})", names) == {"between": pytest.approx(found.between)}
 
 
+def test_a_trace_tells_what_is_between_steps(fit: ModuleType, file: Path) -> None:
+    steps = fit.read_steps(file)
+    late = [replace(kind, traced=30 * US) if kind.kind == "gaps" else kind for kind in steps[0].time.kinds]
+    seen = replace(steps[0], time=replace(steps[0].time, kinds=tuple(late)))
+    assert fit.fitted(TRUE, [seen, *steps[1:]]).between == pytest.approx(30 * US)
+    launched = replace(steps[0], time=replace(steps[0].time, captured=False))
+    assert fit.fitted(TRUE, [launched]).between == TRUE.between
+
+
 def test_what_is_no_measurement(fit: ModuleType, tmp_path: Path) -> None:
     unmeasured = bucket(1)
     unmeasured["time"]["measured"] = None

@@ -80,6 +80,7 @@ def contexts(tokens: int, context: int, most: int, **tiles: int) -> Contexts:
         (contexts(1, 512, 1), 0, 0),  # 32 splits may be, 8 have the one tile that is on the way already
         (contexts(1, 8192, 1), 1, 3 * 64),  # 4 tiles each, the first for nothing
         (contexts(8, 512, 16), 1, 1 * 64),  # 4 splits of 2 tiles: 256 programs, and there is room for 264
+        (contexts(3, 2048, 16), 1, 2 * 64),  # 2048 positions of shares of 187: 11 splits, of 3 tiles
         (contexts(64, 2048, 64), 2, 63 * 64),  # 512 programs of 32 tiles
         (contexts(64, 2048, 64, programs=1), 4, 127 * 64),
         (contexts(256, 512, 512), 8, 63 * 64),  # 2048 programs of 8 tiles: eight times one behind the other
