@@ -8,15 +8,16 @@ from ingot.ir.gpus import TYPICAL, Gpu
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A launch takes `latency` seconds, and then the longest of three: its bytes at the share `bandwidth` of what the
-    memory moves, its flops at the share `rate` of what products come to, and `position` seconds for each cached
-    position, where one program goes over all of them. Shares are of published numbers. Of several
-    launches of a call the slowest carries its work; with a bandwidth of 0 a launch only takes its latency."""
+    """A launch takes `latency` seconds, `wave` for each wave of its programs, and then the longest of three: its bytes
+    at the share `bandwidth` of what the memory moves, the bytes of the busiest multiprocessor at `stream` bytes a
+    second (0: at any rate), and its flops at the share `rate` of what it computes. Shares are of published numbers. Of
+    several launches of a call the slowest carries its work; with a bandwidth of 0 a launch carries none."""
 
     latency: float
     bandwidth: float = 0.0
     rate: float = 1.0
-    position: float = 0.0
+    wave: float = 0.0
+    stream: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,26 +56,27 @@ H200_TIMES = GpuTimes(
     gpu=TYPICAL["sm_90"],
     kernels={
         "linear_matvec": KernelTime(1.2 * _US, 0.95),
-        "linear_tile": KernelTime(3.2 * _US, 0.90),
-        "cublas linear": KernelTime(4.2 * _US, 0.85, 0.75),
-        "decode_attention": KernelTime(8.0 * _US, 0.77),
-        "prefill_attention": KernelTime(5.5 * _US, 0.80, 0.26, position=0.025 * _US),
-        "qk_norm_rope_append": KernelTime(1.4 * _US, 0.85),
+        "linear_tile": KernelTime(3.2 * _US, 0.9),
+        "cublas linear": KernelTime(2 * _US, 0.84, 0.77, wave=1.7 * _US, stream=2.2e11),
+        "decode_attention": KernelTime(4 * _US, 0.78, wave=3 * _US, stream=3.7e10),
+        "prefill_attention": KernelTime(9.1 * _US, 0.8, 0.3),
+        "flashinfer paged_attention": KernelTime(9.0 * _US, 0.80, 0.45),
+        "qk_norm_rope_append": KernelTime(1.1 * _US, 0.8, wave=0.19 * _US),
         # These two as the one that joins them.
-        "rope": KernelTime(1.4 * _US, 0.85),
-        "kv_append": KernelTime(1.4 * _US, 0.85),
-        "norm": KernelTime(1.6 * _US, 1.00),
-        "gate_mul": KernelTime(0.7 * _US, 0.87),
-        "arithmetic": KernelTime(0.7 * _US, 1.00),
-        "convert": KernelTime(0.7 * _US, 0.75),
-        "gather": KernelTime(0.7 * _US, 0.75),
+        "rope": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
+        "kv_append": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
+        "norm": KernelTime(1.3 * _US, 1.1, wave=0.2 * _US),
+        "gate_mul": KernelTime(0.93 * _US, 0.95, wave=0.18 * _US),
+        "arithmetic": KernelTime(0.41 * _US, 1.1, wave=0.2 * _US),
+        "convert": KernelTime(0.51 * _US, 0.94, wave=0.29 * _US),
+        "gather": KernelTime(0.54 * _US, 0.85, wave=0.25 * _US),
         "feed": KernelTime(1.2 * _US, 0.75),
-        "count_tokens": KernelTime(0.7 * _US, 0.75),
-        "penalize": KernelTime(0.8 * _US, 0.50),
-        "choose_largest": KernelTime(1.5 * _US, 0.50),
-        "find_threshold": KernelTime(0.6 * _US),
-        "draw": KernelTime(0.6 * _US),
-        "top_logprobs": KernelTime(0.6 * _US, 0.75),
+        "count_tokens": KernelTime(1.2 * _US, 0.71, wave=0.15 * _US),
+        "penalize": KernelTime(0.42 * _US, 0.47, wave=0.26 * _US),
+        "choose_largest": KernelTime(1.5 * _US, 0.52, wave=0.22 * _US),
+        "find_threshold": KernelTime(0.56 * _US),
+        "draw": KernelTime(0.56 * _US),
+        "top_logprobs": KernelTime(0.72 * _US, 0.67),
         "advance": KernelTime(0.6 * _US, 0.75),
     },
     other=KernelTime(2.0 * _US, 0.75, 0.50),

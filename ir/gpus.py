@@ -91,9 +91,34 @@ _RATES: Mapping[int, Mapping[str, float]] = {
 }
 
 
+# Warps and blocks that find room on a multiprocessor, and bytes of their shared memory, of which each block takes
+# `_RESERVED` beside its own (CUDA C++ Programming Guide, technical specifications by compute capability).
+_ROOM: Mapping[int, tuple[int, int, int]] = {
+    80: (64, 32, 164 << 10),
+    86: (48, 16, 100 << 10),
+    89: (48, 24, 100 << 10),
+    90: (64, 32, 228 << 10),
+    100: (64, 32, 228 << 10),
+    120: (48, 24, 100 << 10),
+}
+_RESERVED = 1 << 10
+
+
+def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
+    """How many blocks of so many warps, each with `shared` bytes of shared memory, find room on a multiprocessor at
+    once, as far as registers allow it."""
+    most_warps, blocks, memory = _ROOM[_known(gpu.sm, _ROOM)]
+    return max(1, min(blocks, most_warps // warps, memory // (shared + _RESERVED)))
+
+
+def _known(sm: int, table: Mapping[int, object]) -> int:
+    """The capability itself, or the last one before it that a table has."""
+    return max((one for one in table if one <= sm), default=min(table))
+
+
 def product_rate(gpu: Gpu, dtype: str) -> float:
     """Flops a second of products of a dtype, by its IR name: those of the typical device of the capability, or of the
     last one before it that is known, by the number of multiprocessors. Other dtypes are computed in float32."""
-    known = max((sm for sm in _RATES if sm <= gpu.sm), default=min(_RATES))
+    known = _known(gpu.sm, _RATES)
     rates = _RATES[known]
     return rates.get(dtype, rates["f32"]) * gpu.cores / TYPICAL[f"sm_{known}"].cores

@@ -1,12 +1,13 @@
 """`ingot explain`: what each call of an artifact costs, who would compute it, and where passes nearly applied."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from ingot.commands import ArtifactFolder, AsJson, Flag
-from ingot.commands.explain_time import print_step_time, time_text
+from ingot.commands.explain_time import known_columns, print_step_time, time_text
 from ingot.console import console, facts, print_json, print_table, size_text, table
 from ingot.ir.errors import OptionError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 # Columns of seconds: what the golden run took, and on a GPU what a step takes.
 _SECONDS: tuple[str, ...] = ("measured>",)
-_TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>")
+_TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>", "traced>")
 
 
 def explain_artifact(
@@ -25,6 +26,7 @@ def explain_artifact(
     *,
     step: str | None = None,
     measure: Flag = False,
+    trace: str | None = None,
     layer: int | None = None,
     op: str | None = None,
     provider: str | None = None,
@@ -42,6 +44,9 @@ def explain_artifact(
         is for decoding, else as few sequences as hold the tokens; 1024 positions, or the longest sequence.
     measure
         Run that step on this machine's GPU, and time each call and the whole.
+    trace
+        Record that step too, as it is served, with a profiler, and say what each call adds to it. The file is for
+        Perfetto or chrome://tracing; one that ends in .gz is compressed.
     layer
         Calls of this layer alone.
     op
@@ -60,7 +65,11 @@ def explain_artifact(
     asked = None if step is None else AskedStep.parse(step)
     if measure and (asked is None or asked.tokens is None):
         raise OptionError("--measure does not say which step", where="--measure", expected="--step T=…, its tokens")
-    found = explain(artifact, asked, measure=measure)
+    if trace is not None and not measure:
+        raise OptionError("--trace without --measure", expected="both: a trace is of a step that runs")
+    if trace is not None and not Path(trace).parent.is_dir():
+        raise OptionError(f"'{trace:.200}' is in no folder", where="--trace", expected="a file in one that is there")
+    found = explain(artifact, asked, measure=measure, trace=None if trace is None else Path(trace))
     filters = [value for value in (layer, op, provider) if value is not None]
     if pass_name is not None and (filters or sort is not None):
         raise OptionError("--pass together with what chooses calls", expected="one of them")
@@ -111,7 +120,7 @@ def _print_calls(bucket: "BucketCosts", *, filtered: bool) -> None:
     out.print(f"{name}: {step.tokens} tokens of {sequences}, context {step.context}", style="bold", markup=False)
     times = _SECONDS
     if bucket.time is not None:
-        times = _TIMES if bucket.time.measured is not None else _TIMES[:-1]
+        times = _TIMES[: 2 + known_columns(bucket.time)]
     columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "provider", "origin", "others")
     print_table(out, table(columns, [_row(call, len(times)) for call in bucket.calls]))
     total, seconds = bucket.total(), bucket.seconds()
@@ -132,7 +141,7 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
     layer = "–" if call.layer is None else call.layer
     times: list[float | None] = [call.seconds] if columns == len(_SECONDS) else [None] * columns
     if call.time is not None:
-        times = [call.time.roofline, call.time.predicted, call.time.measured][:columns]
+        times = [call.time.roofline, call.time.predicted, call.time.measured, call.time.traced][:columns]
     seconds = ["–" if one is None else time_text(one) for one in times]
     size = size_text(call.bytes)
     own = call.claims.get(call.provider)

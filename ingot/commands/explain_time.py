@@ -1,5 +1,6 @@
 """What `ingot explain` says of a step's time on a GPU: totals by kind, and what stands above the roofline."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ingot.console import console, facts, print_table, size_text, table
@@ -8,13 +9,22 @@ if TYPE_CHECKING:
     from ingot.debug.step_time.times import StepTime
 
 
+def known_columns(step: "StepTime") -> int:
+    """How many columns measurements take: of a row of equal calls, and of a trace."""
+    traced = any(one.traced is not None for one in step.kinds)
+    return 2 if traced else 1 if step.measured is not None else 0
+
+
 def print_step_time(step: "StepTime") -> None:
-    out = console()
-    rows = [(one.kind, one.calls or "–", *_times(one.roofline, one.predicted, one.measured)) for one in step.kinds]
+    out, known = console(), known_columns(step)
+    rows = [
+        (one.kind, one.calls or "–", *_times(one.roofline, one.predicted, [one.measured, one.traced][:known]))
+        for one in step.kinds
+    ]
     calls = sum(one.calls for one in step.kinds)
-    rows.append(("step", calls, *_times(step.roofline, step.predicted, step.measured)))
-    names = ("kind", "calls>", "roofline>", "predicted>", "measured>", "of roofline>")
-    print_table(out, table(names if step.measured is not None else [*names[:4], names[5]], rows))
+    rows.append(("step", calls, *_times(step.roofline, step.predicted, [step.measured, step.traced][:known])))
+    names = ("kind", "calls>", "roofline>", "predicted>", *("measured>", "traced>")[:known], "of roofline>")
+    print_table(out, table(names, rows))
     out.print()
     how = "replayed from a captured graph" if step.captured else "launched call by call"
     lines: list[tuple[str, object]] = [
@@ -25,19 +35,30 @@ def print_step_time(step: "StepTime") -> None:
     print_table(out, facts(lines))
     out.print()
     if step.gaps:
-        above = [(time_text(one.seconds), one.calls or "–", one.what, one.closing) for one in step.gaps]
-        print_table(out, table(("above roofline>", "calls>", "where", "what would close it"), above))
+        traced = ("traced>",) if known == 2 else ()
+        above = [
+            (
+                time_text(one.seconds),
+                *(_known(one.traced) for _ in traced),
+                one.calls or "–",
+                one.what,
+                one.closing,
+            )
+            for one in step.gaps
+        ]
+        print_table(out, table(("above roofline>", *traced, "calls>", "where", "what would close it"), above))
         out.print()
 
 
-def _times(roofline: float, predicted: float, measured: float | None) -> list[str]:
-    """The cells of a row; the measured one only where there is a measurement."""
-    taken = predicted if measured is None else measured
+def _times(roofline: float, predicted: float, known: Sequence[float | None]) -> list[str]:
+    """The cells of a row, with those of measurements that are `known`; the first of them is held to the roofline."""
+    taken = known[0] if known and known[0] is not None else predicted
     share = f"{roofline / taken:.0%}" if roofline and taken > 0 else "–"
-    cells = [time_text(roofline), time_text(predicted), share]
-    if measured is not None:
-        cells.insert(2, time_text(measured))
-    return cells
+    return [time_text(roofline), time_text(predicted), *map(_known, known), share]
+
+
+def _known(seconds: float | None) -> str:
+    return "–" if seconds is None else time_text(seconds)
 
 
 def time_text(seconds: float) -> str:

@@ -26,12 +26,15 @@ from ingot.ir.tuning import Choice as TileChoice
 from ingot.runtime.artifact import Artifact, open_artifact
 
 
-def explain(path: str | Path, asked: AskedStep | None = None, *, measure: bool = False) -> Explained:
+def explain(
+    path: str | Path, asked: AskedStep | None = None, *, measure: bool = False, trace: Path | None = None
+) -> Explained:
     """Explain an artifact; its weights and machine code are not opened.
 
     Costs are of the step that is `asked` for; by default, in each bucket class, of its largest one where that has few
-    tokens, and of 512 tokens where not. With `measure` that step is run, on the GPU that the artifact is for. Raises
-    ArtifactError, OptionError, and TargetError where it cannot run.
+    tokens, and of 512 tokens where not. With `measure` that step is run, on the GPU that the artifact is for, and
+    a profiler's `trace` of it is written where that is asked for. Raises ArtifactError, OptionError, and TargetError
+    where it cannot run.
     """
     asked = asked or AskedStep()
     artifact = open_artifact(path)
@@ -41,7 +44,7 @@ def explain(path: str | Path, asked: AskedStep | None = None, *, measure: bool =
     buckets = []
     choices = _read(artifact, "choices.json", _CHOICES)
     times = _instruction_times(artifact)
-    clock = StepClock.of(artifact, measure=measure)
+    clock = StepClock.of(artifact, measure=measure, trace=trace)
     programs = list(parse_programs(artifact.read_text("program.ir")))
     for program in programs:
         assert program.bucket is not None

@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ingot.debug.step_time.times import CallTime, StepTime
+from ingot.debug.step_time.work import Work
 from ingot.ir.ops.registry import Cost
 
 
@@ -16,7 +19,8 @@ class Call:
 
     `op` is the printed target. `layer` is None outside layers. `claims` says of each provider that was asked the cost
     of its claim, or its No. `seconds` is the median over the steps of the golden run, None where nothing was timed.
-    `time` is None for a call inside a region, and where the artifact is not for a GPU.
+    `time`, and the `work` that it is predicted from, are None for a call inside a region, and where the artifact is not
+    for a GPU.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Call:
     seconds: float | None = None
     region: str = ""
     time: CallTime | None = None
+    work: Work | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,9 @@ class BucketCosts:
     def seconds(self) -> float | None:
         timed = [call.seconds for call in self.calls if call.seconds is not None]
         return sum(timed) if timed else None
+
+
+_COSTS = TypeAdapter(BucketCosts)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ class Explained:
             "artifact": str(self.artifact),
             "build_id": self.build_id,
             "buckets": [
-                {**asdict(one), "total": asdict(one.total()), "seconds": one.seconds()} for one in self.buckets
+                {**_COSTS.dump_python(one, mode="json"), "total": asdict(one.total()), "seconds": one.seconds()}
+                for one in self.buckets
             ],
             "passes": [asdict(one) for one in self.passes],
         }

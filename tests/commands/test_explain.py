@@ -80,6 +80,8 @@ def test_json(ask: Callable[..., str]) -> None:
         (["--step", "T=-4"], "'T=-4' is no part of a step"),
         (["--measure"], "--measure does not say which step"),
         (["--measure", "--step", "T=4"], "the artifact is for cpu"),
+        (["--step", "T=4", "--trace", "trace.json"], "--trace without --measure"),
+        (["--step", "T=4", "--measure", "--trace", "nowhere/trace.json"], "is in no folder"),
         (["--sort", "size"], "sort"),
     ],
 )

@@ -22,9 +22,12 @@ from ingot.debug.explained import Step
 from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
+from ingot.debug.step_time.launches import Shape
+from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement, StepTrace
 from ingot.debug.step_time.predict import device_seconds, launched_seconds
+from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.timed import time_step
-from ingot.debug.step_time.work import Shape, Work, works
+from ingot.debug.step_time.work import Work, works
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
@@ -45,7 +48,8 @@ TIMES = GpuTimes(
         "moving": KernelTime(2 * US, 0.5),
         "computing": KernelTime(1 * US, 1.0, 0.25),
         "helping": KernelTime(3 * US),
-        "going over positions": KernelTime(1 * US, 1.0, 1.0, position=0.5 * US),
+        "in waves": KernelTime(1 * US, 1.0, 1.0, wave=2 * US),
+        "streaming": KernelTime(1 * US, 1.0, 1.0, stream=10**9),
         "decode_attention": KernelTime(5 * US, 1.0),
     },
     other=KernelTime(10 * US, 1.0, 1.0),
@@ -60,11 +64,12 @@ def no_gpu() -> Gpu:
     raise TargetError("this machine has no GPU that can be used")
 
 
-def work(*kernels: str, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
-    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True, "positions": 100}
+def work(*kernels: str | Launched, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
+    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True}
     facts |= more
     cost = Cost(flops, moved)
-    return Work(kind=kind, least=cost, done=cost, kernels=kernels, **facts)  # type: ignore[arg-type]
+    launches = tuple(Launched(one) if isinstance(one, str) else one for one in kernels)
+    return Work(kind=kind, least=cost, done=cost, launches=launches, **facts)  # type: ignore[arg-type]
 
 
 def choice(source: str, microseconds: float | None, kernel: str = "linear", **tiles: int) -> Choice:
@@ -82,8 +87,11 @@ def choice(source: str, microseconds: float | None, kernel: str = "linear", **ti
         (work("computing", moved=10**6, flops=989 * 10**6), 1 + 4),  # 1 us of flops at a quarter of the rate
         (work("computing", moved=10**7, flops=989 * 10**6), 1 + 10),  # the bytes take longer
         (work("computing", flops=67 * 10**6, dtype="f32"), 1 + 4),
-        (work("going over positions", moved=10**6), 1 + 50),
-        (work("going over positions", moved=10**8), 1 + 100),
+        (work(Launched("in waves", 3), moved=10**6), 1 + 3 * 2 + 1),
+        (work(Launched("in waves", 1, 4.0), moved=10**6, flops=989 * 10**6), 1 + 2 + 4),  # on a quarter of the device
+        (work(Launched("in waves", 1, 4.0), moved=10**7, flops=989 * 10**6), 1 + 2 + 10),
+        (work("streaming", moved=1320 * 10**3), 1 + 10),  # 10 KB of each multiprocessor
+        (work(Launched("streaming", 1, 2.0), moved=1320 * 10**3), 1 + 20),
         (work("somebody's", moved=10**6), 10 + 1),
         (work(), 0),
         (work("moving", moved=10**9, choice=choice("measured", 12.5)), 12.5),
@@ -147,6 +155,13 @@ def test_totals_and_gaps_of_a_step_by_hand() -> None:
     assert "launches 3 calls one by one" in launched.gaps[1].closing
 
 
+def test_a_gap_of_many_programs() -> None:
+    calls = [work(Launched("in waves", 40), moved=10**6, what="look"), work("moving", moved=10**7, what="move")]
+    _, step = time_step(calls, DEVICE, captured=True)
+    gaps = {gap.what: gap.closing for gap in step.gaps}
+    assert "its programs come in 40 waves" in gaps["look"] and "waves" not in gaps["move"]
+
+
 @pytest.mark.parametrize(
     ("source", "microseconds", "said"),
     [
@@ -166,12 +181,24 @@ def test_who_chose_the_tiles_says_what_to_try(source: str, microseconds: float |
 
 def test_measurements_come_before_predictions() -> None:
     calls = [work("moving", moved=10**7, kind="products", what="product"), work()]
-    times, step = time_step(calls, DEVICE, captured=True, measured=[15 * US, 3 * US], whole=30 * US)
+    taken = StepMeasurement(30 * US, (InstructionTime(15 * US, 1 * US), InstructionTime(3 * US, 1 * US)))
+    times, step = time_step(calls, DEVICE, captured=True, taken=taken)
     assert [time.measured for time in times] == [15 * US, 0], "a view runs nowhere, whatever was timed"
     assert step.measured == 30 * US and step.predicted == pytest.approx(29 * US)
     products, gaps = step.kinds
     assert products.measured == 15 * US and gaps.measured == pytest.approx(15 * US)
     assert [(gap.what, round(gap.seconds / US, 3)) for gap in step.gaps] == [("between calls", 15), ("product", 5)]
+    assert all(one.traced is None for one in (step, *times, *step.kinds, *step.gaps))
+
+    # A trace stands beside what was measured and replaces nothing.
+    seen = replace(taken, trace=StepTrace((16 * US, 0.0), 32 * US))
+    times, traced = time_step(calls, DEVICE, captured=True, taken=seen)
+    assert [time.traced for time in times] == [16 * US, 0] and traced.traced == 32 * US
+    assert [replace(gap, traced=None) for gap in traced.gaps] == list(step.gaps)
+    assert [gap.traced / US for gap in traced.gaps if gap.traced is not None] == pytest.approx([16, 6])
+    # Where a call was not found nothing is said of its kind.
+    _, partly = time_step(calls, DEVICE, captured=True, taken=replace(taken, trace=StepTrace((None, 0.0), None)))
+    assert all(one.traced is None for one in (*partly.kinds, *partly.gaps))
 
 
 def test_rates_scale_by_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +279,13 @@ def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
     clock = StepClock.of(open_artifact(for_gpu), measure=False)
     assert clock is not None
     at = next(place for place, call in enumerate(calls) if call.time is not None and call.time.kind == "products")
-    names = clock.kernels[str(clock.plans.plans["main"].buckets[1].instructions[at].calls)]
+    launches = clock.kernels[str(clock.plans.plans["main"].buckets[1].instructions[at].calls)]
+    names = [launch.entry for launch in launches]
     assert len(names) == 2 and names[1] == "linear_tile"
     tile, product = H200_TIMES.of("linear_tile"), calls[at]
-    launches = sum(H200_TIMES.of(name).latency for name in names)
+    begun = sum(H200_TIMES.of(name).latency + H200_TIMES.of(name).wave for name in names)
     carried = max(product.bytes / (tile.bandwidth * 4.8e12), product.flops / 989e12 / tile.rate)
-    assert product.time is not None and product.time.predicted == pytest.approx(launches + carried, rel=1e-6)
+    assert product.time is not None and product.time.predicted == pytest.approx(begun + carried, rel=1e-6)
 
 
 @kernels
@@ -268,8 +296,8 @@ def test_rows_of_padding_are_computed_and_have_no_cache(for_gpu: Path) -> None:
     program = list(parse_programs(artifact.read_text("program.ir")))[1]
     plan = clock.plans.plans["main"].buckets[1]
     one, two = (step_sizes(Step(rows, rows, 40), program, clock.page_size) for rows in (1, 2))
-    found = works(program, plan, Shape(one, two, 40), {}, clock.kernels)
-    smaller, larger = (works(program, plan, Shape(sizes, sizes, 40), {}, clock.kernels) for sizes in (one, two))
+    found = works(program, plan, Shape(one, two, 40, SMALL), {}, clock.kernels)
+    smaller, larger = (works(program, plan, Shape(sizes, sizes, 40, SMALL), {}, clock.kernels) for sizes in (one, two))
     assert [work.least for work in found] == [work.least for work in smaller]
     for work, small, large in zip(found, smaller, larger, strict=True):
         assert work.done == (small.done if work.kind == "attention" else large.done)
@@ -289,11 +317,12 @@ def test_the_command_says_it_in_tables_and_as_json(for_gpu: Path, capsys: pytest
     (bucket,) = json.loads(capsys.readouterr().out)["buckets"]
     time = bucket["time"]
     assert set(time) == {
-        *("device", "bandwidth", "rate", "basis", "captured", "roofline", "predicted", "measured", "kinds", "gaps")
+        *("device", "bandwidth", "rate", "basis", "captured", "roofline", "predicted", "measured", "traced"),
+        *("kinds", "gaps"),
     }
-    assert set(time["kinds"][0]) == {"kind", "calls", "roofline", "predicted", "measured"}
-    assert set(time["gaps"][0]) == {"what", "calls", "seconds", "closing"}
-    assert set(bucket["calls"][0]["time"]) == {"kind", "bound", "roofline", "predicted", "measured"}
+    assert set(time["kinds"][0]) == {"kind", "calls", "roofline", "predicted", "measured", "traced"}
+    assert set(time["gaps"][0]) == {"what", "calls", "seconds", "closing", "traced"}
+    assert set(bucket["calls"][0]["time"]) == {"kind", "bound", "roofline", "predicted", "measured", "traced"}
 
 
 @kernels

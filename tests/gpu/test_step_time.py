@@ -1,4 +1,5 @@
-"""Measured times of a step: every call that runs has one, and together they are about what the step takes."""
+"""Measured times of a step: every call that runs has one, in a row and in a trace, and together they are about what the
+step takes."""
 
 from pathlib import Path
 
@@ -31,3 +32,17 @@ def test_what_is_measured_is_about_the_step(made: Path, step: str) -> None:
     assert all(one.measured == 0 for one in views)
     assert sum(one.taken for one in runs) < 2 * time.measured
     assert sum(one.measured or 0 for one in time.kinds) == pytest.approx(time.measured)
+
+
+@pytest.mark.parametrize("step", ["T=5,context=40", "T=70,B=1,context=80"])
+def test_a_trace_finds_every_call_of_a_replayed_step(made: Path, tmp_path: Path, step: str) -> None:
+    path = tmp_path / "trace.json.gz"
+    (bucket,) = explain(made, AskedStep.parse(step), measure=True, trace=path).buckets
+    time = bucket.time
+    assert time is not None and time.captured and time.measured is not None and path.stat().st_size
+    for call in bucket.calls:
+        if call.work is not None:
+            assert call.time is not None and call.time.traced is not None
+            assert (call.time.traced > 0) == bool(call.work.launches), call.op
+    assert time.traced is not None and 0.3 * time.measured < time.traced < 3 * time.measured
+    assert sum(one.traced or 0 for one in time.kinds) == pytest.approx(time.traced)

@@ -136,7 +136,7 @@ def _times() -> tuple[list[CallTime], StepTime]:
     ]
     gaps = (Gap("norm", 1, 3e-6, "fused, it is saved"), Gap("between calls", 0, 2e-6, "launched one by one"))
     step = StepTime(
-        "NVIDIA H200", 10**12, 10**15, "constants", True, 5e-6, 12e-6, None, kind_times(calls, 12e-6, None), gaps
+        "NVIDIA H200", 10**12, 10**15, "constants", True, 5e-6, 12e-6, None, None, kind_times(calls, 12e-6, None), gaps
     )
     return calls, step
 

@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ingot.backends.triton.launches import Launch
 from ingot.commands.views.plan import read_plans
 from ingot.debug.asked_step import limits_of, step_sizes
-from ingot.debug.explained import BucketCosts
+from ingot.debug.explained import BucketCosts, Call
 from ingot.debug.step_time.device import Device, device_of
+from ingot.debug.step_time.launches import Shape, compiled_launches
 from ingot.debug.step_time.served import served_size
 from ingot.debug.step_time.timed import time_step
-from ingot.debug.step_time.work import Shape, kernel_names, works
+from ingot.debug.step_time.times import CallTime
+from ingot.debug.step_time.work import Work, works
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.plan import BucketPlan, Plan, Plans
 from ingot.ir.program import Program
@@ -20,17 +23,19 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class StepClock:
-    """What the times of steps follow from. With `measure` steps of the entry main are run too."""
+    """What the times of steps follow from. With `measure` steps of the entry main are run too, and a profiler's `trace`
+    of them written where that is asked for."""
 
     folder: Path
     device: Device
     plans: Plans
-    kernels: Mapping[str, tuple[str, ...]]
+    kernels: Mapping[str, tuple[Launch, ...]]
     page_size: int
     measure: bool
+    trace: Path | None = None
 
     @staticmethod
-    def of(artifact: Artifact, *, measure: bool) -> "StepClock | None":
+    def of(artifact: Artifact, *, measure: bool, trace: Path | None = None) -> "StepClock | None":
         """None where the artifact is not for a GPU, or for one whose bandwidth nobody says. Raises OptionError where
         it is to be measured then."""
         target = str(artifact.manifest.target.get("name"))
@@ -44,8 +49,8 @@ class StepClock:
                 )
             return None
         plans = read_plans(artifact)
-        kernels = kernel_names(artifact, target, list(plans.executables.values()))
-        return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure)
+        kernels = compiled_launches(artifact, target, list(plans.executables.values()))
+        return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure, trace)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
         """The costs of a step with its times. Raises TargetError where it is to be measured and cannot run here."""
@@ -53,17 +58,15 @@ class StepClock:
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step)
         run = sizes if served is None else {**sizes, "T": served.T, "B": served.B, "L": served.L}
-        found = works(program, bucket, Shape(sizes, run, costs.step.context), choices, self.kernels)
-        measured, whole = None, None
+        found = works(program, bucket, Shape(sizes, run, costs.step.context, self.device.gpu), choices, self.kernels)
+        taken = None
         if self.measure and costs.entry == "main":
             from ingot.debug.step_time.measure import measure_artifact
 
-            taken = measure_artifact(self.folder, costs.step, served)
-            measured, whole = [one.device for one in taken.instructions], taken.seconds
-        captured = served is not None
-        calls, step = time_step(found, self.device, captured=captured, measured=measured, whole=whole)
-        by_name = {work.name: time for work, time in zip(found, calls, strict=True)}
-        with_times = (call if call.region else replace(call, time=by_name[call.name]) for call in costs.calls)
+            taken = measure_artifact(self.folder, costs.step, served, self.trace)
+        calls, step = time_step(found, self.device, captured=served is not None, taken=taken)
+        by_name = {work.name: (time, work) for work, time in zip(found, calls, strict=True)}
+        with_times = (call if call.region else _with(call, *by_name[call.name]) for call in costs.calls)
         return replace(costs, calls=tuple(with_times), time=step)
 
     def _plan(self, costs: BucketCosts) -> tuple[Plan, BucketPlan]:
@@ -73,3 +76,7 @@ class StepClock:
                 assert plan is not None
                 return plan, bucket
         raise ArtifactError(f"there is no plan for {costs.bucket}", where="plan.json", expected="one for each program")
+
+
+def _with(call: Call, time: CallTime, work: Work) -> Call:
+    return replace(call, time=time, work=work)

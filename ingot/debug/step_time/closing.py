@@ -1,10 +1,11 @@
 """What stands above the roofline, the most first, and what would close it: sentences made of the facts of the calls."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
-from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime
+from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime, total
 from ingot.debug.step_time.work import Work
 from ingot.ir.tuning import Choice
 
@@ -19,35 +20,41 @@ def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, de
     """The largest gaps of a step."""
     groups: dict[str, list[tuple[Work, CallTime]]] = {}
     for work, time in zip(works, times, strict=True):
-        if work.kernels:
+        if work.launches:
             groups.setdefault(work.what, []).append((work, time))
     found = [_of_calls(what, group, device) for what, group in groups.items()]
     taken = step.predicted if step.measured is None else step.measured
     between = next(one for one in step.kinds if one.kind == GAPS)
-    found.append(_between(between.predicted if between.measured is None else between.measured, works, times, step))
+    above = between.predicted if between.measured is None else between.measured
+    found.append(replace(_between(above, works, times, step), traced=between.traced))
     large = [one for one in found if one.seconds > _LEAST_SHARE * taken]
     return tuple(sorted(large, key=lambda one: -one.seconds)[:_SHOWN])
 
 
 def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device) -> Gap:
     over = sum(time.taken - time.roofline for _, time in group)
+    traced = total([None if time.traced is None else time.traced - time.roofline for _, time in group])
     work, time = group[0]
     each = over / len(group)
-    latency = sum(device.times.of(name).latency for name in work.kernels)
+    latency = sum(device.times.of(one.name).latency for one in work.launches)
+    waiting = sum(device.times.of(one.name).wave * one.waves for one in work.launches)
     reached = f"reaches {time.roofline / time.taken:.0%} of {_limit(time)}: {_us(each)} a call above the floor"
     launching = f"{_us(min(latency, each))} of it for launching"
-    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, each)}")
+    return Gap(what, len(group), over, f"{reached}, {launching}; {_remedy(work, time, latency, waiting, each)}", traced)
 
 
 def _limit(time: CallTime) -> str:
     return "bandwidth" if time.bound == "memory" else "the rate of products"
 
 
-def _remedy(work: Work, time: CallTime, latency: float, each: float) -> str:
+def _remedy(work: Work, time: CallTime, latency: float, waiting: float, each: float) -> str:
     if work.choice is not None and work.choice.kernel == LINEAR:
         return _of_tiles(work.choice)
     if time.kind == "attention":
         return "the rest waits for the cache: of more sequences, or longer ones, more is on the way at once"
+    if waiting > _MOSTLY * each:
+        waves = sum(one.waves for one in work.launches)
+        return f"its programs come in {waves} waves, one behind the other: of fewer and larger ones there would be less"
     if latency > _MOSTLY * each:
         return "fused into a neighbour, a call has no launch of its own"
     if time.kind == "products":
@@ -72,7 +79,7 @@ def _between(seconds: float, works: Sequence[Work], times: Sequence[CallTime], s
     if step.captured:
         closing = "from the last kernel of a step to the first of the next: tokens go out, and inputs come in"
     else:
-        launches = sum(bool(work.kernels) for work in works)
+        launches = sum(bool(work.launches) for work in works)
         running = sum(time.taken for time in times)
         closing = (
             f"the host launches {launches} calls one by one, and the device runs {_us(running)} of them: a captured"

@@ -4,7 +4,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,10 @@ import torch
 from ingot.debug.asked_step import limits_of
 from ingot.debug.explained import Step
 from ingot.debug.step_time.inputs import step_inputs
+from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement
+from ingot.debug.step_time.record import record_trace
 from ingot.debug.step_time.served import padded
+from ingot.debug.step_time.trace import read_trace
 from ingot.ir.device_clock import median_seconds
 from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
@@ -33,31 +35,17 @@ _STEPS = 20  # of a whole step, in a row
 _VIEWS = frozenset(map(target_name, VIEWS))
 
 
-@dataclass(frozen=True)
-class InstructionTime:
-    """Seconds of one call in a row of equal ones: on the device, and of the host until it has launched it."""
-
-    device: float
-    host: float
-
-
-@dataclass(frozen=True)
-class StepMeasurement:
-    """Seconds of a step as it is served, one behind the other, and of its instructions in order."""
-
-    seconds: float
-    instructions: tuple[InstructionTime, ...]
-
-
-def measure_artifact(folder: Path, step: Step, served: StepSizes | None) -> StepMeasurement:
+def measure_artifact(folder: Path, step: Step, served: StepSizes | None, trace: Path | None = None) -> StepMeasurement:
     """Load an artifact for one step alone, and time it. Raises IngotError where it does not run on this machine."""
     limits = limits_of(open_artifact(folder))
-    return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served)
+    return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served, trace)
 
 
-def measure_step(loaded: Loaded, step: Step, served: StepSizes | None = None) -> StepMeasurement:
-    """Time a step of the entry main, its calls with the padding of a graph that it is `served` from. States hold
-    anything afterwards: nothing else may be served."""
+def measure_step(
+    loaded: Loaded, step: Step, served: StepSizes | None = None, trace: Path | None = None
+) -> StepMeasurement:
+    """Time a step of the entry main, its calls with the padding of a graph that it is `served` from; with a profiler's
+    `trace` written where that is asked for. States hold anything afterwards: nothing else may be served."""
     executor = loaded.executor
     assert isinstance(executor, CudaExecutor)
     inputs = step_inputs(step, loaded.limits.page_size, loaded.limits.vocab_size)
@@ -67,7 +55,8 @@ def measure_step(loaded: Loaded, step: Step, served: StepSizes | None = None) ->
         calls.append(call)
         return call()
 
-    executor.launch(inputs if served is None else padded(inputs, served), watch=keep).tokens()
+    launched = inputs if served is None else padded(inputs, served)
+    executor.launch(launched, watch=keep).tokens()
     resident = {
         tensor.untyped_storage().data_ptr() for tensor in (*executor.params.values(), *executor.states.values())
     }
@@ -79,7 +68,11 @@ def measure_step(loaded: Loaded, step: Step, served: StepSizes | None = None) ->
         for numbers in groups.values():
             taken = _time_row(_rotated([calls[number] for number in numbers], resident))
             times |= dict.fromkeys(numbers, taken)
-    return StepMeasurement(_step_seconds(executor, inputs), tuple(times[number] for number in range(len(calls))))
+    seconds = _step_seconds(executor, inputs)
+    if trace is not None:
+        record_trace(executor, launched, inputs, trace)
+    instructions = tuple(times[number] for number in range(len(calls)))
+    return StepMeasurement(seconds, instructions, None if trace is None else read_trace(trace, len(calls)))
 
 
 def _alike(call: Call) -> object:

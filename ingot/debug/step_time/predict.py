@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
+from ingot.debug.step_time.library_product import product_seconds
+from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.work import Work
 from ingot.ir.gpu_times import HostTime, KernelTime
 
@@ -16,24 +18,27 @@ def device_seconds(work: Work, device: Device) -> float:
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
         # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
         return choice.microseconds * 1e-6 * (device.slower_memory if choice.source == "table" else 1.0)
-    kernels = [device.times.of(name) for name in work.kernels]
-    carried = max((_carried(work, one, device) for one in kernels), default=0.0)
-    return sum(one.latency for one in kernels) + carried
+    kernels = [(one, device.times.of(one.name)) for one in work.launches]
+    begun = sum(kernel.latency + kernel.wave * one.waves for one, kernel in kernels)
+    return begun + max((_carried(work, one, kernel, device) for one, kernel in kernels), default=0.0)
 
 
-def _carried(work: Work, kernel: KernelTime, device: Device) -> float:
+def _carried(work: Work, launch: Launched, kernel: KernelTime, device: Device) -> float:
     if not kernel.bandwidth:
         return 0.0
+    if work.product is not None and kernel.stream:
+        return product_seconds(work.product, work.done, work.dtype, kernel, device)
     moving = work.done.bytes / (kernel.bandwidth * device.bandwidth)
-    computing = work.done.flops / (kernel.rate * device.rate(work.dtype))
-    return max(moving, computing, kernel.position * work.positions)
+    computing = work.done.flops * launch.uneven / (kernel.rate * device.rate(work.dtype))
+    streaming = work.done.bytes * launch.uneven / (kernel.stream * device.gpu.cores) if kernel.stream else 0.0
+    return max(moving, computing, streaming)
 
 
 def host_seconds(work: Work, host: HostTime) -> float:
     """Until the host has launched a call."""
     if work.compiled:
-        return host.call + host.kernel * len(work.kernels)
-    return host.library if work.kernels else host.view
+        return host.call + host.kernel * len(work.launches)
+    return host.library if work.launches else host.view
 
 
 def captured_seconds(device: Iterable[float], device_model: Device) -> float:

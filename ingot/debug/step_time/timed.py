@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ingot.debug.step_time.closing import gaps_of
 from ingot.debug.step_time.device import Device
+from ingot.debug.step_time.measurement import StepMeasurement
 from ingot.debug.step_time.predict import captured_seconds, device_seconds, host_seconds, launched_seconds
 from ingot.debug.step_time.times import CallTime, StepTime, kind_times
 from ingot.debug.step_time.work import Work
@@ -15,17 +16,20 @@ def time_step(
     device: Device,
     *,
     captured: bool,
-    measured: Sequence[float] | None = None,
-    whole: float | None = None,
+    taken: StepMeasurement | None = None,
 ) -> tuple[list[CallTime], StepTime]:
-    """The times of calls, and of the step that they make. `measured` are seconds of the calls and `whole` of the step,
-    where somebody measured them."""
+    """The times of calls, and of the step that they make; with what they took where somebody measured it."""
     calls = [_call_time(work, device) for work in works]
-    if measured is not None:
+    if taken is not None:
         calls = [
-            replace(time, measured=seconds if work.kernels else 0.0)
-            for work, time, seconds in zip(works, calls, measured, strict=True)
+            replace(time, measured=one.device if work.launches else 0.0)
+            for work, time, one in zip(works, calls, taken.instructions, strict=True)
         ]
+    trace = taken.trace if taken is not None else None
+    if trace is not None:
+        calls = [replace(time, traced=seconds) for time, seconds in zip(calls, trace.calls, strict=True)]
+    measured = None if taken is None else taken.seconds
+    traced = None if trace is None else trace.step
     predicted = [time.predicted for time in calls]
     host = device.times.host
     step = StepTime(
@@ -38,11 +42,12 @@ def time_step(
         predicted=captured_seconds(predicted, device)
         if captured
         else launched_seconds([host_seconds(work, host) for work in works], predicted, host.step),
-        measured=whole,
+        measured=measured,
+        traced=traced,
         kinds=(),
         gaps=(),
     )
-    step = replace(step, kinds=kind_times(calls, step.predicted, whole))
+    step = replace(step, kinds=kind_times(calls, step.predicted, measured, traced))
     return calls, replace(step, gaps=gaps_of(works, calls, step, device))
 
 

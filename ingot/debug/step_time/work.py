@@ -1,25 +1,24 @@
 """The calls of a step as a GPU sees them: what each has to do, and which kernels do it."""
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
 from torch import fx
 
-from ingot.backends.triton.launches import LAUNCHES, Launches
+from ingot.backends.triton.launches import Launch
+from ingot.debug.step_time.launches import Shape, launches_of, op_name
+from ingot.debug.step_time.programs import Launched
 from ingot.ir import ops
-from ingot.ir.artifact import EXE_FOLDER
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError
 from ingot.ir.infer import sized_meta_tensor
-from ingot.ir.ops import op_of
 from ingot.ir.ops.registry import Cost, bytes_of
-from ingot.ir.plan import BucketPlan, Executable, Instruction
-from ingot.ir.program import VIEWS, Program, RegionCall, target_name
+from ingot.ir.plan import BucketPlan, Instruction
+from ingot.ir.program import VIEWS, Program, RegionCall
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
-from ingot.runtime.artifact import Artifact, malformed
 
 # What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
 KINDS = ("products", "attention", "norms", "sampling", "rest")
@@ -37,9 +36,9 @@ _KIND_OF = {
 @dataclass(frozen=True)
 class Work:
     """A call of the node `name`, `what` in a reader's words, which costs `least`. It does `done`: rows of padding are
-    computed too, and results are written. `dtype` is that of what it multiplies, `positions` what its sequences have
-    cached. `kernels` are its launches by name, none for a view, `compiled` ones or a library's. `choice` has the tile
-    sizes of a product or of attention."""
+    computed too, and results are written. `dtype` is that of what it multiplies. `launches` are none for a view, else
+    `compiled` ones or a library's. A library's `product` has [rows, columns, depth]. `choice` has the tile sizes of a
+    product or of attention."""
 
     name: str
     what: str
@@ -47,20 +46,11 @@ class Work:
     least: Cost
     done: Cost
     dtype: str
-    positions: int
     provider: str
-    kernels: tuple[str, ...]
+    launches: tuple[Launched, ...]
     compiled: bool
+    product: tuple[int, int, int] | None = None
     choice: Choice | None = None
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A step: its dims as `asked`, as they run (`served`), and the cached positions of each sequence."""
-
-    asked: Mapping[str, int]
-    served: Mapping[str, int]
-    context: int
 
 
 def works(
@@ -68,10 +58,10 @@ def works(
     plan: BucketPlan,
     shape: Shape,
     choices: Mapping[str, Sequence[Choice]],
-    kernels: Mapping[str, tuple[str, ...]],
+    kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
     """The calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile sizes by
-    node or region, `kernels` the names of an executable's launches by its id. Raises ArtifactError for a plan of
+    node or region, `kernels` an executable's launches by its id. Raises ArtifactError for a plan of
     another program."""
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if len(nodes) != len(plan.instructions):
@@ -92,12 +82,12 @@ def _work(
     program: Program,
     shape: Shape,
     choices: Mapping[str, Sequence[Choice]],
-    kernels: Mapping[str, tuple[str, ...]],
+    kernels: Mapping[str, tuple[Launch, ...]],
 ) -> Work:
     inner = _calls(node, program)
-    names = [_op_name(one) for one in inner]
+    names = [op_name(one) for one in inner]
     kind = min((_KIND_OF.get(name, KINDS[-1]) for name in names), key=KINDS.index)
-    product = next((one for one in inner if _op_name(one) in _PRODUCTS), None)
+    product = next((one for one in inner if op_name(one) in _PRODUCTS), None)
     chosen = choices.get(node.target.name if isinstance(node.target, RegionCall) else node.name, ())
     return Work(
         name=node.name,
@@ -107,26 +97,12 @@ def _work(
         # Rows of padding have nothing cached.
         done=_done(node, program, shape.asked if kind == "attention" else shape.served),
         dtype=_dtype(product if product is not None else node),
-        positions=shape.context,
         provider=instruction.provider,
-        kernels=_kernels(node, instruction, kernels),
+        launches=launches_of(node, instruction, shape, kernels, chosen),
         compiled=instruction.calls is not None,
+        product=_product(node, shape) if instruction.calls is None and node is product else None,
         choice=chosen[0] if chosen else None,
     )
-
-
-def kernel_names(artifact: Artifact, target: str, executables: Sequence[Executable]) -> dict[str, tuple[str, ...]]:
-    """The names of the kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
-    found: dict[str, tuple[str, ...]] = {}
-    for one in executables:
-        if LAUNCHES in one.files:
-            relpath = f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}"
-            try:
-                launches = Launches.model_validate_json(artifact.read_text(relpath)).launches
-            except ValidationError as error:
-                raise malformed(relpath, error) from None
-            found[one.id] = tuple(launch.entry for launch in launches)
-    return found
 
 
 def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
@@ -136,18 +112,13 @@ def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
     return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
 
 
-def _op_name(node: fx.Node) -> str:
-    op = op_of(node.target)
-    return op.name if op is not None else target_name(node.target)
-
-
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
     """In a reader's words: a product by the shape of its weight, other calls by their ops."""
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
     size = "x".join(map(str, weight)) if weight else "?"
-    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != _op_name(product)]
+    around = [name.removeprefix("aten.").removesuffix(".Tensor") for name in names if name != op_name(product)]
     return f"product of {size}" + (f" with {' and '.join(dict.fromkeys(around))}" if around else "")
 
 
@@ -155,6 +126,14 @@ def _weight(product: fx.Node) -> tuple[int, ...] | None:
     weight = ops.op_of(product.target).bind(product.args, dict(product.kwargs))["weight"]  # type: ignore[union-attr]
     value_type = weight.meta["type"]
     return tuple(int(size) for size in value_type.shape) if isinstance(value_type, TensorType) else None
+
+
+def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
+    """Rows, columns and depth of a product by itself, where its weight is a matrix."""
+    weight, result = _weight(node), node.meta["type"]
+    if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
+        return None
+    return math.prod(result.bind(shape.served)[:-1]), *weight
 
 
 def _dtype(node: fx.Node) -> str:
@@ -178,9 +157,3 @@ def _written(node: fx.Node, sizes: Mapping[str, int]) -> int:
     value_type = node.meta["type"]
     items = value_type.items if isinstance(value_type, TupleType) else (value_type,)
     return bytes_of(*(sized_meta_tensor(item, sizes) for item in items if isinstance(item, TensorType)))
-
-
-def _kernels(node: fx.Node, instruction: Instruction, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    if instruction.calls in known:
-        return known[str(instruction.calls)]
-    return () if node.target in VIEWS else (f"{instruction.provider} {_op_name(node)}",)

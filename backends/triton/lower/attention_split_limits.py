@@ -1,0 +1,30 @@
+"""How far the contexts of a step of few tokens are cut."""
+
+from dataclasses import dataclass
+
+from ingot.backends.triton.lower.attention_problem import MOST_DECODED, DecodeProblem
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+
+# The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
+_MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
+# Up to this many tokens, a context is split in two at least.
+_HALVED = 16
+
+
+@dataclass(frozen=True)
+class SplitLimits:
+    """Each (token, head) has `base` splits for certain, and `most` where its context is long: by what all tokens read,
+    in `shares` parts; 0: no context has more than the certain ones."""
+
+    base: int
+    most: int
+    shares: int
+
+
+def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
+    """On a GPU of so many multiprocessors. With many tokens, long contexts get what is to spare."""
+    shares = max(1, tiles.programs * cores // problem.kv_heads)
+    if problem.tokens == 1:
+        base = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        return SplitLimits(base, base, 0)
+    return SplitLimits(2 if problem.tokens <= _HALVED else 1, min(_MAX_SPLITS, _ALL_SPLITS // problem.tokens), shares)

@@ -1,0 +1,239 @@
+"""The constants of predicted times (`ingot/ir/gpu_times.py`), fitted to measured steps.
+
+    ingot explain ARTIFACT --step T=32,context=512 --measure --json > 32.json
+    python benchmarks/fit_times.py 1.json 32.json 512.json … [--leave-out]
+
+Each constant of a kernel that is not zero is moved up and down, by less and less, as long as the calls that the kernel
+is of come nearer to their measured times: the mean square of log(predicted / measured), each call weighing as much as
+it takes of its step. Where they say little, it stays near what it was. What the tuning log has a time of is no
+constant's. Printed are the table, and errors before and
+after; with --leave-out each step is predicted too by constants that were fitted to the others.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ingot.console import console, print_table
+from ingot.console import table as console_table
+from ingot.debug.step_time.device import Device
+from ingot.debug.step_time.predict import device_seconds
+from ingot.debug.step_time.timed import time_step
+from ingot.debug.step_time.times import GAPS, StepTime
+from ingot.debug.step_time.work import KINDS, Work
+from ingot.ir.errors import OptionError
+from ingot.ir.gpu_times import H200_TIMES, GpuTimes, KernelTime
+
+_FIRST, _LAST = 0.3, 0.01  # of what a constant is moved by
+_SWEEPS = 30
+# A constant that is twice what it was counts as much as calls that are off by some 3 %.
+_STAYING = 0.002
+# Shares of what a device has. What was just written is read from its caches, faster than its memory is.
+_MOST = {"bandwidth": 1.25, "rate": 1.0}
+_DIGITS = 2
+_WORK = TypeAdapter(Work)
+_STEP = TypeAdapter(StepTime)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step: its calls, and the seconds of each in a row of equal ones."""
+
+    name: str
+    works: tuple[Work, ...]
+    seconds: tuple[float, ...]
+    time: StepTime
+
+    def predicted(self, times: GpuTimes) -> StepTime:
+        return time_step(self.works, _device(times), captured=self.time.captured)[1]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Calls of equal work that take `seconds` each, and their share of all steps' time."""
+
+    work: Work
+    seconds: float
+    weight: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--leave-out", action="store_true")
+    options = parser.parse_args()
+    steps = [step for path in options.files for step in read_steps(path)]
+    times = fitted(H200_TIMES, steps)
+    print(source_of(times))
+    print_errors(steps, H200_TIMES, lambda step: times, "fitted")
+    if options.leave_out:
+
+        def without(step: Step) -> GpuTimes:
+            return fitted(times, [one for one in steps if one is not step])
+
+        print_errors(steps, H200_TIMES, without, "fitted to the others")
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The measured steps of a file. Raises OptionError where it has none, or of another GPU."""
+    try:
+        buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
+        found = [_step(path.stem, bucket) for bucket in buckets if bucket["time"]["measured"] is not None]
+    except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+        raise OptionError(f"{path}: {error!s:.200}", expected="what ingot explain --measure --json prints") from None
+    for step in found:
+        if step.time.device != H200_TIMES.gpu.product:
+            raise OptionError(f"{path} is of {step.time.device}", expected=f"steps of {H200_TIMES.gpu.product}")
+    if not found:
+        raise OptionError(f"{path} has no measured step", expected="what ingot explain --measure --json prints")
+    return found
+
+
+def _step(name: str, bucket: Mapping[str, Any]) -> Step:
+    calls = [call for call in bucket["calls"] if call["work"] is not None]
+    asked = bucket["step"]
+    return Step(
+        f"{name} T={asked['tokens']},B={asked['sequences']},context={asked['context']}",
+        tuple(_WORK.validate_json(json.dumps(call["work"])) for call in calls),
+        tuple(float(call["time"]["measured"]) for call in calls),
+        _STEP.validate_json(json.dumps(bucket["time"])),
+    )
+
+
+def samples(steps: Iterable[Step]) -> list[Sample]:
+    """Equal calls of a step are one, with the median of their seconds."""
+    found = []
+    for step in steps:
+        whole = sum(step.seconds)
+        groups: dict[str, list[tuple[Work, float]]] = {}
+        for work, seconds in zip(step.works, step.seconds, strict=True):
+            if work.launches and seconds > 0:
+                groups.setdefault(repr(replace(work, name="")), []).append((work, seconds))
+        for group in groups.values():
+            taken = statistics.median(seconds for _, seconds in group)
+            found.append(Sample(group[0][0], taken, taken * len(group) / whole))
+    return found
+
+
+def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
+    """The constants that predict these steps best, begun at `times`."""
+    taken = samples(steps)
+    times = replace(times, between=_rounded(max(0.0, _between(steps, times.between))))
+    move, begun = _FIRST, times.kernels
+    for _ in range(_SWEEPS):
+        before = times
+        for name in times.kernels:
+            times = _nearer(times, name, begun[name], [one for one in taken if _has(one.work, name)], move)
+        if times == before:
+            move /= 2
+        if move < _LAST:
+            break
+    kernels = {name: _map(kernel, _rounded) for name, kernel in times.kernels.items()}
+    return replace(times, kernels=kernels)
+
+
+def _between(steps: Sequence[Step], begun: float) -> float:
+    """What passes between two captured steps. A profiler's steps do not wait for a host that has other things to do, so
+    they come first."""
+    gaps = [kind for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
+    traced = [one.traced for one in gaps if one.traced is not None]
+    measured = [one.measured for one in gaps if one.measured is not None]
+    return statistics.median(traced or measured or [begun])
+
+
+def _has(work: Work, kernel: str) -> bool:
+    return any(launch.name == kernel for launch in work.launches)
+
+
+def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample], move: float) -> GpuTimes:
+    """With those constants of a kernel moved that come nearer so to what was measured."""
+    least = _loss(times, name, begun, taken)
+    for constant in fields(KernelTime):
+        for factor in (1 + move, 1 / (1 + move)):
+            kernel = times.kernels[name]
+            value = getattr(kernel, constant.name) * factor
+            moved = replace(kernel, **{constant.name: min(value, _MOST.get(constant.name, math.inf))})
+            tried = replace(times, kernels={**times.kernels, name: moved})
+            if (loss := _loss(tried, name, begun, taken)) < least:
+                times, least = tried, loss
+                break
+    return times
+
+
+def _loss(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample]) -> float:
+    """How far the calls of a kernel are off, and its constants from those that it began with."""
+    if not taken:
+        return 0.0
+    device, kernel = _device(times), times.kernels[name]
+    off = sum(one.weight * math.log(device_seconds(one.work, device) / one.seconds) ** 2 for one in taken)
+    values = [(getattr(kernel, one.name), getattr(begun, one.name)) for one in fields(KernelTime)]
+    moved = sum(math.log(now / then) ** 2 for now, then in values if then)
+    return off / sum(one.weight for one in taken) + _STAYING * moved
+
+
+def _device(times: GpuTimes) -> Device:
+    assert times.gpu.bandwidth is not None
+    return Device(times.gpu, times.gpu.bandwidth, times)
+
+
+def _map(kernel: KernelTime, change: Callable[[float], float]) -> KernelTime:
+    return replace(kernel, **{one.name: change(getattr(kernel, one.name)) for one in fields(KernelTime)})
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def source_of(times: GpuTimes) -> str:
+    """The kernels as they stand in the source."""
+    lines = [f'"{name}": {_constants(kernel)},' for name, kernel in times.kernels.items()]
+    return "\n".join([*lines, f"between={_us(times.between)},"])
+
+
+def _constants(kernel: KernelTime) -> str:
+    texts = [_us(kernel.latency), *(f"{value:g}" for value in (kernel.bandwidth, kernel.rate))]
+    while len(texts) > 1 and texts[-1] == f"{fields(KernelTime)[len(texts) - 1].default:g}":
+        texts.pop()
+    texts += [f"wave={_us(kernel.wave)}"] * bool(kernel.wave) + [f"stream={kernel.stream:g}"] * bool(kernel.stream)
+    return f"KernelTime({', '.join(texts)})"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} * _US"
+
+
+def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step], GpuTimes], name: str) -> None:
+    """How far predictions are off before and after: of each step, and of its calls by kind."""
+    offs = [_offs(step, step.predicted(before), step.predicted(after(step))) for step in steps]
+    kinds = [kind for kind in ("step", *KINDS) if any(kind in one for one in offs)]
+    rows = [
+        (step.name, f"{step.time.measured * 1e6:.1f} µs", *(_text(one.get(kind)) for kind in kinds))
+        for step, one in zip(steps, offs, strict=True)
+    ]
+    means = [
+        [statistics.fmean(abs(one[kind][side]) for one in offs if kind in one) for side in (0, 1)] for kind in kinds
+    ]
+    rows.append(("mean, without sign", "", *map(_text, means)))
+    print_table(console(), console_table((name, "measured>", *(f"{kind}>" for kind in kinds)), rows))
+
+
+def _offs(step: Step, *predicted: StepTime) -> dict[str, list[float]]:
+    """By how much predictions of a step are too high, as parts of what was measured; and those of each kind."""
+    measured = {"step": step.time.measured, **{kind.kind: kind.measured for kind in step.time.kinds}}
+    values = [{"step": one.predicted, **{kind.kind: kind.predicted for kind in one.kinds}} for one in predicted]
+    return {kind: [one[kind] / taken - 1 for one in values] for kind, taken in measured.items() if taken}
+
+
+def _text(offs: Sequence[float] | None) -> str:
+    return "–" if offs is None else " → ".join(f"{one:+.0%}" for one in offs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The launches of a call, and how their work falls to multiprocessors in one step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+from torch import fx
+
+from ingot.backends.triton.launches import LAUNCHES, Launch, Launches
+from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
+from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched
+from ingot.ir.artifact import EXE_FOLDER
+from ingot.ir.gpus import Gpu
+from ingot.ir.ops import op_of
+from ingot.ir.plan import Executable, Instruction
+from ingot.ir.program import VIEWS, held_type, target_name
+from ingot.ir.tuning import Choice
+from ingot.runtime.artifact import Artifact, malformed
+
+# Tokens of a tile of attention, by the kernel and the size of a head, 0 for any other: lower/attention_prefill.py has
+# those for two bytes an element; backends/flashinfer/kernels/fa3.cu.
+_PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0: 128, 64: 192}}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step: its dims as `asked`, as they run (`served`), the cached positions of each sequence, and the GPU."""
+
+    asked: Mapping[str, int]
+    served: Mapping[str, int]
+    context: int
+    gpu: Gpu
+
+
+def compiled_launches(
+    artifact: Artifact, target: str, executables: Sequence[Executable]
+) -> dict[str, tuple[Launch, ...]]:
+    """The kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
+    found: dict[str, tuple[Launch, ...]] = {}
+    for one in executables:
+        if LAUNCHES in one.files:
+            relpath = f"{EXE_FOLDER}{target}/{one.id}/{LAUNCHES}"
+            try:
+                found[one.id] = Launches.model_validate_json(artifact.read_text(relpath)).launches
+            except ValidationError as error:
+                raise malformed(relpath, error) from None
+    return found
+
+
+def launches_of(
+    node: fx.Node,
+    instruction: Instruction,
+    shape: Shape,
+    known: Mapping[str, tuple[Launch, ...]],
+    chosen: Sequence[Choice],
+) -> tuple[Launched, ...]:
+    """The launches of an instruction in a step, none of a view. `known` are those of executables by their ids, `chosen`
+    tile sizes of the call."""
+    if instruction.calls in known:
+        found = [launched(one, shape.served, shape.gpu) for one in known[str(instruction.calls)]]
+    else:
+        found = [] if node.target in VIEWS else [Launched(f"{instruction.provider} {op_name(node)}")]
+    return tuple(_by_contexts(one, node, shape, chosen) for one in found)
+
+
+def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence[Choice]) -> Launched:
+    """A launch as it is, but for attention: what its programs do depends on contexts."""
+    if rows := _PROMPT_ROWS.get(launch.name):
+        dim = held_type(_arguments(node)["q"]).bind(shape.asked)[2]
+        return replace(launch, uneven=_prompts(node, shape).uneven(rows.get(dim, rows[0]), shape.gpu.cores))
+    tiles = next((one for one in chosen if one.kernel == DECODE_ATTENTION == launch.name), None)
+    if tiles is None:
+        return launch
+    return Contexts(shape.asked["T"], shape.context, tiles).launched(launch.name, shape.gpu.cores)
+
+
+def _arguments(node: fx.Node) -> Mapping[str, Any]:
+    """Of a call of an op of ours, by parameter."""
+    op = op_of(node.target)
+    assert op is not None
+    return op.bind(node.args, dict(node.kwargs))
+
+
+def _prompts(node: fx.Node, shape: Shape) -> Prompts:
+    """Attention of prompts as a step asks for it."""
+    call = _arguments(node)
+    heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
+    return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("window"))
+
+
+def op_name(node: fx.Node) -> str:
+    """Of an op of ours its name, of others that of their target."""
+    op = op_of(node.target)
+    return op.name if op is not None else target_name(node.target)

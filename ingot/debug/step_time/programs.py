@@ -1,0 +1,97 @@
+"""How the work of a launch falls to the multiprocessors of a GPU."""
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.backends.triton.launches import Launch, evaluate
+from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_split_limits import split_limits
+from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.ir.gpus import Gpu, resident_blocks
+from ingot.ir.tuning import Choice
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch of the kernel `name`: `waves` of programs, one behind the other, as many in each as find room at once.
+    The multiprocessor that has most to do has `uneven` times the mean of all. Of a library's kernel both are as of one
+    that fills the device."""
+
+    name: str
+    waves: int = 1
+    uneven: float = 1.0
+
+
+def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
+    """A compiled launch in a step of these sizes; its programs have equal work."""
+    x, y, z = (evaluate(size, sizes) for size in launch.grid)
+    programs = x * y * z
+    if not programs:
+        return Launched(launch.entry, 0)
+    room = gpu.cores * resident_blocks(gpu, launch.warps, launch.shared)
+    return Launched(launch.entry, -(-programs // room), uneven(programs, gpu.cores))
+
+
+def uneven(programs: int, cores: int) -> float:
+    """The share of the multiprocessor that has most of some equal programs, over the mean."""
+    return -(-programs // cores) * cores / programs
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Attention of `sequences` that each feed `tokens` and then have `context` positions, by `heads` of q; a token sees
+    `window` positions at most."""
+
+    sequences: int
+    tokens: int
+    context: int
+    heads: int
+    window: int | None = None
+
+    def uneven(self, rows: int, cores: int) -> float:
+        """The same of tiles of `rows` tokens of a head: a tile goes over all positions that its rows see. The longest
+        tiles begin first, each on the multiprocessor that is free first; rows that stand empty count as work."""
+        first = self.context - self.tokens
+        ends = [min(first + end, self.context) for end in range(rows, self.tokens + rows, rows)]
+        most = self.context if self.window is None else self.window
+        seen = sorted((min(end, most + rows - 1) for end in ends), reverse=True)
+        tiles = [positions for positions in seen for _ in range(self.sequences * self.heads)]
+        needed = sum(min(position, most) for position in range(first + 1, self.context + 1))
+        return _longest(tiles, cores) * rows * cores / (self.sequences * self.heads * needed)
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Attention of few tokens, each of which has `context` positions: they are cut into splits as the kernel does it on
+    the device, with the tiles of a `choice`."""
+
+    tokens: int
+    context: int
+    choice: Choice
+
+    def launched(self, name: str, cores: int) -> Launched:
+        """The launch of the kernel. A split goes over whole tiles; the first one is on the way before the kernel in
+        front has ended, and takes no time of its own."""
+        problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
+        limits = split_limits(problem, tiles, cores)
+        splits = limits.base
+        if limits.shares:
+            share = max(math.ceil(self.tokens * self.context / limits.shares), tiles.keys)
+            splits = min(max((self.context + share // 2) // share, limits.base), limits.most)
+        all_tiles = math.ceil(self.context / tiles.keys)
+        in_turn = math.ceil(all_tiles / splits)
+        room = cores * tiles.programs
+        waves = math.ceil(self.tokens * problem.kv_heads * min(splits, all_tiles) / room)
+        longest = (waves * in_turn - 1) * tiles.keys
+        mean = self.tokens * problem.kv_heads * self.context / room
+        return Launched(name, waves - (in_turn == 1), longest / mean)
+
+
+def _longest(works: Sequence[int], workers: int) -> int:
+    """What the busiest worker has, where each takes the next work when it is free."""
+    ends = [0] * workers
+    for work in works:
+        heapq.heapreplace(ends, ends[0] + work)
+    return max(ends)

@@ -1,0 +1,36 @@
+"""A profiler's trace of some steps, as `read_trace` takes it."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ingot.debug.step_time.trace import CALL
+from ingot.runtime.bucket import Call
+from ingot.runtime.cuda.executor import CudaExecutor
+
+_LAUNCHED = 3  # call by call
+_REPLAYED = 12  # as they are served
+
+
+def record_trace(
+    executor: CudaExecutor, launched: Mapping[str, torch.Tensor], served: Mapping[str, torch.Tensor], path: Path
+) -> None:
+    """Write what torch's profiler sees of a step: `launched` call by call, each in a span of its number, and then as it
+    is `served`. A name that ends in .gz is compressed."""
+    with torch.cuda.stream(executor.stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(_LAUNCHED):
+            numbers = itertools.count()
+
+            def spanned(call: Call, numbers: "itertools.count[int]" = numbers) -> Any:
+                with record_function(f"{CALL}{next(numbers)}"):
+                    return call()
+
+            executor.launch(launched, watch=spanned).tokens()
+        for _ in range(_REPLAYED):
+            executor.launch(served)
+        executor.stream.synchronize()
+    seen.export_chrome_trace(str(path))
