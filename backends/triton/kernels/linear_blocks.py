@@ -1,8 +1,8 @@
 """linear for a step of many tokens, with the sums of `linear_tile`: bit for bit what that gives each row by itself.
 
-A result is added up as there. The weight is the left operand; of each split of the columns the products are added by one
-tensor-core instruction after the other, from the first column on, and the sums of the splits in their order. How many
-rows and columns a tile has only says which results are made side by side.
+A result is added up as there. The weight is the left operand; of each split of the columns the products are added by
+one tensor-core instruction after the other, from the first column on, and the sums of the splits in their order. How
+many rows and columns a tile has only says which results are made side by side.
 """
 
 import triton

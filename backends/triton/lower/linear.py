@@ -5,12 +5,21 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.backends.triton.kernels.linear_blocks import linear_blocks
 from ingot.backends.triton.kernels.linear_matvec import linear_matvec
 from ingot.backends.triton.kernels.linear_tile import linear_tile
 from ingot.backends.triton.kernels.norm import norm as norm_kernel
-from ingot.backends.triton.launches import Expr
+from ingot.backends.triton.launches import Expr, cdiv, times
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
 from ingot.backends.triton.lower.linear_choice import known_microseconds, known_tiles
+from ingot.backends.triton.lower.linear_invariant import (
+    BlockTiles,
+    Sums,
+    block_tiles,
+    few_tiles,
+    invariant_products,
+    sums_of,
+)
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.schedule import Schedule, Value
@@ -97,7 +106,12 @@ def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     """Add the launches that compute `linear`. Raises Refused."""
     _check(linear)
-    tokens = padded_tokens(_most_rows(linear, schedule))
+    most = _most_rows(linear, schedule)
+    if schedule.bucket.batch_invariant:
+        return _invariant(linear, schedule, most)
+    if most > MOST_TOKENS:
+        raise Refused("the library's product is faster for many tokens")
+    tokens = padded_tokens(most)
     problem = linear.problem(tokens)
     chosen = schedule.choose(
         LINEAR,
@@ -108,7 +122,20 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     )
     if isinstance(chosen, MatvecTiles):
         return _matvec(linear, schedule, chosen)
-    return _tile(linear, schedule, tokens, chosen)
+    return _tile(linear, schedule, tokens, chosen, _share(linear.depth, chosen))
+
+
+def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
+    """A product of up to `most` rows, each result of which is added up in a way that is the same for any number."""
+    product = linear.problem(most).product()
+    if not invariant_products(schedule.sm, product.dtype):
+        sm = f"{schedule.sm // 10}.{schedule.sm % 10}"
+        raise Refused(f"on compute capability {sm} products of tiles of two sizes are not known to have the same bits")
+    sums = sums_of(product, schedule.sm)
+    if most > MOST_TOKENS:
+        return _blocks(linear, schedule, block_tiles(product, sums), sums)
+    tokens = max(16, padded_tokens(most))
+    return _tile(linear, schedule, tokens, few_tiles(product, tokens, schedule.sm), sums.share)
 
 
 def padded_tokens(most: int) -> int:
@@ -121,10 +148,7 @@ def _most_rows(linear: Linear, schedule: Schedule) -> int:
     rows = linear.rows
     if isinstance(rows, str) and rows not in ("T", "L", "B"):
         raise Refused(f"a product for each of '{rows}' rows")
-    most = rows if isinstance(rows, int) else schedule.bucket.tokens[1]
-    if most > MOST_TOKENS:
-        raise Refused("the library's product is faster for many tokens")
-    return most
+    return rows if isinstance(rows, int) else schedule.bucket.tokens[1]
 
 
 def _check(linear: Linear) -> None:
@@ -175,7 +199,7 @@ def _matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Value:
     return result
 
 
-def _tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles) -> Value:
+def _tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, share: int) -> Value:
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
     blocks = -(-linear.columns // chosen.block_n)
@@ -202,8 +226,40 @@ def _tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles) -> Val
             "BLOCK_N": chosen.block_n,
             "BLOCK_K": chosen.block_k,
             "SPLITS": chosen.splits,
-            "SHARE": _share(linear.depth, chosen),
+            "SHARE": share,
             "LINES": chosen.lines,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=chosen.warps,
+        stages=chosen.stages,
+        dependent=schedule.dependent,
+    )
+    return result
+
+
+def _blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: Sums) -> Value:
+    x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
+    result = schedule.output(linear.result)
+    schedule.launch(
+        linear_blocks,
+        (times(cdiv(linear.rows, chosen.tokens), -(-linear.columns // chosen.block_n)),),
+        {
+            "x": x,
+            "weight": linear.weight,
+            "y": result,
+            "bias": linear.bias,
+            "residual": linear.residual,
+            "rows": linear.rows,
+        },
+        {
+            **_constants(linear),
+            "X_STRIDE": x.strides[0],
+            "TOKENS": chosen.tokens,
+            "BLOCK_N": chosen.block_n,
+            "BLOCK_K": chosen.block_k,
+            "SPLITS": sums.splits,
+            "SHARE": sums.share,
+            "TOGETHER": chosen.together,
             "DEPENDENT": schedule.dependent,
         },
         warps=chosen.warps,
