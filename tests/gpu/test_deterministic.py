@@ -69,13 +69,13 @@ def bits(output: RequestOutput) -> Bits:
 
 
 def check_same(found: list[Bits], expected: list[Bits]) -> None:
-    differ = [
-        (request, next(i for i, pair in enumerate(zip(*both, strict=True)) if pair[0] != pair[1]))
-        for request, (one, other) in enumerate(zip(found, expected, strict=True))
-        for both in [(one[1], other[1])]
+    differ = {
+        number: next((place for place, pair in enumerate(zip(*tokens, strict=True)) if pair[0] != pair[1]), None)
+        for number, (one, other) in enumerate(zip(found, expected, strict=True))
+        for tokens in [(one[0], other[0])]
         if one != other
-    ]
-    assert not differ, f"(request, first position that differs): {differ} of {len(expected)} requests"
+    }
+    assert not differ, f"of {len(expected)} requests, by the first token that differs, if one does: {differ}"
 
 
 @pytest.fixture(scope="module")
