@@ -54,8 +54,7 @@ MOST, PARTS = (
 )
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "biased": {"bias": True},
-    "norm and residual": {"norm": True, "residual": True},
+    "bias and residual": {"bias": True, "residual": True},
     "norm and gate": {"norm": True, "gate": Gate("silu", 0, 40)},
 }
 
@@ -94,17 +93,17 @@ def test_rows_of_products(form: str, dtype: torch.dtype) -> None:
 
 
 # What the rows of one step see: the place of the first, and how many there are.
-LENGTH = 150
-CUTS = [(149, 1), (0, 150), (40, 60), (147, 3), (63, 2)]
+LENGTH = 100
+CUTS = [(99, 1), (0, 100), (40, 40), (97, 3), (31, 2)]
 
 
 @dtypes
 @pytest.mark.parametrize(
     ("heads", "options"),
     [
-        (Heads(4, 2, 32), {}),
-        (Heads(3, 1, 16), {"soft_cap": 1.5, "sinks": True}),
-        (Heads(2, 1, 16), {"window": 50}),
+        (Heads(3, 1, 16), {"soft_cap": 1.5}),
+        (Heads(2, 1, 16), {"window": 50, "sinks": True}),
+        pytest.param(Heads(4, 2, 32), {}, marks=pytest.mark.slow),
         pytest.param(Heads(2, 2, 80), {"window": 50, "soft_cap": 1.5}, marks=pytest.mark.slow),
         pytest.param(Heads(1, 1, 256), {"sinks": True}, marks=pytest.mark.slow),
     ],
@@ -115,7 +114,7 @@ def test_rows_of_attention(
 ) -> None:
     """A prompt at once, its last tokens alone, and pieces of it beside other sequences; in steps whose programs share
     a context, and in those whose programs go through all of it."""
-    monkeypatch.setattr(attention_invariant, "SPLIT", 64)
+    monkeypatch.setattr(attention_invariant, "SPLIT", 32 if DEVICE == "cpu" else 64)
     g = torch.Generator().manual_seed(8)
     step = paged_step(g, dtype, heads, [(LENGTH, 0)])
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
@@ -144,7 +143,7 @@ def test_rows_of_attention(
     references = (OPS["paged_attention"].reference(*given, **options) for given in (args, wide))
     problem = rounded_worse(whole.cpu(), *references, 1.0 if dtype is torch.float32 else 4.0)
     assert problem is None, problem
-    for cuts, tokens in ((CUTS[:1], (1, 16)), (CUTS[3:], (1, 16)), (CUTS[2:], (65, 256)), (CUTS[:1], (65, 256))):
+    for cuts, tokens in ((CUTS[:1], (1, 16)), (CUTS[3:], (1, 16)), (CUTS[2:], (65, 256))):
         for (first, count), found in zip(cuts, attention(cuts, tokens), strict=True):
             assert torch.equal(found, whole[first : first + count]), f"{count} rows at {first}, of {cuts} in {tokens}"
 
