@@ -55,6 +55,11 @@ def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
     return replace(chosen, block_k=block_k, stages=max(1, stages))
 
 
+def share_of(depth: int, chosen: Tiles) -> int:
+    """Columns of the weight for each split, whole blocks of them."""
+    return -(-depth // (chosen.splits * chosen.block_k)) * chosen.block_k
+
+
 def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[Product, Measured[Tiles]]:
     return MATVEC if tokens == 1 else TILES[tokens]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.backends.triton.lower.linear_choice import fitted, tiles
+from ingot.backends.triton.lower.linear_choice import fitted, share_of, tiles
 from ingot.backends.triton.lower.linear_tiles import Product, Tiles
 
 # Rows of x for whose tiles the columns are split, in steps of all sizes: there it saves most.
@@ -46,8 +46,7 @@ def invariant_products(sm: int, dtype: torch.dtype) -> bool:
 
 
 def sums_of(product: Product, sm: int) -> Sums:
-    chosen = tiles(product, _SPLIT_FOR, sm)
-    share = -(-product.depth // (chosen.splits * chosen.block_k)) * chosen.block_k
+    share = share_of(product.depth, tiles(product, _SPLIT_FOR, sm))
     return Sums(-(-product.depth // share), share)
 
 

@@ -19,7 +19,8 @@ from ingot.backends.triton.compile import launch_key
 from ingot.backends.triton.emit import Triton
 from ingot.backends.triton.lower import attention_invariant
 from ingot.backends.triton.lower.call import Refused
-from ingot.backends.triton.lower.linear import Gate, Linear, Norm, schedule_linear
+from ingot.backends.triton.lower.linear import schedule_linear
+from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_invariant import sums_of
 from ingot.backends.triton.lower.linear_tiles import Product
 from ingot.backends.triton.lower.table import LOWERINGS
