@@ -175,7 +175,7 @@ def _compile(
     backends = {backend.name: backend for backend in request.backends}
     tuner = Tuner(request.target, on_done=partial(clock.progress, "timing tile sizes")) if request.tune else None
     with Emitter(backends, request.target, workers, tuner) as emitter:
-        if not request.deterministic:
+        if request.target.device != "cpu" or not request.deterministic:  # which has no regions on a CPU
             emitter.warm_up()
         with clock.phase("trace"):
             model = request.trace()

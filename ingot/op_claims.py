@@ -11,7 +11,7 @@ from ingot.ir import build
 from ingot.ir.backend import Backend
 from ingot.ir.ops import OPS
 from ingot.ir.ops.registry import Op
-from ingot.ir.plan import BucketClass
+from ingot.ir.plan import BATCH_INVARIANT, BucketClass
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.target import Target
@@ -78,7 +78,9 @@ def _chosen(
         max_tokens=max(STEPS),
         backends=tuple(backends),
         deterministic=deterministic,
-        bucket=BucketClass(name=f"T={tokens}", tokens=(tokens, tokens)),
+        bucket=BucketClass(
+            name=f"T={tokens}", tokens=(tokens, tokens), features=(BATCH_INVARIANT,) if deterministic else ()
+        ),
     )
     ChooseProviders().run(rewriter, context)
     refusals = {

@@ -20,11 +20,15 @@ FEW_TOKENS = 16
 GPU_FEW_TOKENS = 64
 
 
+# The feature of bucket classes whose lowerings give a row the same bits in each of them, whatever is in its step.
+BATCH_INVARIANT = "batch-invariant"
+
+
 class BucketClass(BaseModel):
     """The steps that one lowering serves.
 
     `tokens` bounds T, both ends inclusive. `q_max` bounds the tokens of one sequence in a step: 1 for pure decode, k
-    for speculation, None for any. `features` names what else the steps use.
+    for speculation, None for any. `features` names what else the steps use, or what their lowering owes.
     """
 
     model_config = _FROZEN
@@ -36,6 +40,10 @@ class BucketClass(BaseModel):
     @property
     def few_tokens(self) -> bool:
         return self.tokens[1] <= FEW_TOKENS
+
+    @property
+    def batch_invariant(self) -> bool:
+        return BATCH_INVARIANT in self.features
 
     def holds(self, tokens: int, q_max: int) -> bool:
         return self.tokens[0] <= tokens <= self.tokens[1] and (self.q_max is None or q_max <= self.q_max)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Backend, Yes
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.plan import BATCH_INVARIANT, BucketClass, Executable
 from ingot.ir.program import Region, Stage
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
@@ -56,7 +56,12 @@ class PassContext:
 
     def any_bucket(self) -> BucketClass:
         """The bucket class that holds every step: what a pass before LOWERED asks backends about."""
-        return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens))
+        features = (BATCH_INVARIANT,) if self.deterministic else ()
+        return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens), features=features)
+
+    def counts(self, claim: Yes) -> bool:
+        """Whether a claim is one to choose from: in deterministic mode those alone that are batch-invariant."""
+        return claim.batch_invariant or not self.deterministic
 
 
 class Pass(ABC):

@@ -123,7 +123,7 @@ def _cost(call: fx.Node, layout: Layout, bucket: BucketClass, context: PassConte
 def _taking(claims: list[Claim], layout: Layout, context: PassContext) -> Iterable[Yes]:
     for claim in claims:
         for yes in alternatives(claim):
-            if yes.takes({"weight": layout}) and (yes.batch_invariant or not context.deterministic):
+            if yes.takes({"weight": layout}) and context.counts(yes):
                 yield yes
 
 

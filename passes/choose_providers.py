@@ -31,7 +31,7 @@ class ChooseProviders(Pass):
             for backend in context.backends:
                 answer = backend.claim([node], context.target, context.bucket)
                 taking = [yes for yes in alternatives(answer) if yes.takes(layouts)]
-                usable = [yes.cost for yes in taking if yes.batch_invariant or not context.deterministic]
+                usable = [yes.cost for yes in taking if context.counts(yes)]
                 if usable:
                     claims[backend.name] = min(usable)
                 else:

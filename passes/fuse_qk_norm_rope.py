@@ -93,9 +93,9 @@ def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassCont
     refusals = []
     for backend in backends:
         answer = backend.claim([fused], context.target, context.any_bucket())
-        if alternatives(answer):
+        if any(context.counts(yes) for yes in alternatives(answer)):
             return ""
-        refusals.append(f"{backend.name}: {answer.reason if isinstance(answer, No) else 'no claim'}")
+        refusals.append(f"{backend.name}: {answer.reason if isinstance(answer, No) else 'not batch-invariant'}")
     return "; ".join(refusals) or f"none of {', '.join(backend.name for backend in context.backends)} has kernels"
 
 

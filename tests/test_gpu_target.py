@@ -263,11 +263,25 @@ def test_bucket_classes(target: str, most: int, batch: int, expected: str) -> No
     found = bucket_classes(machine, backends, most, batch, deterministic=False)
     named = (f"{one.name} {one.tokens[0]}-{one.tokens[1]}{' of one' if one.q_max == 1 else ''}" for one in found)
     assert ", ".join(named) == expected
-    for whole in (
-        bucket_classes(machine, backends, most, batch, deterministic=True),
-        bucket_classes(machine, (Reference(), Rowwise()), most, batch, deterministic=False),
-    ):
-        assert [(one.name, one.tokens) for one in whole] == [("any", (1, most))]
+    for deterministic in (True, False):
+        (whole,) = bucket_classes(machine, (Reference(), Rowwise()), most, batch, deterministic=deterministic)
+        assert (whole.name, whole.tokens, whole.batch_invariant) == ("any", (1, most), deterministic)
+
+
+@pytest.mark.parametrize(
+    ("target", "most", "expected"),
+    [
+        ("sm_90", 2048, "decode-16 1-16, decode-32 17-32, decode-64 33-64, extend 65-2048"),
+        ("sm_90", 20, "decode-16 1-16, decode-32 17-20"),
+        ("cpu", 2048, "any 1-2048"),
+    ],
+)
+def test_bucket_classes_of_deterministic_mode(target: str, most: int, expected: str) -> None:
+    """Wide steps of one token each have no class of their own: their attention is that of prompts."""
+    machine, backends = Target.named(target), CPU if target == "cpu" else GPU
+    found = bucket_classes(machine, backends, most, most, deterministic=True)
+    assert ", ".join(f"{one.name} {one.tokens[0]}-{one.tokens[1]}" for one in found) == expected
+    assert all(one.batch_invariant and one.q_max is None for one in found)
 
 
 def test_kernels_are_divided_by_multiprocessors_and_keyed_by_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,8 @@ _COST = 0.5
 
 
 class Triton:
-    """Every call of a decoder's step; for few tokens also its products, with what stands around them.
+    """Every call of a decoder's step; for few tokens also its products, with what stands around them, and in bucket
+    classes that are batch-invariant for any number of tokens.
 
     `choices` are tile sizes to take instead of those that lowerings know, where they are about what is compiled. Raises
     OptionError for sizes that no kernel can have.
@@ -61,7 +62,7 @@ class Triton:
                 return No(str(refusal))
             if op_of(node.target) is linear:
                 layouts["weight"] = Layout.ROW_MAJOR
-        return Yes(_COST * len(nodes), layouts)
+        return Yes(_COST * len(nodes), layouts, bucket.batch_invariant)
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         from ingot.backends.triton.lower.regions import groups
@@ -71,7 +72,7 @@ class Triton:
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
         return (
             target.device == "cuda"
-            and bucket.tokens[1] <= GPU_FEW_TOKENS
+            and (bucket.tokens[1] <= GPU_FEW_TOKENS or bucket.batch_invariant)
             and op_of(node.target) is add_rms_norm
             and isinstance(self.claim([node], target, bucket), Yes)
         )

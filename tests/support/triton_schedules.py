@@ -10,7 +10,7 @@ from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops import Op
-from ingot.ir.plan import BucketClass
+from ingot.ir.plan import BATCH_INVARIANT, BucketClass
 from ingot.ir.types import DTYPES, TensorType
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -18,9 +18,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_available() else (torch.float32,)
 
 
-def new_schedule(tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132) -> Schedule:
-    """A schedule for a bucket class of steps of so many tokens. Dependent launch needs the driver: not here."""
-    return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens))
+def new_schedule(
+    tokens: tuple[int, int] = (1, 16), sm: int = 90, cores: int = 132, *, invariant: bool = False
+) -> Schedule:
+    """A schedule for a bucket class of steps of so many tokens, a batch-invariant one if that is asked for. Dependent
+    launch needs the driver: not here."""
+    features = (BATCH_INVARIANT,) if invariant else ()
+    return Schedule(sm=sm, cores=cores, bucket=BucketClass(name="test", tokens=tokens, features=features))
 
 
 def run_schedule(
@@ -58,6 +62,7 @@ def run_lowering(
     tokens: tuple[int, int] = (1, 16),
     dims: Mapping[str, int] | None = None,
     cores: int = 132,
+    invariant: bool = False,
 ) -> list[torch.Tensor]:
     """A call of `op` by its lowering, on tensors (copied to the device; a state is updated there, and is the last
     result). `dims` are sizes that the types keep as symbols; the leading axis of a tensor argument whose size is one of
@@ -74,7 +79,7 @@ def run_lowering(
         made = op.fake(*moved, **kwargs)
     results = [made] if isinstance(made, torch.Tensor) else list(made)
     types = tuple(_typed(result, names) for result in results[: len(results) - len(op.states)])
-    schedule = new_schedule(tokens, cores=cores)
+    schedule = new_schedule(tokens, cores=cores, invariant=invariant)
     outputs = lowering(Call(op.name, values, attributes, types), schedule)
     found = run_schedule(schedule, outputs, list(tensors.values()), dict(dims or {}))
     return [*found, *(tensors[name] for name in op.states)]

@@ -121,3 +121,24 @@ def unowned(tokens, q_starts, q_lens, sequences):
         hits = (tokens[:, None] >= start[None, :]) & (tokens[:, None] < (start + count)[None, :])
         owned += tl.sum(hits.to(tl.int32), 1)
     return owned == 0
+
+
+@triton.jit
+def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr):
+    """Of the blocks of BLOCK tokens that sequences feed, one after the other, the one with the number `item`: (its
+    sequence or -1, its number there), and how many tokens sequences own."""
+    sequence = -1
+    block = 0
+    owned = 0
+    before = 0
+    for first in range(0, sequences, 32):
+        b = first + tl.arange(0, 32)
+        count = tl.load(q_lens + b, mask=b < sequences, other=0)
+        blocks = tl.cdiv(count, BLOCK)
+        end = before + tl.cumsum(blocks, 0)
+        own = (item >= end - blocks) & (item < end)
+        sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
+        block += tl.sum(tl.where(own, item - (end - blocks), 0))
+        before += tl.sum(blocks)
+        owned += tl.sum(count)
+    return sequence, block, owned

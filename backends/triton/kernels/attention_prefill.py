@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, unowned
+from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, unowned
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -46,20 +46,7 @@ def prefill_attention(
         gdc_wait()
     head = tl.program_id(0)
     item = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence = -1
-    block = 0
-    owned = 0
-    before = 0
-    for first in range(0, sequences, 32):
-        b = first + tl.arange(0, 32)
-        count = tl.load(q_lens + b, mask=b < sequences, other=0)
-        blocks = tl.cdiv(count, BLOCK_M)
-        end = before + tl.cumsum(blocks, 0)
-        own = (item >= end - blocks) & (item < end)
-        sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
-        block += tl.sum(tl.where(own, item - (end - blocks), 0))
-        before += tl.sum(blocks)
-        owned += tl.sum(count)
+    sequence, block, owned = block_of_item(item, q_lens, sequences, BLOCK_M)
     d = tl.arange(0, BLOCK_DIM)
     if owned < tokens:
         row = item * BLOCK_M + tl.arange(0, BLOCK_M)

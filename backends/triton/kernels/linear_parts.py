@@ -42,3 +42,44 @@ def fetch_ahead(weight, n, start, N: tl.constexpr, K: tl.constexpr, W_STRIDE: tl
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def weight_block(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
+    """A block of the weight at column `start`, for a tile; zeros outside of the matrix unless it is WHOLE there."""
+    if WHOLE:
+        return tl.load(rows + start, eviction_policy="evict_first")
+    inside = (n < N)[:, None] & (start + k < K)[None, :]
+    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def finish(
+    result,
+    up,
+    y,
+    bias,
+    residual,
+    n,
+    t,
+    rows,
+    N: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Store y[t, n] of a tile [n, t] from the products: bias, gate, residual."""
+    inside = (n < N)[:, None] & (t < rows)[None, :]
+    if BIAS:
+        result += tl.load(bias + FIRST + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        if BIAS:
+            up += tl.load(bias + UP + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        result = gated(result, up, ACTIVATION)
+    if RESIDUAL:
+        at = residual + t[None, :] * RESIDUAL_STRIDE + n[:, None]
+        result += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + t[None, :] * N + n[:, None], result.to(y.dtype.element_ty), mask=inside)

@@ -9,47 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated
-
-
-@triton.jit
-def _weights(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
-    if WHOLE:
-        return tl.load(rows + start, eviction_policy="evict_first")
-    inside = (n < N)[:, None] & (start + k < K)[None, :]
-    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _finish(
-    result,
-    up,
-    y,
-    bias,
-    residual,
-    n,
-    t,
-    rows,
-    N: tl.constexpr,
-    RESIDUAL_STRIDE: tl.constexpr,
-    FIRST: tl.constexpr,
-    UP: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-):
-    """Store y[t, n] from the products: bias, gate, residual."""
-    inside = (n < N)[:, None] & (t < rows)[None, :]
-    if BIAS:
-        result += tl.load(bias + FIRST + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION is not None:
-        if BIAS:
-            up += tl.load(bias + UP + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        result = gated(result, up, ACTIVATION)
-    if RESIDUAL:
-        at = residual + t[None, :] * RESIDUAL_STRIDE + n[:, None]
-        result += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + t[None, :] * N + n[:, None], result.to(y.dtype.element_ty), mask=inside)
+from ingot.backends.triton.kernels.linear_parts import fetch_ahead, finish, weight_block
 
 
 @triton.jit
@@ -114,13 +74,13 @@ def linear_tile(
             tokens = tl.load(x_rows + start)
         else:
             tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
-        weights = _weights(gate_weight + offsets, n, k, start, N, K, WHOLE)
+        weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE)
         result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
         if ACTIVATION is not None:
-            up_weights = _weights(up_weight + offsets, n, k, start, N, K, WHOLE)
+            up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE)
             up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
     if SPLITS == 1:
-        _finish(
+        finish(
             result, up, y, bias, residual, n, t, rows, N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL
         )  # fmt: skip
     else:
@@ -140,7 +100,7 @@ def linear_tile(
                 result += tl.load(own + other * step_size, cache_modifier=".cg")
                 if ACTIVATION is not None:
                     up += tl.load(own + other * step_size + SUMS, cache_modifier=".cg")
-            _finish(
+            finish(
                 result, up, y, bias, residual, n, t, rows, N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL
             )  # fmt: skip
             tl.store(arrivals + tile, 0)

@@ -1,8 +1,10 @@
-"""Lowerings of attention over the paged cache: one kernel for steps of few tokens, another one for prefill."""
+"""Lowerings of attention over the paged cache: one kernel for steps of few tokens, another one for prefill, and one for
+all steps where a row's bits may not depend on its step."""
 
 from collections.abc import Mapping
 
 from ingot.backends.triton.lower.attention_decode import schedule_decode
+from ingot.backends.triton.lower.attention_invariant import schedule_invariant
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
 from ingot.backends.triton.lower.attention_problem import MOST_DECODED
 from ingot.backends.triton.lower.call import Call, Lowering
@@ -17,6 +19,8 @@ def _decodes(bucket: BucketClass) -> bool:
 
 
 def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    if schedule.bucket.batch_invariant:
+        return schedule_invariant(call, schedule)
     if _decodes(schedule.bucket):
         return schedule_decode(call, schedule, append=False)
     return schedule_prefill(call, schedule)
@@ -24,6 +28,10 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     most = schedule.bucket.tokens[1]
+    call.want(
+        not schedule.bucket.batch_invariant,
+        "the kernel adds up what a step feeds apart from what is cached, so that its bits depend on the step",
+    )
     call.want(
         _decodes(schedule.bucket), f"the kernel is for steps of up to {GPU_FEW_TOKENS} tokens, and these have {most}"
     )

@@ -42,11 +42,22 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
     programs = _blocks(nearest, found) * found.splits
     # As many programs as there, as far as there are blocks for them.
     splits = max(1, min(round(programs / _blocks(product, found)), _MOST_SPLITS, product.depth // block_k))
-    stages = min(found.stages, _most_stages(product, found, block_k, tokens, sm))
+    return fitted(replace(found, block_k=block_k, splits=splits), product, tokens, sm)
+
+
+def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
+    """The sizes with as many stages as find room, or blocks of fewer columns where not even two do."""
+    block_k = chosen.block_k
+    stages = min(chosen.stages, _most_stages(product, chosen, block_k, tokens, sm))
     while stages < 2 and block_k > _LEAST:
         block_k //= 2
-        stages = min(found.stages, _most_stages(product, found, block_k, tokens, sm))
-    return replace(found, block_k=block_k, splits=splits, stages=max(1, stages))
+        stages = min(chosen.stages, _most_stages(product, chosen, block_k, tokens, sm))
+    return replace(chosen, block_k=block_k, stages=max(1, stages))
+
+
+def share_of(depth: int, chosen: Tiles) -> int:
+    """Columns of the weight for each split, whole blocks of them."""
+    return -(-depth // (chosen.splits * chosen.block_k)) * chosen.block_k
 
 
 def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[Product, Measured[Tiles]]:

@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from ingot.backends.triton.lower.call import Refused
-from ingot.backends.triton.lower.linear import Gate, Linear, Norm, schedule_linear
+from ingot.backends.triton.lower.linear import schedule_linear
+from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.program import Program, is_call, tensor_type

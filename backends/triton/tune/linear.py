@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from ingot.backends.triton.lower.linear import Gate, Linear, Norm, schedule_linear
+from ingot.backends.triton.lower.linear import schedule_linear
+from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device

@@ -8,7 +8,8 @@ import torch
 from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, run_schedule
 
 from ingot.backends.triton.lower.call import Call, Refused
-from ingot.backends.triton.lower.linear import LOWERINGS, Linear, padded_tokens, schedule_linear
+from ingot.backends.triton.lower.linear import LOWERINGS, padded_tokens, schedule_linear
+from ingot.backends.triton.lower.linear_call import Linear
 from ingot.backends.triton.lower.linear_tiles import Tiles
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops

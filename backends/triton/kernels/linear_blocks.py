@@ -1,0 +1,92 @@
+"""linear for a step of many tokens, with the sums of `linear_tile`: bit for bit what that gives each row by itself.
+
+A result is added up as there. The weight is the left operand; of each split of the columns the products are added by
+one tensor-core instruction after the other, from the first column on, and the sums of the splits in their order. How
+many rows and columns a tile has only says which results are made side by side.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ingot.backends.triton.kernels.linear_parts import finish, weight_block
+
+
+@triton.jit
+def linear_blocks(
+    x,
+    weight,
+    y,
+    bias,
+    residual,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    W_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    UP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles of y [rows, N], by which the parameters of `linear_tile` go.
+
+    TOGETHER blocks of rows take a tile of the weight while it is in the cache, before the next tile's turn.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+    BLOCKS_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    first_block = tl.program_id(0) // (TOGETHER * BLOCKS_N) * TOGETHER
+    place = tl.program_id(0) % (TOGETHER * BLOCKS_N)
+    together = tl.minimum(tl.cdiv(rows, TOKENS) - first_block, TOGETHER)
+    first_row = (first_block + place % together) * TOKENS
+    tile = place // together
+    local = tl.arange(0, BLOCK_N)
+    n = tile * BLOCK_N + local
+    k = tl.arange(0, BLOCK_K)
+    nth = tl.arange(0, TOKENS)
+    gate_weight = weight + (tile.to(tl.int64) * BLOCK_N + FIRST) * W_STRIDE
+    up_weight = weight + (tile.to(tl.int64) * BLOCK_N + UP) * W_STRIDE
+    if DEPENDENT:
+        gdc_wait()
+    WHOLE_K: tl.constexpr = SPLITS * SHARE == K
+    WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
+    offsets = local[:, None] * W_STRIDE + k[None, :]
+    # Rows behind the last repeat it, and are not stored.
+    x_rows = x + first_row.to(tl.int64) * X_STRIDE
+    x_rows = x_rows + tl.minimum(nth, rows - 1 - first_row)[:, None] * X_STRIDE + k[None, :]
+    result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+    for split in range(SPLITS):
+        begin = split * SHARE
+        part = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+        up_part = tl.zeros((BLOCK_N, TOKENS), tl.float32)
+        for step in range(0, SHARE, BLOCK_K):
+            start = begin + step
+            if WHOLE_K:
+                tokens = tl.load(x_rows + start)
+            else:
+                tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
+            weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE)
+            part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
+            if ACTIVATION is not None:
+                up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE)
+                up_part = tl.dot(up_weights, tl.trans(tokens), up_part, input_precision="ieee")
+        if SPLITS == 1:
+            result, up = part, up_part
+        else:
+            result += part
+            up += up_part
+    finish(
+        result, up, y, bias, residual, n, (first_row + nth).to(tl.int64), rows,
+        N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL,
+    )  # fmt: skip

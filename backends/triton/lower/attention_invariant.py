@@ -1,0 +1,61 @@
+"""Attention whose bits depend on no other row: the launch, by the same machine code in steps of all sizes."""
+
+import torch
+
+from ingot.backends.triton.kernels.attention_invariant import invariant_attention
+from ingot.backends.triton.launches import Expr, Term, cdiv, times
+from ingot.backends.triton.lower.attention_shapes import attention_of
+from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.heads import power_of_two
+from ingot.backends.triton.schedule import Schedule, Value
+
+# Keys of a split. Each is a program's work where few tokens leave the device idle, and each costs a prompt a pass over
+# its sums.
+SPLIT = 512
+# Rows of a tile: the least that a tensor-core product of Hopper has.
+_ROWS = 64
+# Programs for each (token, head) where steps have up to so many tokens: together they fill the device, or nearly. Steps
+# of more tokens have programs enough, and no room for what splits leave behind.
+_WAYS = {16: 16, 32: 8, 64: 4}
+
+
+def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    attention = attention_of(call)
+    kv_heads, page, heads = attention.cache.kv_heads, attention.cache.page, power_of_two(attention.group)
+    call.want(heads <= _ROWS, f"{attention.group} heads of q for each of k, more than {_ROWS}")
+    # Tiles by what registers and shared memory hold: two sums of 64 rows of 128 elements in 4 warps; float32, which no
+    # tensor core multiplies, a quarter of that.
+    wide = attention.itemsize == 4
+    rows = max(heads, 16) if wide else _ROWS
+    tile_tokens = rows // heads
+    most = schedule.bucket.tokens[1]
+    ways = next((ways for tokens, ways in _WAYS.items() if most <= tokens), 1)
+    left: tuple[Expr, ...] = (1, 1, 1)
+    if ways > 1:
+        left = (attention.tokens, kv_heads, cdiv(times(attention.arguments["width"], page), SPLIT))  # type: ignore[arg-type]  # a size
+    blocks = Term(op="add", left=cdiv(attention.tokens, tile_tokens), right=attention.sequences)
+    out = schedule.output(call.results[0])
+    schedule.launch(
+        invariant_attention,
+        (kv_heads, Term(op="min", left=blocks, right=attention.tokens), ways),
+        {
+            "out": out,
+            "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.cache.dim)),
+            "sizes": schedule.scratch(torch.float32, (*left, 2, attention.group)),
+            "arrived": schedule.counter((most if ways > 1 else 1, kv_heads)),
+            **attention.arguments,
+            "ways": ways,
+        },
+        {
+            **attention.constants,
+            "BLOCK_GROUP": heads,
+            "TILE_TOKENS": tile_tokens,
+            "BLOCK_N": 32 if wide or attention.block_dim > 128 else 64,
+            "SPLIT": SPLIT,
+            "DEPENDENT": schedule.dependent,
+        },
+        warps=8 if attention.block_dim > 128 else 4,
+        stages=3,
+        dependent=schedule.dependent,
+    )
+    return (out,)

@@ -1,0 +1,43 @@
+"""What deterministic mode makes of a dense model for a GPU: in steps of all sizes the same calls, none row by row."""
+
+import pytest
+from staged import LIMITS, pass_context, traced
+from tiny import TINY
+
+from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.backends.triton.emit import Triton
+from ingot.buckets import bucket_classes
+from ingot.ir import ops
+from ingot.ir.program import VIEWS, RegionCall, Stage, is_call, target_name
+from ingot.ir.target import Target
+from ingot.passes.manager import Lowered, run_pipeline
+
+BACKENDS = (Triton(), Reference(), Rowwise())
+
+
+def lowered(name: str) -> Lowered:
+    target = Target.named("sm_90")
+    buckets = bucket_classes(target, BACKENDS, LIMITS.max_tokens, LIMITS.max_batch, deterministic=True)
+    context = pass_context(target=target, backends=BACKENDS, deterministic=True, bucket=None)
+    model = traced({**TINY[name].config, "torch_dtype": "bfloat16"})
+    return run_pipeline(model, context, buckets, upto=Stage.LOWERED)
+
+
+@pytest.mark.parametrize("name", ["llama-plain", "qwen3-plain"])
+def test_every_class_has_the_same_calls_and_none_by_rows(name: str) -> None:
+    found = lowered(name)
+    shapes = []
+    for program in found.programs.values():
+        assert program.bucket is not None and program.bucket.batch_invariant
+        calls = [node for node in program.calls() if node.target not in VIEWS]
+        assert {node.meta["provider"] for node in calls if node.op == "call_function"} <= {"triton"}
+        bodies = [[target_name(one.target) for one in region.body.calls()] for region in program.regions.values()]
+        named = ["region" if isinstance(node.target, RegionCall) else target_name(node.target) for node in calls]
+        shapes.append((named, bodies))
+        assert any(is_call(node, ops.qk_norm_rope_append.overload) for node in calls)
+        assert not any(is_call(node, ops.append_attention.overload) for node in calls)
+    assert len(shapes) == 4 and all(shape == shapes[0] for shape in shapes)
+    reasons = {
+        one.reason for record in found.records if record.name == "fuse-append-attention" for one in record.refusals
+    }
+    assert len(reasons) == 1 and "its bits depend on the step" in reasons.pop()
