@@ -37,14 +37,15 @@ def _fetch_chunk(
     SLOT_STRIDE: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ):
     """Ask for the keys and values at positions `place` below `end` to come into the L2 cache, and wait for nothing."""
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = (DIM + LINE - 1) // LINE
+    LINES: tl.constexpr = (BLOCK_DIM + LINE - 1) // LINE
     inside = place < end
     # Positions behind the end are asked for on page 0, again and again.
     rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
-    line = tl.arange(0, LINES) * LINE
+    line = tl.minimum(tl.arange(0, LINES) * LINE, DIM - 1)  # heads of 80 float32 end in the third of four
     for part in tl.static_range(2):
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; // $0",
@@ -154,7 +155,7 @@ def decode_attention(
         for later in tl.static_range(EARLY, AHEAD + EARLY):
             _fetch_chunk(
                 kv, page_table + sequence.to(tl.int64) * width, head, early_place + later * BASE * CHUNK, cached,
-                PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM,
+                PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM,
             )  # fmt: skip
     if APPEND:
         # A guess: in all layers but the first, the positions of this step have long been there.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from call_oracle import difference
-from emitted_calls import CLAIMED, calls, emitting, lowered
+from emitted_calls import CLAIMED, DTYPES, calls, emit_call, emitting, lowered
 
 from ingot.backends.triton.launches import Launches
 
@@ -28,6 +28,23 @@ def test_every_op_compiles(tmp_path: Path) -> None:
             assert {*emitted.executable.files} == {"launches.json", *kernels}
             assert all((emitted.folder / name).read_bytes().startswith(b"\x7fELF") for name in kernels)
             assert all(launch.dependent for launch in launches.launches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["append_attention", "paged_attention"])
+def test_attention_compiles_for_heads_of_all_sizes(op: str, tmp_path: Path) -> None:
+    with emitting(tmp_path) as compiling:
+        for dtype in DTYPES:
+            for number, future in enumerate(compiling.submit(op, dtype)):
+                assert future.result().executable is not None, f"{op} {dtype} {number}: {future.result().refused}"
+
+
+def test_heads_that_end_within_a_power_of_two_of_lines_compile(tmp_path: Path) -> None:
+    """80 float32 are three lines of the cache, which are asked for ahead: a range in a kernel has a power of two."""
+    number = next(at for at, call in enumerate(calls("append_attention", torch.float32)) if call.args[1].shape[2] == 80)
+    with emitting(tmp_path) as compiling:
+        made = compiling.pool.submit(emit_call, "append_attention", torch.float32, number, tmp_path).result()
+    assert made.executable is not None, made.refused
 
 
 @by_op
