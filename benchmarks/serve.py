@@ -3,7 +3,8 @@
     python benchmarks/serve.py ARTIFACT [--prompt 4000,…] [--requests 512] [--input 512] [--output 256] [--spread 256]
         [--arrivals 256] [--rate 16,…] [--sharing 64] [--prefix 2048] [--json FILE]
 
-Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out.
+Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out. Graphs of
+decode steps are captured before, as they are while an engine waits for requests; a peer captures its own at its start.
 """
 
 import argparse

@@ -43,8 +43,13 @@ class BenchEngine:
 
 
 def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
-    """Load an artifact as `LLM` does. Raises ArtifactError, TargetError or OptionError."""
+    """Load an artifact as `LLM` does, and do what a server does while it waits for its first requests.
+
+    Raises ArtifactError, TargetError or OptionError.
+    """
     llm = LLM(artifact)
+    while llm.idle():
+        pass
     loaded = llm.loaded
     executor = WatchedExecutor(loaded.executor)
     llm.llm_engine.launch_through(executor)

@@ -126,16 +126,24 @@ class CudaExecutor:
         """A step by its instructions, one by one."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
-        whole = bucket.plan.bucket
-        if step is None or whole.q_max is not None or has_few_tokens(whole):
+        filled = self._filled_up(bucket, step)
+        if step is None or filled is None:
             outputs = bucket.run(self._sent(inputs), sizes, watch)
         else:
-            given = PaddedInputs(filled_up(step, self.plan))
+            given = PaddedInputs(filled)
             given.fill(inputs)
             outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)}, watch)
             outputs = {name: value[: step.L] for name, value in outputs.items()}
         tokens = to_host(outputs["tokens"])
         return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
+
+    def _filled_up(self, bucket: Bucket, step: StepSizes | None) -> StepSizes | None:
+        """The sizes that a step is launched in, where these are not its own: libraries may round another size
+        otherwise."""
+        whole = bucket.plan.bucket
+        if step is None or has_few_tokens(whole):
+            return None
+        return (self._prompts if whole.q_max is None else self._decode).filled_up(step)
 
     def capture(self, rows: int) -> None:
         """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is

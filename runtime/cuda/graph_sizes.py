@@ -31,8 +31,9 @@ _MOST_CAPTURED = 1024
 _PROMPT_ROWS = 64
 # Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
 _UNCAPTURABLE = frozenset({"reference", "rowwise"})
-# Steps that a larger graph serves before their own is captured. Capturing takes as long as some tens of steps, and
-# padding up to twice the rows costs less than half of a step.
+# Steps that a larger graph serves, or that are launched one by one, before their own is captured. Capturing takes as
+# long as some tens of steps; padding up to twice the rows costs less than half of a step, and the launches of steps of
+# many sequences take the host no longer than the device computes.
 _PATIENCE = 32
 # Steps that feed prompts of a size before their graph is captured, which takes as long as some ten of them lose.
 _PROMPTS = 4
@@ -126,6 +127,11 @@ class GraphChoice(Protocol):
         not yet. None: no graph does."""
         ...
 
+    def filled_up(self, step: StepSizes) -> StepSizes | None:
+        """The sizes that a step is launched in which no graph serves, so that it is rounded as by the graph that may
+        come later. None: its own."""
+        ...
+
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
         """What to capture ahead of need, if anything."""
         ...
@@ -141,7 +147,7 @@ class DecodeChoice:
         self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph in vain
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        least = next((size for size in self._classes if size.T >= step.T and size.L >= step.L), None)
+        least = self._least(step)
         if least is None or not self._classes[least].holds(least.T, most):
             return None
         larger = self._larger(least, captured)
@@ -152,12 +158,22 @@ class DecodeChoice:
         if self._when != "idle" or least in captured:
             return least
         self._missed[least] = self._missed.get(least, 0) + 1
-        return larger if larger is not None and self._missed[least] <= _PATIENCE else least
+        if self._missed[least] > _PATIENCE or (larger is None and has_few_tokens(self._classes[least])):
+            return least
+        return larger
+
+    def filled_up(self, step: StepSizes) -> StepSizes | None:
+        least = self._least(step)
+        return None if least is None else replace(least, P=step.P)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
         """The missing size that is nearest to the batch seen last; of two, the one that holds it."""
         missing = [size for size in self._classes if size not in captured]
         return min(missing, key=lambda size: (abs(size.B - self._seen), -size.B), default=None)
+
+    def _least(self, step: StepSizes) -> StepSizes | None:
+        """The least size that holds a step."""
+        return next((size for size in self._classes if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
         """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
@@ -185,6 +201,9 @@ class PromptChoice:
             return None
         self._wanted[size] = self._wanted.get(size, 0) + 1
         return size if size in captured or self._wanted[size] > _PROMPTS else None
+
+    def filled_up(self, step: StepSizes) -> StepSizes | None:
+        return filled_up(step, self._plan)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
         """The missing size that was wanted most."""

@@ -54,6 +54,10 @@ class Graphs:
             self._addresses[size].check(self._watched(graph))
         return graph.launch(inputs, step, rated=rated)
 
+    def filled_up(self, step: StepSizes) -> StepSizes | None:
+        """The sizes in which a step is launched that no graph serves, where these are not its own."""
+        return self._choice.filled_up(step)
+
     def capture(self, size: StepSizes) -> StepGraph:
         """The graph of these sizes, captured when it is not there yet."""
         if size not in self._graphs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,7 +102,6 @@ def test_a_larger_graph_of_the_class_serves_for_a_while() -> None:
     assert choice.serving(step(20), 1, sized(4, 40)) == step(40)
     assert choice.serving(step(20), 1, sized(4, 56)) == step(24), "more than half of it were padding"
     assert choice.serving(step(12), 1, sized(24)) == step(16), "of another class"
-    assert choice.serving(step(70), 1, sized(96)) == step(80), "libraries may round otherwise"
     choice = decoding("idle")
     served = [choice.serving(step(20), 1, sized(32)) for _ in range(_PATIENCE + 1)]
     assert served == [step(32)] * _PATIENCE + [step(24)]
@@ -109,6 +109,17 @@ def test_a_larger_graph_of_the_class_serves_for_a_while() -> None:
         assert decoding(when).serving(step(20), 1, sized(32)) == step(24)
     assert choice.serving(step(513), 1, sized(512)) is None
     assert DecodeChoice({}, "none").serving(step(1), 1, {}) is None
+
+
+def test_a_step_of_many_sequences_is_launched_one_by_one_for_a_while() -> None:
+    """In the size of its graph: libraries may round another one otherwise, so that no larger graph serves either."""
+    choice = decoding("idle")
+    served = [choice.serving(step(70), 1, sized(96)) for _ in range(_PATIENCE + 1)]
+    assert served == [None] * _PATIENCE + [step(80)]
+    assert choice.filled_up(replace(step(70), P=9)) == replace(step(80), P=9)
+    assert choice.filled_up(step(513)) is None and DecodeChoice({}, "none").filled_up(step(70)) is None
+    assert choice.serving(step(85), 1, sized(96)) == step(96), "it is there"
+    assert decoding("need").serving(step(70), 1, {}) == step(80)
 
 
 def test_pieces_of_prompts_take_what_is_there() -> None:
