@@ -80,10 +80,10 @@ def invariant_attention(
     d = tl.arange(0, BLOCK_DIM)
     r = tl.arange(0, TILE_TOKENS * BLOCK_GROUP)
     g = r % BLOCK_GROUP
-    first = item * TILE_TOKENS
-    last = tl.minimum(first + TILE_TOKENS, tokens)
-    if (way == 0) & (owned_between(first, last, q_starts, q_lens, sequences, 32) < last - first):
-        row = first + r // BLOCK_GROUP
+    begin = item * TILE_TOKENS
+    last = tl.minimum(begin + TILE_TOKENS, tokens)
+    if (way == 0) & (owned_between(begin, last, q_starts, q_lens, sequences, 32) < last - begin):
+        row = begin + r // BLOCK_GROUP
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < GROUP)
         into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g)[:, None] * DIM + d[None, :]
         empty = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty)
