@@ -11,7 +11,7 @@ from ingot.ir.backend import Claim, Yes, alternatives
 from ingot.ir.layout import TRANSPOSE, TRANSPOSED, Layout
 from ingot.ir.ops import linear
 from ingot.ir.plan import BucketClass
-from ingot.ir.program import ParamSpec, Program, is_call
+from ingot.ir.program import ParamSpec, Program, held_type, is_call
 from ingot.ir.recipe import Recipe, permute
 from ingot.ir.record import Numerics
 from ingot.ir.types import Placement, TensorType
@@ -79,7 +79,8 @@ def _size(tensor: Tensor) -> int:
 
 def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, Layout]]:
     """The layout of each tensor by bucket class."""
-    costs = {tensor: _costs(calls, context) for tensor, calls in _candidates(program).items()}
+    known: dict[object, list[Claim]] = {}
+    costs = {tensor: _costs(calls, context, known) for tensor, calls in _candidates(program).items()}
     chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
     apart = {tensor: {bucket: _cheapest(one) for bucket, one in cost.items()} for tensor, cost in costs.items()}
     saved = {tensor: _paid(costs[tensor], chosen[tensor]) - _paid(costs[tensor], apart[tensor]) for tensor in costs}
@@ -107,17 +108,26 @@ def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
     return {tensor: users for tensor, users in calls.items() if tensor not in others}
 
 
-def _costs(calls: list[fx.Node], context: PassContext) -> Costs:
+def _costs(calls: list[fx.Node], context: PassContext, known: dict[object, list[Claim]]) -> Costs:
     return {
-        bucket.name: _sum({layout: _cost(call, layout, bucket, context) for layout in Layout} for call in calls)
+        bucket.name: _sum(_cost(_claims(call, bucket, context, known), context) for call in calls)
         for bucket in context.buckets
     }
 
 
-def _cost(call: fx.Node, layout: Layout, bucket: BucketClass, context: PassContext) -> float:
+def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dict[object, list[Claim]]) -> list[Claim]:
+    """Every backend's claim of a linear, from `known` where one of the same types was asked for: layers repeat."""
+    given = linear.bind(call.args, call.kwargs).values()
+    types = tuple(held_type(one) if isinstance(one, fx.Node) else one for one in given)
+    key = bucket.name, types, call.meta["type"]
+    if key not in known:
+        known[key] = [backend.claim([call], context.target, bucket) for backend in context.backends]
+    return known[key]
+
+
+def _cost(claims: list[Claim], context: PassContext) -> dict[Layout, float]:
     """The cheapest claim of a linear whose weight lies so; infinite without one."""
-    claims: list[Claim] = [backend.claim([call], context.target, bucket) for backend in context.backends]
-    return min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf)
+    return {layout: min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf) for layout in Layout}
 
 
 def _taking(claims: list[Claim], layout: Layout, context: PassContext) -> Iterable[Yes]:

@@ -1,5 +1,6 @@
 """Compiling twice gives the same bytes; every input has its place in an identity, and nothing else has."""
 
+import gc
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from tiny import TINY
 import ingot.identity
 from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
-from ingot.compiler import CompileReport
+from ingot.compiler import CompileReport, _few_collections
 from ingot.identity import exe_key
 from ingot.ir.errors import CheckpointError
 from ingot.ir.harness import teacher_forced
@@ -347,3 +348,22 @@ def test_a_request_is_read_back_from_its_artifact(checkpoint: Callable[[str], Pa
     with pytest.raises(CheckpointError, match="is not there"):
         Request.of_artifact(artifact)
     assert Request.of_artifact(artifact, folder).options == again.options
+
+
+def test_garbage_is_collected_behind_the_programs_and_as_before() -> None:
+    with _few_collections() as go_on:
+        assert not gc.isenabled()
+        go_on()
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    with pytest.raises(KeyError), _few_collections():
+        raise KeyError
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    gc.disable()
+    try:
+        with _few_collections() as go_on:
+            go_on()
+            assert not gc.isenabled(), "the caller wants none"
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
