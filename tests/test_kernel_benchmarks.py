@@ -14,7 +14,6 @@ from typing import Any
 import peer_flashinfer
 import pytest
 import torch
-import triton_schedules  # noqa: F401, turns the interpreter on before anything imports triton
 from child_script import script_of
 
 from ingot.backends.flashinfer.packages import Missing

@@ -19,7 +19,6 @@ from ingot.runtime.cuda.graph_sizes import (
     GraphChoice,
     PromptChoice,
     decode_steps,
-    filled_up,
     graph_arena,
     has_few_tokens,
     prompt_steps,
@@ -170,7 +169,7 @@ class CudaExecutor:
                             self._run_padding(bucket, StepSizes(T=tokens, B=1, L=1, P=1))
 
     def _run_padding(self, bucket: Bucket, step: StepSizes) -> None:
-        inputs = PaddedInputs(step if has_few_tokens(bucket.plan.bucket) else filled_up(step, self.plan))
+        inputs = PaddedInputs(self._filled_up(bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         to_host(outputs["tokens"])
 
