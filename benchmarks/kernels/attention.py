@@ -27,7 +27,7 @@ from ingot.backends.triton.tune.attention import Mix, Steps, checked
 from ingot.backends.triton.tune.device import Machine, Pool, captured
 
 PAGE = 16
-CLASSES = (1, 16, 32, 64)  # the most tokens of the bucket classes of decode steps
+CLASSES = (1, 16, 32, 64, 512)  # the most tokens of the bucket classes of decode steps
 # Cached positions of each sequence, the fed one included.
 CONTEXTS: dict[str, tuple[int, ...]] = {
     "1 x 32k": (32768,),
@@ -35,6 +35,8 @@ CONTEXTS: dict[str, tuple[int, ...]] = {
     "1 x 64k, 31 x 2k": (65536, *(2048,) * 31),
     "32 x 2k": (2048,) * 32,
     "32 x 512": (512,) * 32,
+    "256 x 640": (640,) * 256,
+    "1 x 32k, 99 x 512": (32768, *(512,) * 99),
     "8 x 2k": (2048,) * 8,
     "1 x 2k": (2048,),
     "1 x 512": (512,),

@@ -3,9 +3,9 @@
     python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90]
 
 Times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1, 16,
-32 and 64 tokens with heads of 64 and 128 elements, over mixes of contexts. The best by the criterion there are printed,
-for the table of lower/attention_tiles.py; the document has the times of all of them. How fast the kernel is with the
-sizes of the table is what attention.py measures.
+32, 64 and 512 tokens with heads of 64 and 128 elements, over mixes of contexts. The best by the criterion there are
+printed, for the table of lower/attention_tiles.py; the document has the times of all of them. How fast the kernel is
+with the sizes of the table is what attention.py measures.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from ingot.backends.triton.tune.search import compilers, measure_all
 
 MACHINE = Machine(sm=90, cores=132)  # that the table is of
 # The layers of Llama-3.1-8B and Llama-3.2-1B, by their config.json, in pages of 16 positions.
-PROBLEMS = [DecodeProblem(8, 4, dim, 16, "bf16", tokens, True) for tokens in (1, 32, 16, 64) for dim in (128, 64)]
+PROBLEMS = [DecodeProblem(8, 4, dim, 16, "bf16", tokens, True) for tokens in (1, 512, 32, 16, 64) for dim in (128, 64)]
 
 
 def tried(problem: DecodeProblem) -> list[DecodeTiles]:
@@ -49,7 +49,7 @@ def main() -> None:
     by_problem = {problem: [one for one in found if one.problem == problem] for problem in PROBLEMS}
     fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}
     for problem, tiles in fastest.items():
-        print(f"{problem.tokens:2} tokens, heads of {problem.row_bytes} bytes: {tiles}")
+        print(f"{problem.tokens:3} tokens, heads of {problem.row_bytes} bytes: {tiles}")
     document = {
         "device": torch.cuda.get_device_properties(0).name,
         "copy": pool.copy,

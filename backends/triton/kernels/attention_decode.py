@@ -146,7 +146,7 @@ def decode_attention(
     own = (g < GROUP)[:, None] & (d < DIM)[None, :]
     sequence = -1
     if item < first_items:
-        sequence = token if SINGLE else owner_of(token, q_starts, q_lens, sequences)
+        sequence = token if SINGLE else owner_of(token, q_starts, q_lens, sequences, SCAN)
     early_place = split * CHUNK + tl.arange(0, CHUNK)
     if EARLY:
         held = (sequence >= 0) & (early_place // PAGE < width)

@@ -7,11 +7,11 @@ from ingot.backends.triton.kernels.attention import LOWEST
 
 
 @triton.jit
-def owner_of(token, q_starts, q_lens, sequences):
-    """The sequence that owns a token, or -1."""
+def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
+    """The sequence that owns a token, or -1. SCAN sequences are looked at together."""
     sequence = -1
-    for first in range(0, sequences, 32):  # a warp's worth: reductions stay within each warp
-        b = first + tl.arange(0, 32)
+    for first in range(0, sequences, SCAN):
+        b = first + tl.arange(0, SCAN)
         start = tl.load(q_starts + b, mask=b < sequences, other=0)
         count = tl.load(q_lens + b, mask=b < sequences, other=0)
         sequence = tl.maximum(sequence, tl.max(tl.where((start <= token) & (token < start + count), b, -1)))

@@ -15,6 +15,7 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.plan import GPU_FEW_TOKENS
 
 # Elements of partial results that are added at once: 128 for each thread of 4 warps, and 64 where more programs run.
 _COMBINED = {True: 16384, False: 8192}
@@ -31,6 +32,14 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
 def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value) -> None:
     """Adds the rows of `out` [T, heads, dim] of sequences that feed one token."""
     _launch(call, attention, schedule, out, schedule.most_sequences, append=False, single=True)
+
+
+def _scan(tokens: int, warps: int, *, single: bool) -> int:
+    """Sequences whose lengths are looked at together."""
+    if tokens <= GPU_FEW_TOKENS:
+        return WARP  # sums stay within each warp
+    # Beside prompts there may be any number of sequences; else no more than tokens.
+    return WARP * warps if single else power_of_two(tokens)
 
 
 def _launch(
@@ -81,8 +90,7 @@ def _launch(
             "BLOCK_SPLITS": min(
                 power_of_two(limits.most), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
             ),
-            # In steps of few tokens sums stay within each warp. Beside prompts there may be hundreds of sequences.
-            "SCAN": WARP * (tiles.warps if single else 1),
+            "SCAN": _scan(problem.tokens, tiles.warps, single=single),
             "AHEAD": tiles.ahead,
             "EARLY_TILE": tiles.early,
             "DEPENDENT": schedule.dependent,

@@ -7,6 +7,9 @@ from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
 _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
+# However many tokens: a context of 32k among hundreds of short ones would else keep its multiprocessor busy for longer
+# than all others take.
+_LEAST_SPLITS = 8
 # Up to this many tokens, a context is split in two at least.
 _HALVED = 16
 
@@ -27,4 +30,5 @@ def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> Spli
     if problem.tokens == 1:
         base = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
         return SplitLimits(base, base, 0)
-    return SplitLimits(2 if problem.tokens <= _HALVED else 1, min(_MAX_SPLITS, _ALL_SPLITS // problem.tokens), shares)
+    most = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // problem.tokens))
+    return SplitLimits(2 if problem.tokens <= _HALVED else 1, most, shares)

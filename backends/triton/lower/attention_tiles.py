@@ -22,11 +22,12 @@ class DecodeTiles:
 
 
 # By the most tokens of a step, and the bytes of a head of keys, for layers with 8 heads of keys and 32 of q: of the two
-# dozen tiles each that were timed on one H200 (copy: 4.21 TB/s; torch 2.11.0, Triton 3.6.0) those that lose least over
-# the mixes of contexts of tune/attention.py, or 2 % more.
+# to five dozen tiles each that were timed on one H200 (copy: 4.0 to 4.2 TB/s; torch 2.11.0, Triton 3.6.0) those that
+# lose least over the mixes of contexts of tune/attention.py, or 2 % more.
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     1: {128: DecodeTiles(128, 5, 1), 256: DecodeTiles(64, 5, 2)},
     16: {128: DecodeTiles(64, 5, 2, warps=2, ahead=4, early=0), 256: DecodeTiles(64, 5, 2, ahead=2)},
-    32: {128: DecodeTiles(128, 3, 2, ahead=3, early=0), 256: DecodeTiles(64, 5, 2, ahead=2)},
-    64: {128: DecodeTiles(64, 5, 2, ahead=2), 256: DecodeTiles(64, 5, 2, ahead=2)},
+    32: {128: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 3, 4, warps=2)},
+    64: {128: DecodeTiles(64, 5, 2, warps=2), 256: DecodeTiles(64, 3, 2, warps=2, early=0)},
+    512: {128: DecodeTiles(32, 5, 4, warps=1, early=0), 256: DecodeTiles(64, 3, 4, warps=2, ahead=1, early=0)},
 }

@@ -169,7 +169,9 @@ class Steps:
     @cached_property
     def expected(self) -> torch.Tensor:
         """The attention of the first step, by the op's reference over a copy of its pages, renumbered."""
-        given, own, page = self._named(0), self._pages(0).long(), self.problem.page
+        # The inputs themselves: where they were copied from, steps may have written since.
+        given = dict(zip(_types(self.problem), self.inputs[0], strict=True))
+        own, page = self._pages(0).long(), self.problem.page
         place = torch.zeros(len(self._kv), dtype=torch.int64, device=device.DEVICE)
         place[own] = torch.arange(len(own), device=device.DEVICE)
         given["kv"], given["page_table"] = self._first.clone(), place[given["page_table"].long()].int()

@@ -21,6 +21,11 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
         tiles = DecodeTiles(keys, stages=5, programs=programs, ahead=0 if early else 2, early=early)
         if _bytes(problem, tiles) * min(programs, 2) <= shared_memory(machine.sm):
             yield tiles
+    # Where there are many tokens, many small programs are better at hiding what each waits for.
+    for keys, stages, programs, warps in product((32, 64), (3, 5), (2, 4), (1, 2)):
+        tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
+        if _bytes(problem, tiles) * programs <= shared_memory(machine.sm):
+            yield tiles
 
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:

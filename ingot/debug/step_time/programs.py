@@ -62,6 +62,10 @@ class Prompts:
         return _longest(tiles, cores) * rows * cores / (self.sequences * self.heads * needed)
 
 
+# Of attention of few tokens, on a multiprocessor at a time: its programs take most registers that a thread can have.
+_WARPS = 8
+
+
 @dataclass(frozen=True)
 class Contexts:
     """Attention of few tokens, each of which has `context` positions: they are cut into splits as the kernel does it on
@@ -74,7 +78,8 @@ class Contexts:
     def launched(self, name: str, cores: int) -> Launched:
         """The launch of the kernel. A split goes over whole tiles. Those that there are for certain may have their
         first one on the way before the kernel in front has ended, and then it takes no time of its own; further ones
-        learn from the lengths which they are."""
+        learn from the lengths which they are. Of the waves only the first is waited for: a program of the others begins
+        beside some that read."""
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
         splits = limits.base
@@ -83,12 +88,13 @@ class Contexts:
             splits = min(max((self.context + share // 2) // share, limits.base), limits.most)
         all_tiles = math.ceil(self.context / tiles.keys)
         in_turn = math.ceil(all_tiles / splits)
-        room = cores * tiles.programs
-        waves = math.ceil(self.tokens * problem.kv_heads * min(splits, all_tiles) / room)
+        items = self.tokens * problem.kv_heads * min(splits, all_tiles)
+        room = cores * min(max(1, _WARPS // tiles.warps), math.ceil(items / cores))
+        waves = math.ceil(items / room)
         early = int(bool(tiles.early) and splits == limits.base)
         longest = (waves * in_turn - early) * tiles.keys
         mean = self.tokens * problem.kv_heads * self.context / room
-        return Launched(name, waves - (early if in_turn == 1 else 0), longest / mean)
+        return Launched(name, int(longest > 0), longest / mean)
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
