@@ -58,11 +58,11 @@ Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class Executable(BaseModel):
-    """Compiled code for a region: what a backend's `emit` leaves and its `load` takes.
+    """Compiled code for a region: what a backend's `emit` leaves and its `load` takes. For a GPU, captured graphs hold
+    its calls: what they launch follows from shapes alone, and nothing is read on the host.
 
     `files` are relative to the executable's own folder. `workspace` is what one call allocates
-    at its peak in bytes, its results among it, in the largest step. `capturable` says that a CUDA graph
-    may capture a call.
+    at its peak in bytes, its results among it, in the largest step.
     """
 
     model_config = _FROZEN
@@ -72,7 +72,6 @@ class Executable(BaseModel):
     outputs: tuple[str, ...]
     files: tuple[str, ...]
     workspace: Bytes = 0
-    capturable: bool = True
 
 
 class Ref(BaseModel):

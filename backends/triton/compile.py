@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.backends.triton.launches import ALIGNMENT
+from ingot.backends.triton.launches import ALIGNMENT, WARP
 from ingot.backends.triton.schedule import KernelLaunch, Value
 from ingot.ir.errors import BackendError
 from ingot.ir.types import DTYPE_NAMES, TensorType
@@ -75,7 +75,7 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
             signature[name] = "i32"
     source = ASTSource(launch.kernel, signature, constants, attributes)
     try:
-        built = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=launch.options)
+        built = triton.compile(source, target=GPUTarget("cuda", sm, WARP), options=launch.options)
     except Exception as error:  # whatever the compiler raises, the user gets one error that names the kernel
         raise BackendError(
             f"triton cannot compile {launch.kernel.fn.__name__}: {type(error).__name__}: {error}"[:2000],

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 LAUNCHES = "launches.json"
 # Inputs that a kernel loads 16 bytes at once from lie at multiples of this.
 ALIGNMENT = 16
+# Threads of a warp, on every NVIDIA GPU (CUDA C++ Programming Guide, "SIMT Architecture").
+WARP = 32
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -96,7 +98,7 @@ class Launch(BaseModel):
     """One kernel launch.
 
     `kernel` names a file of machine code and `entry` the function in it. `arguments` are those that are no compile-time
-    constants, in order; the two scratch pointers that Triton appends are added by whoever launches. `warps` of 32
+    constants, in order; the two scratch pointers that Triton appends are added by whoever launches. `warps` of WARP
     threads make a block, `shared` are bytes of dynamic shared memory. `dependent`: the launch may begin before the one
     in front of it has ended, because the kernel waits for that by itself (programmatic dependent launch).
     """

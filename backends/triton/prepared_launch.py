@@ -5,7 +5,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.backends.triton.launches import Launch, Pointer, evaluate
+from ingot.backends.triton.launches import WARP, Launch, Pointer, evaluate
 from ingot.ir.errors import BackendError
 
 _WORD = 8
@@ -51,7 +51,7 @@ class PreparedLaunch:
             else:
                 self._made.append((place, made[str(argument.buffer)]))
         self._config = driver.CUlaunchConfig()
-        self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = launch.warps * 32, 1, 1
+        self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = launch.warps * WARP, 1, 1
         self._config.sharedMemBytes = launch.shared
         attributes = [_dependent_attribute(driver)] if dependent and launch.dependent else []
         self._config.attrs, self._config.numAttrs = attributes, len(attributes)

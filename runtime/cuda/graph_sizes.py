@@ -87,20 +87,18 @@ def _prompt_rows(plan: Plan) -> list[int]:
 
 def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepSizes, BucketPlan]:
     served = {size: next((one for one in plan.buckets if one.bucket.holds(size.T, most)), None) for size in sizes}
-    return {size: bucket for size, bucket in served.items() if bucket is not None and is_capturable(plan, bucket)}
+    return {size: bucket for size, bucket in served.items() if bucket is not None and is_capturable(bucket)}
 
 
 def _pages(plan: Plan) -> int:
     return plan.dims.get("P", (1, 1))[1]
 
 
-def is_capturable(plan: Plan, bucket: BucketPlan) -> bool:
-    """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code that says so,
-    and aten's views and arithmetic."""
+def is_capturable(bucket: BucketPlan) -> bool:
+    """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code, and aten's
+    views and arithmetic."""
     return all(
-        plan.executables[one.calls].capturable
-        if one.calls is not None
-        else one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
+        one.calls is not None or one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
         for one in bucket.instructions
     )
 

@@ -178,14 +178,14 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
         assert program.plan is not None
         (bucket,) = program.plan.buckets
         assert "ingot.quant_linear" not in {one.target for one in bucket.instructions}, name
-        assert is_capturable(program.plan, bucket) and bucket.nodes_per_provider()["inductor"] == 4 * 3, name
+        assert is_capturable(bucket) and bucket.nodes_per_provider()["inductor"] == 4 * 3, name
         regions = [region for region in program.regions.values() if region.backend == "inductor"]
         assert all(program.dims["T"] == region.body.dims["T"] for region in regions), "one for all bucket classes"
     monkeypatch.setattr(ingot.ir.target, "find_gpu", _no_gpu)
     without = lowered(quantized, "auto")
     assert linked_with(merged_plans({"main": without})) == ()
     for program in without.programs.values():
-        assert program.plan is not None and not is_capturable(program.plan, program.plan.buckets[0])
+        assert program.plan is not None and not is_capturable(program.plan.buckets[0])
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
     assert "inductor: it compiles on the GPU that it compiles for, and finds none here" in reasons
 
@@ -194,6 +194,6 @@ def test_by_name_inductor_takes_all_that_has_no_state(toolkit: Path) -> None:
     for name, program in lowered("default", "inductor").programs.items():
         assert program.plan is not None
         (bucket,) = program.plan.buckets
-        assert set(bucket.nodes_per_provider()) == {"inductor", "triton"} and is_capturable(program.plan, bucket), name
+        assert set(bucket.nodes_per_provider()) == {"inductor", "triton"} and is_capturable(bucket), name
         triton = {one.target for one in bucket.instructions if one.provider == "triton"}
         assert not triton & {"ingot.linear", "ingot.rms_norm", "ingot.silu_mul", "ingot.cast"}, name

@@ -41,7 +41,7 @@ NEW_TOKENS = 12
 
 def decode_is_capturable(artifact: Path) -> bool:
     plan = load_artifact(artifact, num_pages=64).plan
-    return all(is_capturable(plan, bucket) for bucket in plan.buckets if bucket.bucket.name.startswith("decode"))
+    return all(is_capturable(bucket) for bucket in plan.buckets if bucket.bucket.name.startswith("decode"))
 
 
 COMPILE = """

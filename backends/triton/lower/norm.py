@@ -5,13 +5,13 @@ import triton
 from ingot.backends.triton.kernels.norm import norm
 from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.rows import as_rows, strides_in, want_floats
+from ingot.backends.triton.lower.rows import PER_WARP, as_rows, strides_in, want_floats
 from ingot.backends.triton.schedule import Schedule, Value
 
 # Elements of a program's tile: groups are taken together up to this many, and a wider group alone.
 _TILE = 2048
-# Elements of a warp, 8 a thread, and the most warps of a block.
-_PER_WARP, _MOST_WARPS = 256, 16
+# The most warps of a block.
+_MOST_WARPS = 16
 # A group must fit into the registers of a block.
 _WIDEST = 32768
 
@@ -53,7 +53,7 @@ def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
         },
-        warps=min(_MOST_WARPS, max(1, groups * block // _PER_WARP)),
+        warps=min(_MOST_WARPS, max(1, groups * block // PER_WARP)),
         dependent=schedule.dependent,
     )
     return results

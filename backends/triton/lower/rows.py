@@ -5,13 +5,15 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from ingot.backends.triton.launches import Expr
+from ingot.backends.triton.launches import WARP, Expr
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.schedule import Value
 from ingot.ir.types import TensorType
 
 # What kernels read and write; they compute in float32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# Elements of a warp in kernels that stream rows: 8 a thread, 16 bytes of bf16.
+PER_WARP = 8 * WARP
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,6 @@ def want_floats(call: Call, *names: str) -> None:
 
 
 def block_of(width: int) -> tuple[int, int]:
-    """Columns of a program, and its warps, for a kernel that streams rows: 8 elements, 16 bytes of bf16, a thread."""
-    block = min(1024, max(32, triton.next_power_of_2(width)))
-    return block, max(1, block // 256)
+    """Columns of a program, and its warps, for a kernel that streams rows."""
+    block = min(1024, max(WARP, triton.next_power_of_2(width)))
+    return block, max(1, block // PER_WARP)

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
-from ingot.backends.triton.launches import Expr, evaluate
+from ingot.backends.triton.launches import WARP, Expr, evaluate
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.device_clock import median_seconds
 from ingot.ir.types import DTYPES
@@ -38,7 +38,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
 
     A kernel is found there by how its arguments are specialized, so Triton itself says how, for stand-ins of them.
     """
-    target = GPUTarget("cuda", schedule.sm, 32)
+    target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
     for launch in schedule.launches:
         arguments = {name: _stand_in(value, sizes) for name, value in launch.arguments.items()}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from ingot.backends.triton.launches import WARP
 from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
@@ -27,7 +28,7 @@ def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
     for block_k in (512, 1024, 2048, 4096):
         for warps in (4, 8):
             for held in (64, 128, 256):
-                block_n = held * 32 * warps // (block_k * DTYPES[problem.dtype].itemsize * parts)
+                block_n = held * WARP * warps // (block_k * DTYPES[problem.dtype].itemsize * parts)
                 if block_k <= problem.depth and 1 <= block_n <= 32:
                     yield MatvecTiles(block_n, block_k, warps)
 

@@ -14,6 +14,7 @@ from typing import Any
 import peer_flashinfer
 import pytest
 import torch
+from benchmark_scripts import BENCHMARKS
 from child_script import script_of
 
 from ingot.backends.flashinfer.packages import Missing
@@ -23,7 +24,6 @@ from ingot.backends.triton.tune.device import Launcher, Machine, Pool
 from ingot.ir.ops import paged_attention
 from ingot.ir.target import Target
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FOLDERS = (BENCHMARKS, BENCHMARKS / "kernels")
 MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

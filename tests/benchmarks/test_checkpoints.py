@@ -1,0 +1,53 @@
+"""The checkpoints with random weights that benchmarks compile."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_scripts import config_of
+from safetensors import safe_open
+from staged import traced
+
+
+@pytest.mark.parametrize(("shape", "parameters"), [("1b", 1235814400), ("8b", 8030261248), ("qwen3-0.6b", 596049920)])
+def test_shapes_have_the_published_number_of_parameters(benchmarks: None, shape: str, parameters: int) -> None:
+    """The model cards' 1.23 B, 8.03 B and 0.6 B, as the metadata of their safetensors say exactly."""
+    checkpoints = importlib.import_module("random_checkpoint")
+    assert sum(map(math.prod, checkpoints.tensor_shapes(checkpoints.SHAPES[shape]).values())) == parameters
+
+
+@pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b"])
+def test_a_checkpoint_is_sane_and_the_same_again(
+    benchmarks: None, shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoints = importlib.import_module("random_checkpoint")
+    config = config_of(shape, vocab_size=2048)
+    whole = tensors_of(checkpoints.write_checkpoint(tmp_path / "whole", config))
+    monkeypatch.setattr(checkpoints, "_SHARD_BYTES", 50_000)
+    shards = tensors_of(checkpoints.write_checkpoint(tmp_path / "shards", config))
+    other = tensors_of(checkpoints.write_checkpoint(tmp_path / "other", config, seed=1))
+    assert whole.keys() == shards.keys() and len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    for name, tensor in whole.items():
+        assert tensor.equal(shards[name])
+        if tensor.dim() == 2:
+            assert tensor.float().std().item() == pytest.approx(tensor.shape[1] ** -0.5, rel=0.05)
+            assert not tensor.equal(other[name])
+    matrices = [tensor for tensor in whole.values() if tensor.dim() == 2]
+    assert not any(a.shape == b.shape and a.equal(b) for a in matrices for b in matrices if a is not b)
+    traced(json.loads((tmp_path / "whole" / "config.json").read_text()))
+
+
+def tensors_of(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in checkpoint.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    index = checkpoint / "model.safetensors.index.json"
+    if index.exists():
+        assert json.loads(index.read_text())["weight_map"].keys() == found.keys()
+    return found

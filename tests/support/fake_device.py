@@ -1,0 +1,248 @@
+"""A simulated device for the scheduler and the engine.
+
+The device keeps what a real one keeps: last token, position and token counts per row, and a paged cache. Every slot of
+the cache holds the token and position that were written there, or poison. A sampled token is a hash of the whole
+context as read back through the page table, of the position, of the sampling parameters and of the counts, so any
+wrong position, page, row or parameter changes tokens or trips an assertion; and so is a log-probability. A step runs
+only when its tokens are asked for, the latest moment a real device may choose.
+"""
+
+import hashlib
+import itertools
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ingot.ir.errors import StepMemoryError
+from ingot.runtime.step import STEP_FIELDS, StepInputs, step_views
+
+VOCAB = 997
+POISON = (-7, -7)
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a row of logits is sampled with; `counts` are the tokens in its prompt and those generated, or None."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    counts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    banned: tuple[int, ...] = ()
+
+
+def hashed(context: Sequence[int], key: bytes = b"") -> int:
+    digest = hashlib.blake2b(np.asarray(context, np.int64).tobytes() + key, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def hashed_token(context: Sequence[int], knobs: Knobs, vocab: int = VOCAB) -> int:
+    """The token after `context`."""
+    k = knobs
+    key = struct.pack("<fiffq", k.temperature, k.top_k, k.top_p, k.min_p, k.seed if k.temperature else 0)
+    if k.counts is not None:
+        key += struct.pack("<fff", k.repetition, k.frequency, k.presence) + repr(k.counts).encode()
+    token = hashed(context, key) % vocab
+    while token in k.banned:
+        token = (token + 1) % vocab
+    return token
+
+
+def hashed_logprobs(context: Sequence[int], token: int, count: int) -> tuple[list[int], list[float], int]:
+    """Ids, log-probabilities and rank at the end of `context`: of `token`, then of the `count` most likely tokens."""
+    ids = [token, *(hashed(context, b"%d" % place) % VOCAB for place in range(count))]
+    return ids, [-(hashed([*context, one]) % 4096) / 64 for one in ids], 1 + hashed([*context, token], b"rank") % VOCAB
+
+
+class FakeHandle:
+    def __init__(self, device: "FakeDevice", inputs: StepInputs) -> None:
+        self._device, self._inputs = device, inputs
+        self.rows: dict[int, tuple[list[int], list[float], int]] = {}  # log-probabilities that were asked for
+
+    def tokens(self) -> list[int]:
+        return self._device.run(self)
+
+    def logprobs(self) -> "FakeHandle":
+        return self
+
+    def row(self, index: int) -> tuple[list[int], list[float], int]:
+        return self.rows[index]
+
+    @property
+    def inputs(self) -> StepInputs:
+        return self._inputs
+
+
+class FakeDevice:
+    """An executor. `script(prompt, outputs)` fixes what follows a prompt; `invalid` says when logits are not finite."""
+
+    def __init__(self, num_pages: int, page_size: int, max_batch: int, max_tokens: int, vocab: int = VOCAB) -> None:
+        self.page_size, self.max_batch, self.max_tokens, self.vocab = page_size, max_batch, max_tokens, vocab
+        self.cache = [[POISON] * page_size for _ in range(num_pages)]
+        self.last_token: list[int | None] = [None] * max_batch
+        self.position: list[int | None] = [None] * max_batch
+        self.counts: list[tuple[set[int], list[int]] | None] = [None] * max_batch  # of the prompt; generated
+        self.scripts: list[tuple[list[int], list[int]]] = []
+        self.invalid: Callable[[list[int]], bool] = lambda context: False
+        self.launched: list[FakeHandle] = []
+        self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = 0
+        self.num_rated = self.most_rated = self.most_shared = self.num_fed = 0
+        self.fail_at = -1
+        self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
+        self.touched: set[int] = set()  # rows of steps that ran in part
+
+    def script(self, prompt: Sequence[int], outputs: Sequence[int]) -> None:
+        self.scripts.append((list(prompt), list(outputs)))
+
+    def poison(self, pages: list[int]) -> None:
+        for page in pages:
+            self.cache[page] = [POISON] * self.page_size
+
+    def launch(self, inputs: StepInputs) -> FakeHandle:
+        self.num_launches += 1
+        if self.num_launches == self.fail_at:
+            raise RuntimeError("the device is on fire")
+        if not self.has_memory(inputs):
+            self.touched |= set(inputs["rows"].tolist())
+            if not self.launched:
+                self._touch()
+            raise StepMemoryError("no memory for a step")
+        handle = FakeHandle(self, inputs)
+        self.launched.append(handle)
+        assert len(self.launched) <= 2
+        return handle
+
+    def run(self, handle: FakeHandle) -> list[int]:
+        assert self.launched.pop(0) is handle, "steps run in order"
+        inputs = handle.inputs
+        assert list(inputs) == [name for name, _, _ in STEP_FIELDS]
+        sizes = {"T": inputs.sizes.T, "B": inputs.sizes.B, "L": inputs.sizes.L, "P": inputs.sizes.P}
+        copied = step_views(inputs.flat.clone(), inputs.sizes)  # what a device gets: one copy of the flat buffer
+        for name, dtype, dims in STEP_FIELDS:
+            shape = [sizes.get(dim, dim) for dim in dims]
+            assert inputs[name].dtype == dtype and list(inputs[name].shape) == shape, name
+            assert inputs[name].data_ptr() % dtype.itemsize == 0 and torch.equal(inputs[name], copied[name]), name
+        value = {name: view.tolist() for name, view in copied.items()}
+        assert 1 <= sizes["T"] <= self.max_tokens and sizes["B"] <= self.max_batch and 1 <= sizes["L"] <= sizes["T"]
+        assert len(set(value["rows"])) == sizes["B"] and all(0 <= row < self.max_batch for row in value["rows"])
+        assert value["q_starts"] == [0, *itertools.accumulate(value["q_lens"])][:-1] and min(value["q_lens"]) >= 1
+        assert all(-1 <= token < self.vocab for row in value["banned"] for token in row)
+        expected_seqs = [seq for seq, length in enumerate(value["q_lens"]) for _ in range(length)]
+        assert value["token_seqs"] == expected_seqs and len(value["tokens"]) == len(expected_seqs)
+        self.most_tokens, self.num_fed = max(self.most_tokens, sizes["T"]), self.num_fed + sizes["T"]
+        self.most_sequences = max(self.most_sequences, sizes["B"])
+
+        for one in inputs.recounts:
+            assert one.row in value["rows"]
+            self.counts[one.row] = set(one.prompt), list(one.generated)
+        contexts = [self._write(seq, value) for seq in range(sizes["B"])]
+        self._check_pages(contexts, value["q_lens"])
+        sampled: dict[int, int] = {}
+        for seq, index in enumerate(value["sample_index"]):
+            if index < 0:
+                continue
+            assert index not in sampled and value["targets"][index] == -1
+            assert value["logit_rows"][index] == value["q_starts"][seq] + value["q_lens"][seq] - 1
+            context = self._read(contexts[seq])
+            token = sampled[index] = self._next(context, self._knobs(value, index))
+            self.last_token[value["rows"][seq]] = max(token, 0)
+            if (count := value["num_logprobs"][index]) >= 0:
+                handle.rows[index] = hashed_logprobs(context, token, count)
+        assert sorted(sampled) == list(range(len(sampled))), "the sampled rows stand in front"
+        self._touch()
+        self.num_sampled += len(sampled)
+        rated = range(len(sampled), sizes["L"])
+        if not sampled and value["targets"] == [-1]:
+            assert value["logit_rows"] == [0]  # the dummy row
+            rated = range(0)
+        for index in rated:
+            seq, count = value["token_seqs"][value["logit_rows"][index]], value["num_logprobs"][index]
+            end = len(contexts[seq]) - (value["q_starts"][seq] + value["q_lens"][seq] - 1 - value["logit_rows"][index])
+            assert value["targets"][index] >= 0 and count >= 0
+            handle.rows[index] = hashed_logprobs(self._read(contexts[seq][:end]), value["targets"][index], count)
+        self.most_rated, self.num_rated = max(self.most_rated, len(rated)), self.num_rated + len(rated)
+        return [sampled.get(index, 123) for index in range(sizes["L"])]
+
+    def _touch(self) -> None:
+        """Leave the rows of a step that ended in between as nobody can go on from them."""
+        for row in self.touched:
+            self.position[row] = self.last_token[row] = None
+            self.counts[row] = {VOCAB}, [VOCAB]
+        self.touched.clear()
+
+    def _check_pages(self, contexts: list[list[tuple[int, int]]], lengths: list[int]) -> None:
+        """Nobody has a page that another sequence writes in this step."""
+        holders = Counter(page for places in contexts for page in {page for page, _ in places})
+        for places, length in zip(contexts, lengths, strict=True):
+            assert all(holders[page] == 1 for page, _ in places[-length:]), "two sequences have a page that one writes"
+        self.most_shared = max(self.most_shared, *holders.values())
+
+    def _write(self, seq: int, value: dict[str, list]) -> list[tuple[int, int]]:
+        """Put a sequence's tokens into the cache; the places of all its tokens so far."""
+        row, length, start = value["rows"][seq], value["q_lens"][seq], value["starts"][seq]
+        first = value["q_starts"][seq]
+        tokens = value["tokens"][first : first + length]
+        assert (start == -1) == (tokens == [-1]) and (start == -1 or min(tokens) >= 0)
+        if start == -1:
+            self.num_on_device += 1
+            assert self.position[row] is not None and self.last_token[row] is not None, "nothing to continue from"
+            start, tokens = self.position[row], [self.last_token[row]]
+        end = start + length
+        num_pages = -(-end // self.page_size)
+        assert num_pages <= len(value["page_table"][seq]), "the page table is too short"
+        pages = value["page_table"][seq][:num_pages]
+        assert len(set(pages)) == num_pages, "two places share a page"
+        places = [(pages[position // self.page_size], position % self.page_size) for position in range(end)]
+        for position, token in zip(range(start, end), tokens, strict=True):
+            page, offset = places[position]
+            # Poison lies wherever nobody has written. A sequence may begin again, and then it writes the same.
+            assert self.cache[page][offset] in (POISON, (token, position)), "what was written is written over"
+            self.cache[page][offset] = (token, position)
+        self.position[row], self.last_token[row] = end, None
+        self._count(row, start, tokens, value["prompt_ends"][seq])
+        return places
+
+    def _read(self, places: list[tuple[int, int]]) -> list[int]:
+        context: list[int] = []
+        for position, (page, offset) in enumerate(places):
+            token, written_for = self.cache[page][offset]
+            assert written_for == position, f"position {position} reads {token, written_for}"
+            context.append(token)
+        return context
+
+    def _count(self, row: int, start: int, tokens: list[int], prompt_end: int) -> None:
+        if prompt_end < 0:
+            return
+        if start == 0:
+            self.counts[row] = set(), []
+        in_prompt, generated = self.counts[row]
+        for position, token in zip(range(start, start + len(tokens)), tokens, strict=True):
+            if position < prompt_end:
+                in_prompt.add(token)
+            else:
+                generated.append(token)
+
+    def _knobs(self, value: dict[str, list], index: int) -> Knobs:
+        names = ("temperature", "top_k", "top_p", "min_p", "seeds", "repetition", "frequency", "presence")
+        row = value["count_rows"][index]
+        counts = None if row < 0 else tuple(tuple(sorted(tokens)) for tokens in self.counts[row])
+        banned = tuple(token for token in value["banned"][index] if token >= 0)
+        return Knobs(*(value[name][index] for name in names), counts, banned)
+
+    def _next(self, context: list[int], knobs: Knobs) -> int:
+        if self.invalid(context):
+            return -1
+        for prompt, outputs in self.scripts:
+            done = len(context) - len(prompt)
+            if 0 <= done < len(outputs) and context == prompt + outputs[:done]:
+                return outputs[done]
+        return hashed_token(context, knobs, self.vocab)

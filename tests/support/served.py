@@ -1,0 +1,156 @@
+"""An engine on a fake device, and what tests ask of it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fake_device import VOCAB, FakeDevice, Knobs, hashed_logprobs, hashed_token
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Logprob, RequestOutput
+from ingot.runtime.pages import PagePool
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import Policy, SchedulerConfig
+from ingot.runtime.tokenizer import Tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+class Served:
+    """An engine on a fake device, with what tests look at."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        max_batch: int = 4,
+        max_tokens: int = 16,
+        max_seq_len: int = 64,
+        chunked_prefill: bool = True,
+        permute_seed: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        eos: Sequence[int] = (),
+        prefix_caching: bool = True,
+        policy: Policy = "fcfs",
+    ) -> None:
+        vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
+        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab)
+        # Whatever is not written is poison, and so is what is worth nothing any more.
+        self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
+        self.config = SchedulerConfig(
+            max_batch,
+            max_tokens,
+            max_seq_len,
+            page_size,
+            chunked_prefill,
+            prefix_caching=prefix_caching,
+            policy=policy,
+        )
+        self.scheduler = Scheduler(self.config, self.pool)
+        self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
+        self.vocab, self.eos, self.tokenizer = vocab, tuple(eos), tokenizer
+
+    def expected(
+        self, prompt: Sequence[int], params: SamplingParams, seed: int = 0, count: int | None = None
+    ) -> list[int]:
+        """The tokens that the model gives for a prompt alone, without any stop."""
+        knobs = Knobs(params.temperature, params.top_k, params.top_p, params.min_p, seed)
+        if params.greedy:
+            knobs = Knobs()
+        if params.penalizes:
+            penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            knobs = replace(knobs, **dict(zip(("repetition", "frequency", "presence"), penalties, strict=True)))
+        count = count if count is not None else params.max_tokens
+        context = list(prompt)
+        for number in range(min(count, self.config.max_seq_len - len(prompt))):
+            if params.penalizes:
+                generated = tuple(sorted(context[len(prompt) :]))
+                knobs = replace(knobs, counts=(tuple(sorted(set(prompt))), generated))
+            banned = (*self.eos, *params.stop_token_ids) if number < params.min_tokens else ()
+            context.append(hashed_token(context, replace(knobs, banned=banned), self.vocab))
+        return context[len(prompt) :]
+
+    def check_logprobs(self, output: RequestOutput, params: SamplingParams) -> None:
+        """That a request got the log-probabilities that it asked for, as far as it went, and no others."""
+
+        def entry(context: list[int], token: int, count: int) -> dict[int, Logprob]:
+            ids, values, rank = hashed_logprobs(context, token, count)
+            text = self.tokenizer and self.tokenizer.decode
+            ranks = [rank, *range(1, count + 1)]
+            return {
+                one: Logprob(value, place, text([one], skip_special_tokens=False) if text else None)
+                for one, value, place in zip(ids, values, ranks, strict=True)
+            }
+
+        prompt = output.prompt_token_ids
+        for sequence in output.outputs:
+            tokens = sequence.token_ids
+            if params.logprobs is None:
+                assert sequence.logprobs is None and sequence.cumulative_logprob is None
+                continue
+            assert sequence.logprobs == [
+                entry(prompt + tokens[:place], token, params.logprobs) for place, token in enumerate(tokens)
+            ]
+            # The fake values are multiples of 1/64, whose sums are exact.
+            chosen = (hashed_logprobs(prompt + tokens[:place], tokens[place], 0) for place in range(len(tokens)))
+            assert sequence.cumulative_logprob == sum(values[0] for _, values, _ in chosen)
+        if params.prompt_logprobs is None:
+            assert output.prompt_logprobs is None
+        else:
+            expected = [entry(prompt[:place], prompt[place], params.prompt_logprobs) for place in range(1, len(prompt))]
+            found = output.prompt_logprobs
+            assert found[0] is None and found[1:] == expected[: len(found) - 1]
+            assert len(found) == len(prompt) or not any(sequence.token_ids for sequence in output.outputs)
+
+    def check(self) -> None:
+        """What holds between any two steps."""
+        scheduler, pool = self.scheduler, self.pool
+        holders = Counter(page for request in scheduler.running for page in request.pages)
+        assert all(len(set(request.pages)) == len(request.pages) for request in scheduler.running)
+        assert len(holders) == pool.num_held and all(pool._holders[page] == count for page, count in holders.items())
+        assert len(scheduler.running) + scheduler.num_free_rows == self.config.max_batch
+        assert len({request.row for request in scheduler.running}) == len(scheduler.running)
+        assert set(scheduler.requests.values()) == {*scheduler.running, *scheduler.waiting}
+        assert all(not request.pages and request.row == -1 for request in scheduler.waiting)
+        for queue in (scheduler.running, scheduler.waiting):
+            assert queue == sorted(queue, key=lambda request: request.rank)
+        if self.config.policy == "fcfs":
+            order = [request.request_id for request in (*scheduler.running, *scheduler.waiting)]
+            assert order == list(scheduler.requests), "running and waiting are in order of arrival"
+        for page, digest in pool._digests.items():
+            assert pool._kept[digest] == page and pool._free.count(page) == 0
+
+    def step(self) -> list:
+        first = self.scheduler.running[0] if self.scheduler.running else None
+        before = first.preemptions if first else 0
+        outputs = self.engine.step()
+        assert first is None or first.preemptions == before, "the first of those that run was preempted"
+        self.check()
+        return outputs
+
+    def drain(self, max_steps: int = 5000) -> dict:
+        """Run until nothing is left; the last output of every request."""
+        last = {}
+        for _ in range(max_steps):
+            if not self.engine.has_unfinished():
+                break
+            for output in self.step():
+                last[output.request_id] = output
+        assert not self.engine.has_unfinished(), "it does not come to an end"
+        self.check_empty()
+        return last
+
+    def check_empty(self) -> None:
+        assert self.pool.num_free == self.pool.num_pages and self.scheduler.num_free_rows == self.config.max_batch
+        assert not self.scheduler.requests and not self.scheduler.running and not self.scheduler.waiting
+        assert self.device.most_tokens <= self.config.max_tokens and self.device.most_sequences <= self.config.max_batch
+
+
+def run(served, prompt="go", **params):
+    """Serve one request to its end, greedily unless told otherwise; its only sequence."""
+    served.engine.add_request("r", prompt, SamplingParams(**{"temperature": 0, "max_tokens": 40, **params}))
+    output = served.drain()["r"]
+    assert output.finished
+    return output.outputs[0]

@@ -1,0 +1,21 @@
+"""A scheduler with a small pool and requests for it, to schedule step by step without an engine."""
+
+from ingot.runtime.pages import PagePool
+from ingot.runtime.request import Request
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler_config import SchedulerConfig
+
+
+def scheduler_of(num_pages=64, page_size=4, **config):
+    config = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 64, "prefix_caching": False, **config}
+    return Scheduler(SchedulerConfig(page_size=page_size, **config), PagePool(num_pages, page_size))
+
+
+def request_of(name, prompt_len, max_tokens=8, **params):
+    return Request(name, list(range(1, prompt_len + 1)), SamplingParams(max_tokens=max_tokens, **params), seed=5)
+
+
+def values(batch):
+    """A step's inputs as lists."""
+    return {name: view.tolist() for name, view in batch.inputs.items()}
