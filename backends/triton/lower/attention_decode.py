@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from ingot.backends.triton.kernels.attention_decode import decode_attention
-from ingot.backends.triton.launches import Term, times
+from ingot.backends.triton.launches import WARP, Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention_shapes import WARP, Attention, attention_of
+from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call

@@ -1,8 +1,8 @@
 """Attention of sequences that feed many tokens: the launch."""
 
 from ingot.backends.triton.kernels.attention_prefill import prefill_attention
-from ingot.backends.triton.launches import Term, cdiv
-from ingot.backends.triton.lower.attention_shapes import WARP, Attention
+from ingot.backends.triton.launches import WARP, Term, cdiv
+from ingot.backends.triton.lower.attention_shapes import Attention
 from ingot.backends.triton.schedule import Schedule, Value
 
 

@@ -10,8 +10,6 @@ from ingot.backends.triton.schedule import Value
 
 # The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros.
 _LEAST_DEPTH = 16
-# Sequences whose lengths a warp looks at together.
-WARP = 32
 
 
 @dataclass(frozen=True)
