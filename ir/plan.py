@@ -121,8 +121,7 @@ class Value(BaseModel):
     """A value between instructions.
 
     `buffer` is "pool": allocated at its instruction, as a tensor of type `storage`, and given back after the last use
-    of it and of its views; or "view": part of the memory of `of`, another value, input, param or state. What an op that
-    may return an argument gives is "pool", and perhaps that argument.
+    of it and of its views; or "view": part of the memory of `of`, another value, input, param or state.
     """
 
     model_config = _FROZEN
