@@ -14,6 +14,7 @@ from torch import fx
 from ingot.ir.errors import VerifyError
 from ingot.ir.harness import MeshRun, teacher_forced
 from ingot.ir.interpret import Watch
+from ingot.ir.ops.registry import wide
 from ingot.ir.program import Program
 from ingot.ir.record import Numerics
 from ingot.ir.tolerances import TOLERANCES, Tolerance, compare
@@ -119,9 +120,10 @@ def logits_of(
     seed: int | None = None,
     watch: Watch | None = None,
 ) -> torch.Tensor:
-    """Logits [positions, vocab] of all positions of all requests, one after the other; arguments as for `measure`."""
+    """Logits [positions, vocab] of all positions of all requests, one after the other, in float32 or wider: what counts
+    are the numbers, and not the dtype that they are returned in. Arguments as for `measure`."""
     run = MeshRun(program, params, exact=exact, watch=watch)
-    return torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed))
+    return wide(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed)))
 
 
 def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Watch:

@@ -79,7 +79,6 @@ H200_TIMES = GpuTimes(
         "gather": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
         "feed": KernelTime(1.6 * _US, 0.62),
         "count_tokens": KernelTime(2.1 * _US, 0.55),
-        "penalize": KernelTime(0.32 * _US, 0.49, wave=0.49 * _US),
         "choose_largest": KernelTime(1.6 * _US, 0.52, wave=0.48 * _US),
         "find_threshold": KernelTime(0.54 * _US),
         "draw": KernelTime(0.54 * _US),

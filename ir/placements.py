@@ -288,7 +288,6 @@ RULES: Mapping[str, Rule] = {
     "ingot.linear": _linear,
     "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
-    "ingot.penalize": whole,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
     "ingot.quant_linear": whole,
     "ingot.redistribute": _collective(),

@@ -120,8 +120,7 @@ class Value(BaseModel):
     """A value between instructions.
 
     `buffer` is "pool": allocated at its instruction, as a tensor of type `storage`, and given back after the last use
-    of it and of its views; or "view": part of the memory of `of`, another value, input, param or state. What an op that
-    may return an argument gives is "pool", and perhaps that argument.
+    of it and of its views; or "view": part of the memory of `of`, another value, input, param or state.
     """
 
     model_config = _FROZEN
@@ -193,6 +192,7 @@ class BucketPlan(BaseModel):
 class Plan(BaseModel):
     """The plan of one entry: what the executor needs, and nothing that it would have to decide.
 
+    `outputs` are types that hold what each bucket class gives: the numbers of one may be of a narrower dtype.
     `executables` are regions by id, `libraries` the kernels of op providers by provider.
     """
 

@@ -94,6 +94,13 @@ class TensorType:
         """The shape with each symbol replaced by its size."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
+    def holds(self, other: "TensorType") -> bool:
+        """Whether a tensor of this type can hold all numbers of one of `other`, as they are: both lie alike."""
+        if (self.shape, self.strides) != (other.shape, other.strides):
+            return False
+        both_float = self.dtype.is_floating_point and other.dtype.is_floating_point
+        return self.dtype == other.dtype or (both_float and torch.promote_types(self.dtype, other.dtype) == self.dtype)
+
     def mismatch(self, tensor: torch.Tensor, sizes: Mapping[str, int] | None = None) -> str | None:
         """What differs between `tensor` and this type, in words; None when it fits.
 

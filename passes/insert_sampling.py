@@ -43,8 +43,8 @@ _SCORES = ("logprob_ids", "logprobs", "ranks")
 
 @dataclass(frozen=True)
 class InsertSampling(Pass):
-    """`feed` and `count_tokens` in front; `penalize`, `sample`, `top_logprobs` and `advance` at the end; over the row
-    states `last_token`, `position` and `token_counts`."""
+    """`feed` and `count_tokens` in front; `sample`, `top_logprobs` and `advance` at the end; over the row states
+    `last_token`, `position` and `token_counts`."""
 
     name: ClassVar[str] = "insert-sampling"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -109,7 +109,7 @@ def _in_front(
 def _at_the_end(
     rewriter: Rewriter, rows: Mapping[str, fx.Node], host: Mapping[str, fx.Node], fed: Mapping[str, fx.Node]
 ) -> None:
-    """Penalties, sampling, log-probabilities, and the move to the next token; the rows become outputs."""
+    """Sampling, log-probabilities, and the move to the next token; the rows become outputs."""
     program = rewriter.program
     end = program.graph.output_node()
     outputs = program.output_nodes()
@@ -122,9 +122,9 @@ def _at_the_end(
         return [host[name] for name in names]
 
     at = at_end(ops.select_rows, fed["positions"], program.find("logit_rows"))
-    asked = given("count_rows", "repetition", "frequency", "presence", "banned")
-    penalized = at_end(ops.penalize, logits, fed["token_counts"], *asked)
-    sampled = at_end(ops.sample, penalized, *given("temperature", "top_k", "top_p", "min_p", "seeds"), at)
+    drawn = (*given("temperature", "top_k", "top_p", "min_p", "seeds"), at)
+    penalties = (fed["token_counts"], *given("count_rows", "repetition", "frequency", "presence", "banned"))
+    sampled = at_end(ops.sample, logits, *drawn, *penalties)
     scored = at_end(ops.top_logprobs, logits, sampled, *given("targets", "num_logprobs"))
     scores = {name: at_end(operator.getitem, scored, index) for index, name in enumerate(_SCORES)}
     moved = at_end(

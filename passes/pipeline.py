@@ -24,6 +24,7 @@ from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_sampling import InsertSampling
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.merge_linears import MergeLinears
+from ingot.passes.narrow_logits import NarrowLogits
 from ingot.passes.normalize import Normalize
 from ingot.passes.quantize import Quantize
 from ingot.passes.shard import Shard
@@ -49,7 +50,7 @@ PIPELINE = (
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
     Phase(Stage.FUSED, (SplitAddRMSNorm(), ChooseLayouts(), FuseAppendAttention()), by_bucket=True),
-    Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), EmitExecutables())),
+    Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), NarrowLogits(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
@@ -71,6 +72,7 @@ OPTIONAL = frozenset(
         "split-add-rms-norm",
         "choose-layouts",
         "form-regions",
+        "narrow-logits",
     }
 )
 

@@ -147,7 +147,7 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
             if name not in made or live.pop(name, None) is None:
                 raise _error(f"'{name}' is freed", place, "a value that was made before and not freed")
     for name, text in plan.outputs.items():
-        if name not in made or live.get(name) != text:
+        if name not in made or name not in live or not parse_type(text).holds(parse_type(live[name])):
             raise _error(f"the output '{name}' is {live.get(name, 'not there')}", where, f"{text}, alive at the end")
 
 

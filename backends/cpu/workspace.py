@@ -1,7 +1,7 @@
 """What the cpu provider's calls allocate, in a form for tensors without data.
 
 The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in
-`calls/attention.py`, and a step that draws tokens through the reference.
+`calls/attention.py`, and a step that draws tokens or penalizes them through the reference.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The small kernels of a step on this GPU: its ends, sampling, penalties, log-probabilities, norms, gates.
+"""The small kernels of a step on this GPU: its ends, sampling with its penalties, log-probabilities, norms, gates.
 
     python benchmarks/kernels/step.py [--shape 8b] [--seconds 30] [--only sample,feed] [--json FILE]
 

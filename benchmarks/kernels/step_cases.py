@@ -95,15 +95,9 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
             return counts, whole(vocab, rows), whole(512, rows) + 1, order, order, asking
 
         yield Case("count_tokens", what, rows, counted)
-    for what, places, asked in (("nothing asked", none, 0), ("all ask", order, 3 * row)):
-
-        def penalized(places: torch.Tensor = places) -> tuple[torch.Tensor, ...]:
-            by = (all_of(1.1, f32), all_of(0.1, f32), all_of(0.1, f32), all_of(-1, torch.int32, rows, 16))
-            return logits(), counts, places, *by
-
-        yield Case("penalize", what, rows, penalized, asked=asked)  # logits are read and written, counts read
     for what, given, temperature, top_k, top_p, min_p in (
         ("greedy", logits, 0.0, 0, 1.0, 0.0),
+        ("greedy, penalized", logits, 0.0, 0, 1.0, 0.0),
         ("no cut", logits, 1.0, 0, 1.0, 0.0),
         ("min-p", logits, 1.0, 0, 1.0, 0.05),
         ("top-k", logits, 1.0, 50, 1.0, 0.0),
@@ -112,12 +106,16 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         ("top-k, top-p, flat", logits, 0.7, 20, 0.8, 0.0),
         ("top-k, top-p, peaked", peaked, 0.7, 20, 0.8, 0.0),
     ):
-        columns = (all_of(temperature, f32), all_of(top_k), all_of(top_p, f32), all_of(min_p, f32))
+        columns = (all_of(temperature, f32), all_of(top_k), all_of(top_p, f32), all_of(min_p, f32), order.long(), order)
+        penalized = what.endswith("penalized")
+        by = (order if penalized else none, *(all_of(value, f32) for value in (1.1, 0.1, 0.1)))
 
-        def sampled(given: Callable[[], torch.Tensor] = given, columns: Any = columns) -> tuple[torch.Tensor, ...]:
-            return given(), *columns, order.long(), order
+        def sampled(
+            given: Callable[[], torch.Tensor] = given, columns: Any = columns, by: Any = by
+        ) -> tuple[torch.Tensor, ...]:
+            return given(), *columns, counts, *by, all_of(-1, torch.int32, rows, 16)
 
-        yield Case("sample", what, rows, sampled)
+        yield Case("sample", what, rows, sampled, asked=2 * row * penalized)  # counts are read, and logits written
     for what, count in (("nothing asked", -1), ("chosen alone", 0), ("20 tokens", 20)):
 
         def rated(count: int = count) -> tuple[torch.Tensor, ...]:

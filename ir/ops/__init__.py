@@ -18,7 +18,7 @@ from ingot.ir.ops.dense import (
 )
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
-from ingot.ir.ops.penalties import count_tokens, penalize
+from ingot.ir.ops.penalties import count_tokens
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
@@ -50,7 +50,6 @@ __all__ = [
     "moe",
     "op_of",
     "paged_attention",
-    "penalize",
     "qk_norm_rope_append",
     "quant_linear",
     "redistribute",

@@ -70,7 +70,8 @@ def _of_equals(
 def top_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits f32[L, V] and i32[L] each.
+    """(ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits [L, V] and i32[L] each, computed
+    in float32.
 
     Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` where that is -1. Behind it stand the
     `num_logprobs[i]` most likely tokens, in order, the lower id first among equals. `ranks[i]` is one more than the

@@ -4,9 +4,11 @@ Each row of the state `token_counts` [S, vocab] belongs to a running sequence. B
 stands in the prompt, the bits above it count how often it was generated: penalties tell the two apart.
 """
 
+from dataclasses import dataclass, fields
+
 import torch
 
-from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing
+from ingot.ir.ops.registry import Sample, define, wide_copy
 
 # Tokens that a row of logits may be denied: the end tokens of a model (a few) and of a request. Ours; 64 bytes a row.
 MAX_BANNED = 16
@@ -98,93 +100,66 @@ def count_tokens(
     return counts
 
 
-def _penalize_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    logits = torch.randn(4, 13, generator=g) * 3
-    counts = torch.randint(0, 7, (5, 13), generator=g, dtype=torch.int32)
-    banned = _ints(3, 5, -1, -1, -1, -1, 12, -1).view(4, 2)
-    columns = (
-        _ints(2, -1, 0, 4),
-        torch.tensor([1.3, 1.0, 0.7, 1.0]),
-        torch.tensor([0.5, 0.0, 0.0, -1.0]),
-        torch.tensor([0.0, 0.0, -2.0, 1.5]),
-    )
-    return [Sample((logits, counts, *columns, banned))]
+@dataclass(frozen=True)
+class Penalties:
+    """What rows of logits ask for before a token is chosen: L rows, of which row i is penalized by row `count_rows[i]`
+    i32 of the state `token_counts` (-1: not at all), and is denied the token ids in `banned` i32[L, K] (-1: none)."""
+
+    token_counts: torch.Tensor
+    count_rows: torch.Tensor
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+    banned: torch.Tensor
+
+    @property
+    def asked(self) -> bool:
+        """Whether any row asks for anything. Looks at data."""
+        return bool((self.count_rows >= 0).any()) or bool((self.banned >= 0).any())
 
 
-def _penalize_rows(
+NUM_PENALTIES = len(fields(Penalties))
+
+
+def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
+    """Logits [L, V] after penalties and bans, in float32 or wider.
+
+    The order is vLLM's. The logit of a token in prompt or output is divided by `repetition[i]` when positive, else
+    multiplied by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses
+    n * `frequency[i]` and `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get
+    -inf.
+    """
+    result = wide_copy(logits)
+    counted = (asked.count_rows >= 0).nonzero().flatten()
+    for rows in counted.split(_ROWS_AT_ONCE) if counted.numel() else ():
+        held = asked.token_counts[asked.count_rows[rows].long()]
+        place, token = held.nonzero(as_tuple=True)  # a sequence holds few of the vocabulary's tokens
+        _penalize(result, held, place, token, rows, asked)
+    row, column = (asked.banned >= 0).nonzero(as_tuple=True)
+    result[row, asked.banned[row, column].long()] = float("-inf")
+    return result
+
+
+def penalized_most(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
+    """As `penalized` when every row holds the whole vocabulary. Looks at no data."""
+    result = wide_copy(logits)
+    rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
+    held = asked.token_counts[asked.count_rows[rows].long()]
+    place, token = (torch.empty(held.numel(), dtype=torch.int64, device=logits.device) for _ in range(2))
+    _penalize(result, held, place, token, rows, asked)
+    return result
+
+
+def _penalize(
     result: torch.Tensor,
-    logits: torch.Tensor,
     held: torch.Tensor,
     place: torch.Tensor,
     token: torch.Tensor,
     rows: torch.Tensor,
-    penalties: tuple[torch.Tensor, ...],
+    asked: Penalties,
 ) -> None:
     """Penalize `rows` of `result` for the tokens that they hold: `held[place, token]` are their entries."""
-    repetition, frequency, presence = penalties
     row, times = rows[place], held[place, token] // GENERATED
-    chosen, factor = logits[row, token], repetition[row]
+    chosen, factor = result[row, token], asked.repetition[row]
     repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)
-    result[row, token] = repeated - times * frequency[row] - (times > 0) * presence[row]
-
-
-def _penalize_most(
-    logits: torch.Tensor,
-    token_counts: torch.Tensor,
-    count_rows: torch.Tensor,
-    repetition: torch.Tensor,
-    frequency: torch.Tensor,
-    presence: torch.Tensor,
-    banned: torch.Tensor,
-) -> torch.Tensor:
-    """As `penalize` when every row holds the whole vocabulary."""
-    result = logits.clone()
-    rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
-    held = token_counts[count_rows[rows].long()]
-    place, token = (torch.empty(held.numel(), dtype=torch.int64, device=logits.device) for _ in range(2))
-    _penalize_rows(result, logits, held, place, token, rows, (repetition, frequency, presence))
-    return result
-
-
-@define(
-    samples=_penalize_samples,
-    fake=lambda logits, *_: torch.empty_like(logits),
-    # No `rows`: every element is computed by itself.
-    costliest=_penalize_most,
-    # Without a request that asks for it, nothing is done.
-    flops=nothing,
-    traffic=lambda logits, token_counts, *asked: bytes_of(*asked),
-    may_return="logits",
-    effect=Effect.READS_STATE,
-    fusible=False,
-    legal="cached",
-)
-def penalize(
-    logits: torch.Tensor,
-    token_counts: torch.Tensor,
-    count_rows: torch.Tensor,
-    repetition: torch.Tensor,
-    frequency: torch.Tensor,
-    presence: torch.Tensor,
-    banned: torch.Tensor,
-) -> torch.Tensor:
-    """Logits f32[L, V] after penalties and bans; `logits` itself when no row asks for any.
-
-    Row i is penalized by row `count_rows[i]` of the state `token_counts` (-1: not at all), in vLLM's order. The logit
-    of a token in prompt or output is divided by `repetition[i]` when positive, else multiplied by it (CTRL, arXiv
-    1909.05858, section 4.1). Then a token that was generated n > 0 times loses n * `frequency[i]` and `presence[i]`
-    (OpenAI's API reference, "frequency and presence penalties"). The token ids in `banned` i32[L, K] get -inf; -1 is
-    none.
-    """
-    asks = count_rows >= 0
-    bans = banned >= 0
-    if not bool(asks.any()) and not bool(bans.any()):
-        return logits
-    result = logits.clone()
-    for rows in asks.nonzero().flatten().split(_ROWS_AT_ONCE) if bool(asks.any()) else ():
-        held = token_counts[count_rows[rows].long()]
-        place, token = held.nonzero(as_tuple=True)  # a sequence holds few of the vocabulary's tokens
-        _penalize_rows(result, logits, held, place, token, rows, (repetition, frequency, presence))
-    row, column = bans.nonzero(as_tuple=True)
-    result[row, banned[row, column].long()] = float("-inf")
-    return result
+    result[row, token] = repeated - times * asked.frequency[row] - (times > 0) * asked.presence[row]

@@ -70,13 +70,12 @@ class Op:
     parameters `rows` at a time. `states` names the parameters that are state values; `in_place` is the lowered form
     that updates them instead of returning them, and returns the remaining results. `costliest` allocates what a call
     that runs (in place, if it has states) allocates at most, and looks at no data: memory is planned by it. `decompose`
-    rebuilds a fused op from simpler ones. `may_return` names the parameter that the result may be, untouched; every
-    other result has memory of its own. `fusible` says that a region compiler may take it into a region. `legal` says
-    where it may stand: "any" stage, "pure" ones without states, "cached" ones with them, or only where placements are
-    "open". `across` computes a collective for all ranks of its axis at once: from a list for each tensor argument to a
-    list of results. `effect` says when two calls may become one, and when one may go. `flops` counts the operations of
-    a call, by default one for each element of its results, and `traffic` its bytes, by default those of all arguments
-    and results but written states: both look at shapes alone.
+    rebuilds a fused op from simpler ones. Every result has memory of its own. `fusible` says that a region compiler may
+    take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, "cached" ones with
+    them, or only where placements are "open". `across` computes a collective for all ranks of its axis at once: from a
+    list for each tensor argument to a list of results. `effect` says when two calls may become one, and when one may
+    go. `flops` counts the operations of a call, by default one for each element of its results, and `traffic` its
+    bytes, by default those of all arguments and results but written states: both look at shapes alone.
     """
 
     name: str
@@ -92,7 +91,6 @@ class Op:
     in_place: Function | None
     costliest: Function
     decompose: Function | None
-    may_return: str | None
     fusible: bool
     legal: str
     effect: Effect
@@ -201,7 +199,6 @@ def define(
     in_place: Function | None = None,
     costliest: Function | None = None,
     decompose: Function | None = None,
-    may_return: str | None = None,
     fusible: bool = True,
     legal: str = "any",
     effect: Effect = Effect.PURE,
@@ -240,7 +237,6 @@ def define(
             # Of what ranks do together, one rank allocates its result.
             costliest=costliest or in_place or (fake if across and fake else reference),
             decompose=decompose,
-            may_return=may_return,
             fusible=fusible,
             legal="cached" if states else legal,
             effect=Effect.WRITES_STATE if states else effect,
@@ -274,3 +270,8 @@ def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the precision that references compute in: float32, or float64 where it is given."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def wide_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """`wide`, always in memory of its own."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)

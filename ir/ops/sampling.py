@@ -2,7 +2,8 @@
 
 import torch
 
-from ingot.ir.ops.registry import Sample, define
+from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized, penalized_most
+from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, wide
 
 # Philox 4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -70,7 +71,21 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         torch.tensor([0, 7, 2**40 + 1, 3]),
         torch.tensor([0, 3, 9, 1000], dtype=torch.int32),
     )
-    return [Sample((logits, *columns))]
+    penalties = (
+        torch.randint(0, 7, (5, 64), generator=g, dtype=torch.int32),
+        torch.tensor([2, -1, 0, 4], dtype=torch.int32),
+        torch.tensor([1.3, 1.0, 0.7, 1.0]),
+        torch.tensor([0.5, 0.0, 0.0, -1.0]),
+        torch.tensor([0.0, 0.0, -2.0, 1.5]),
+        torch.tensor([[3, 5], [-1, -1], [-1, -1], [12, -1]], dtype=torch.int32),
+    )
+    nothing = (
+        penalties[0],
+        torch.full((4,), -1, dtype=torch.int32),
+        *penalties[2:-1],
+        torch.full_like(penalties[-1], -1),
+    )
+    return [Sample((logits, *columns, *nothing)), Sample((logits.to(dtype), *columns, *penalties))]
 
 
 # Rows drawn at once. A draw holds some hundred bytes a token of the vocabulary, so that this many rows of 128 k take
@@ -88,6 +103,7 @@ def _draw(
     positions: torch.Tensor,
 ) -> torch.Tensor:
     """A random token i64[L] of each row, whose temperatures are above 0."""
+    logits = wide(logits)
     # Below its maximum a row cannot overflow, whatever the temperature.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
     noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
@@ -96,24 +112,46 @@ def _draw(
 
 
 def _choose(logits: torch.Tensor, columns: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> torch.Tensor:
-    """`sample`, with the rows `drawn` i64[n] taken by chance and the others greedily."""
+    """`sample` of penalized logits, with the rows `drawn` i64[n] taken by chance and the others greedily."""
     tokens = logits.argmax(-1)
     for rows in drawn.split(_ROWS_AT_ONCE) if drawn.numel() else ():  # greedy requests need no random numbers
         tokens[rows] = _draw(logits[rows], *(column[rows] for column in columns))
     return torch.where(logits.amax(-1).isfinite(), tokens, -1).int()
 
 
-def _choose_most(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+def _choose_most(logits: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
+    logits = penalized_most(logits, Penalties(*asked[-NUM_PENALTIES:]))
     rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
-    return _choose(logits, columns, rows)
+    return _choose(logits, asked[:-NUM_PENALTIES], rows)
+
+
+def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
+    """Without a request that asks for penalties `token_counts` is not read."""
+    counts = asked[-NUM_PENALTIES]
+    return bytes_of(logits, *(one for one in asked if one is not counts)) + logits.shape[0] * torch.int32.itemsize
 
 
 @define(
     samples=_samples,
-    rows=("logits", "temperature", "top_k", "top_p", "min_p", "seeds", "positions"),
+    rows=(
+        "logits",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seeds",
+        "positions",
+        "count_rows",
+        "repetition",
+        "frequency",
+        "presence",
+        "banned",
+    ),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
     costliest=_choose_most,
     flops=lambda logits, *_: logits.numel(),  # the largest is looked for
+    traffic=_traffic,
+    effect=Effect.READS_STATE,
     fusible=False,
     legal="cached",
 )
@@ -125,12 +163,24 @@ def sample(
     min_p: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
+    token_counts: torch.Tensor,
+    count_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+    banned: torch.Tensor,
 ) -> torch.Tensor:
-    """A token i32[L] from logits f32[L, V]; each parameter is [L].
+    """A token i32[L] from logits [L, V]; each parameter is [L], `banned` i32[L, K].
+
+    Logits are first what `ingot.ir.ops.penalties.penalized` makes of them: row i is penalized by row `count_rows[i]`
+    i32 of the state `token_counts` i32[S, V] (-1: not at all), by `repetition`, `frequency` and `presence`, f32 each;
+    the ids in `banned` (-1: none) are not taken. A row that asks for neither is chosen from as it is.
 
     Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
     `softmax(logits / temperature)` cut down by `keep_mask`, by the Gumbel-max method with noise keyed by
-    (seeds i64, positions i32). A row with NaN, +inf or nothing finite gives -1.
+    (seeds i64, positions i32). All of it is computed in float32. A row with NaN, +inf or nothing finite gives -1.
     """
+    asked = Penalties(token_counts, count_rows, repetition, frequency, presence, banned)
+    logits = penalized(logits, asked) if asked.asked else logits
     drawn = (temperature > 0).nonzero().flatten()
     return _choose(logits, (temperature, top_k, top_p, min_p, seeds, positions), drawn)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from op_values import no_penalties
 
 from ingot.ir.ops import OPS
 
@@ -60,8 +61,8 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize("vocab", [1, 7, 64, 4099])
 @pytest.mark.parametrize("rows", [1, 5, 100])
-@pytest.mark.parametrize("drawn", [False, True])
-def test_sample(rows: int, vocab: int, drawn: bool, library: Library) -> None:
+@pytest.mark.parametrize("asked", ["nothing", "draws", "penalties", "bans"])
+def test_sample(rows: int, vocab: int, asked: str, library: Library) -> None:
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randint(-9, 9, (rows, vocab), generator=g).float()  # many equals
     for row, value in ((1, NAN), (2, INF), (3, -INF)):
@@ -70,9 +71,14 @@ def test_sample(rows: int, vocab: int, drawn: bool, library: Library) -> None:
     if rows > 4:
         logits[4] = -INF
     temperature = torch.zeros(rows)
-    if drawn:
+    if asked == "draws":
         temperature[rows // 2] = 0.7
     columns = (torch.zeros(rows, dtype=torch.int32), torch.ones(rows), torch.zeros(rows))
-    args = (logits, temperature, *columns, torch.arange(rows), torch.arange(rows, dtype=torch.int32))
+    keys = (torch.arange(rows), torch.arange(rows, dtype=torch.int32))
+    args = [logits, temperature, *columns, *keys, *no_penalties(rows, vocab)]
+    if asked == "penalties":
+        args[-5] = ints(g, -1, 2, rows)  # count_rows
+    if asked == "bans":
+        args[-1] = ints(g, -1, vocab, rows, 3)
     found = library["ingot.sample"](*args)
     assert found.dtype == torch.int32 and torch.equal(found, OPS["sample"].reference(*args))

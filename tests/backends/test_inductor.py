@@ -161,7 +161,6 @@ def test_claims() -> None:
         "feed",
         "advance",
         "count_tokens",
-        "penalize",
         "top_logprobs",
         "moe",
         "state_copy",

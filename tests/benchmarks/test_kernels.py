@@ -273,8 +273,8 @@ MEASURED = (
     "advance",
     "embedding",
     "count_tokens, nothing asked",
-    "penalize, all ask",
     "sample, greedy",
+    "sample, greedy, penalized",
 )
 
 
@@ -310,9 +310,9 @@ def test_every_small_kernel_has_a_name_and_bytes(script: Script) -> None:
     found = small_cases(step)
     assert len({step.slug(name) for name in found}) == len(found) > 20
     row = 3 * 90 * 4  # bytes of all logits
-    for what, asked in (("sample, greedy", row), ("penalize, all ask", 3 * row), ("soft_cap, logits", 2 * row)):
+    for what, asked in (("sample, greedy", row), ("sample, greedy, penalized", 3 * row), ("soft_cap, logits", 2 * row)):
         case = found[f"{what}, 3 rows"]
-        assert 0 <= step.bytes_of(case, case.draw()) - asked < 500  # of what the rows ask for, and their tokens
+        assert 0 <= step.bytes_of(case, case.draw()) - asked < 600  # of what the rows ask for, and their tokens
 
 
 @pytest.mark.gpu

@@ -140,8 +140,9 @@ def _stale_position(program: Program, nodes: list[fx.Node], rewrite: Rewrite) ->
 
 
 def _unpenalized(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
-    (node,), (penalized,) = calls(nodes, ops.sample.overload), calls(nodes, ops.penalize.overload)
-    node.args = (penalized.args[0], *node.args[1:])
+    (node,) = calls(nodes, ops.sample.overload)
+    place = ops.sample.parameters().index("frequency")
+    node.args = (*node.args[:place], program.find("presence"), *node.args[place + 1 :])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,8 +100,8 @@ ATTENTION = ATTEND + "%y = ingot.attention(%q, %q, %q, %t, %t, scale=0.5, layer=
 FUSED = HEALTHY["FUSED"]
 CACHED = HEALTHY["CACHED"]
 SAMPLE = (
-    "input l: f32[B, 9]\ninput f: f32[B]\ninput i: i32[B]\ninput s: i64[B]\n"
-    "%y = ingot.sample(%l, %f, %i, %f, %f, %s, %i) : i32[B]\nreturn y=%y\n"
+    "input l: f32[B, 9]\ninput f: f32[B]\ninput i: i32[B]\ninput s: i64[B]\ninput c: i32[B, 9]\n"
+    "%y = ingot.sample(%l, %f, %i, %f, %f, %s, %i, %c, %i, %f, %f, %f, %c) : i32[B]\nreturn y=%y\n"
 )
 APPEND = (
     KV + "input i: i32[T]\ninput c: f32[16, 4]\n"
@@ -147,7 +147,7 @@ def test_every_op_says_where_it_may_stand() -> None:
     assert named["pure"] == {"attention"}
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}
-    assert named["cached"] == {*over_states, *movers, "feed", "penalize", "sample", "top_logprobs"}
+    assert named["cached"] == {*over_states, *movers, "feed", "sample", "top_logprobs"}
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])

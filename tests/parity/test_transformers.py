@@ -125,7 +125,6 @@ def test_inductor_computes_the_layers(name: str, backend: str, place: str, artif
         "ingot.qk_norm_rope_append",
         "ingot.paged_attention",
         "ingot.select_rows",
-        "ingot.penalize",
         "ingot.sample",
         "ingot.top_logprobs",
         "ingot.advance",

@@ -227,7 +227,7 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
     assert {name for name, op in OPS.items() if op.effect is Effect.READS_STATE} == {
         "paged_attention",
         "feed",
-        "penalize",
+        "sample",
     }
 
 

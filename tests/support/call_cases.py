@@ -13,7 +13,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 
 # Ops whose arguments have the same dtypes in every model.
-OF_ONE_DTYPE = frozenset({"feed", "advance", "count_tokens", "penalize", "sample", "top_logprobs"})
+OF_ONE_DTYPE = frozenset({"feed", "advance", "count_tokens", "sample", "top_logprobs"})
 # Sizes of a hidden state: a power of two, models' own (Qwen2.5's 896, SmolLM2's 576), odd, and wider than a tile.
 _WIDTHS = (64, 576, 896, 1031, 4096)
 # Tokens of a step at both ends of the bucket classes.
@@ -151,15 +151,16 @@ def _logits(op: str, draw: Draw, g: torch.Generator) -> Calls:
         if op == "sample":
             knobs = (_ids(g, 50, rows), torch.rand(rows, generator=g), torch.rand(rows, generator=g) / 10)
             temperature = torch.tensor([0.0, 1.0, 0.6] * rows)[:rows]
-            calls.append(OneCall(op, (logits, temperature, *knobs, torch.arange(rows) + 2**40, _ids(g, 9999, rows))))
-        elif op == "top_logprobs":
-            asked = _ids(g, 22, rows) - 1
-            calls.append(OneCall(op, (logits, _ids(g, vocab, rows), _ids(g, vocab, rows), asked)))
-        else:
             counts = _ids(g, 7, 5, vocab) * (torch.rand(5, vocab, generator=g) < 0.3)
             columns = [torch.rand(rows, generator=g) + 0.5 for _ in range(3)]
             banned = _ids(g, vocab + 1, rows, 16) - 1
-            calls.append(OneCall(op, (logits, counts.int(), _ids(g, 6, rows) - 1, *columns, banned)))
+            banned[::2] = -1
+            penalties = (counts.int(), _ids(g, 6, rows) - 1, *columns, banned)
+            keys = (torch.arange(rows) + 2**40, _ids(g, 9999, rows))
+            calls.append(OneCall(op, (logits, temperature, *knobs, *keys, *penalties)))
+        else:
+            asked = _ids(g, 22, rows) - 1
+            calls.append(OneCall(op, (logits, _ids(g, vocab, rows), _ids(g, vocab, rows), asked)))
     return calls
 
 
@@ -172,5 +173,5 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
     "feed": _feed,
     "advance": _advance,
-    **dict.fromkeys(("sample", "penalize", "top_logprobs"), _logits),
+    **dict.fromkeys(("sample", "top_logprobs"), _logits),
 }

@@ -3,6 +3,7 @@
 import torch
 
 from ingot.ir.ops import OPS
+from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized
 from ingot.ir.ops.sampling import keep_mask, uniform
 
 _SCORES_TELL = 1e-5  # some ulps of scores of size 16, the largest noise in float32
@@ -15,7 +16,10 @@ def wrong_token(found: torch.Tensor, *args: torch.Tensor) -> str | None:
         return f"{found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
     for row in (found != expected).nonzero().flatten().tolist():
         one, other = int(found[row]), int(expected[row])
-        logits, temperature, top_k, top_p, min_p, seeds, positions = (value[row : row + 1] for value in args)
+        penalties = Penalties(*args[-NUM_PENALTIES:])
+        logits, temperature, top_k, top_p, min_p, seeds, positions = (
+            value[row : row + 1] for value in (penalized(args[0], penalties), *args[1:-NUM_PENALTIES])
+        )
         if not (temperature > 0 and one >= 0 and other >= 0):
             return f"row {row}: {one}, expected {other}"
         scaled = (logits - logits.amax()) / temperature

@@ -126,29 +126,30 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         "sample": [
             Sample(
                 (
-                    torch.randn(11, 37, generator=g) * 2,
+                    (torch.randn(11, 37, generator=g) * 2).to(dtype),
                     torch.tensor([0.0, 1.0, 0.3] * 4)[:11],
                     whole(5, 11),
                     torch.rand(11, generator=g),
                     torch.rand(11, generator=g) * 0.2,
                     torch.arange(11) * 12345678901,
                     whole(1000, 11),
+                    whole(9, 4, 37),
+                    rows,
+                    *torch.rand(3, 11, generator=g),
+                    banned,
                 )
             )
+            for rows, banned in [
+                (whole(5, 11) - 1, whole(37, 11, 2) * (whole(2, 11, 2) * 2 - 1)),
+                (ints(*[-1] * 11), ints(*[-1] * 11).view(11, 1)),  # nothing is asked for
+            ]
         ],
         "count_tokens": [
             Sample((whole(9, 7, 5), whole(5, 6), whole(4, 6), ints(0, 0, 1, -1, 2, 2), ints(6, 0, 3), ends))
             for ends in (ints(2, -1, 0), ints(-1, -1, -1))
         ],
-        "penalize": [
-            Sample((rand(3, 17).float(), whole(9, 4, 17), rows, *torch.rand(3, 3, generator=g), banned))
-            for rows, banned in [
-                (ints(3, -1, 0), ints(16, 0, -1).view(3, 1)),
-                (ints(-1, -1, -1), ints(-1, -1, -1).view(3, 1)),  # nothing is asked for
-            ]
-        ],
         "top_logprobs": [
-            Sample((rand(5, vocab).float().round(), whole(3, 5) - 1, ints(-1, 1, -1, 0, -1), wanted))
+            Sample((rand(5, vocab).round(), whole(3, 5) - 1, ints(-1, 1, -1, 0, -1), wanted))
             for vocab in (3, 53)
             for wanted in (ints(20, 0, 2, -1, 7), ints(-1, -1, -1, -1, -1))
         ],

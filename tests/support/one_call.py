@@ -45,7 +45,6 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "advance": {"rows": "B", "kv_lens": "B", "sampled": "L", "sample_index": "B", "rejected": "B"},
     "count_tokens": {"ids": "T", "positions": "T", "token_seqs": "T", "rows": "B", "prompt_ends": "B"},
     "sample": dict.fromkeys(OPS["sample"].parameters(), "L"),
-    "penalize": dict.fromkeys(OPS["penalize"].parameters(), "L"),
     "top_logprobs": dict.fromkeys(OPS["top_logprobs"].parameters(), "L"),
 }
 # Arguments that live from step to step: kind, and the symbol of their leading axis.

@@ -74,3 +74,10 @@ def random_step(seed: int) -> tuple[tuple[torch.Tensor, ...], int]:
         (ints(*tokens), ints(*seqs), ints(*starts), ints(*lens), rows, ints(*begins), table, last, position),
         page_size,
     )
+
+
+def no_penalties(rows: int, vocab: int) -> tuple[torch.Tensor, ...]:
+    """The last arguments of `sample` where no row asks for a penalty or a ban. The counts of others would show."""
+    counts, columns = torch.full((2, vocab), 5, dtype=torch.int32), torch.full((3, rows), 7.0)
+    nobody = torch.full((rows,), -1, dtype=torch.int32)
+    return (counts, nobody, *columns, nobody[:, None].expand(rows, 3).contiguous())

@@ -7,6 +7,7 @@ import torch
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, Kernels
 from ingot.ir import ops
+from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties
 
 
 def step_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
@@ -43,13 +44,13 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
 
 
 def _sample(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    """The kernel where every row is greedy, the reference where one is drawn."""
+    """The kernel where every row is greedy and asks for no penalty, the reference where one is not."""
     function = kernels.one("greedy", *[POINTER] * 2, *[INT] * 2)
 
-    def sample(logits: torch.Tensor, temperature: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
-        if bool(temperature.any()):
-            drawn: torch.Tensor = ops.sample.reference(logits, temperature, *columns)
-            return drawn
+    def sample(logits: torch.Tensor, temperature: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
+        if bool(temperature.any()) or Penalties(*asked[-NUM_PENALTIES:]).asked:
+            chosen: torch.Tensor = ops.sample.reference(logits, temperature, *asked)
+            return chosen
         tokens = logits.new_empty(logits.shape[0], dtype=torch.int32)
         function(tokens.data_ptr(), logits.data_ptr(), *logits.shape)
         return tokens

@@ -48,14 +48,11 @@ def list_groups(listed, near):
 
 
 @triton.jit
-def listed_logits(
-    row_logits, listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr
-):
-    """Ids and logits, [BLOCK_GROUPS, GROUP] each, of the tokens of listed groups from `start` on. Behind the list's end
-    and the vocabulary's the id is NOWHERE, the logit -inf. A list of all GROUPS is not read."""
+def listed_tokens(listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
+    """Ids [BLOCK_GROUPS, GROUP] of the tokens of listed groups from `start` on, NOWHERE behind the list's end and the
+    vocabulary's. A list of all GROUPS is not read."""
     place = start + tl.arange(0, BLOCK_GROUPS)
     group = tl.load(listed + place, mask=(place < count) & (count < GROUPS), other=0)
     group = tl.where(count < GROUPS, group, place)
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    there = (place < count)[:, None] & (column < VOCAB)
-    return tl.where(there, column, NOWHERE), tl.load(row_logits + column, mask=there, other=float("-inf"))
+    return tl.where((place < count)[:, None] & (column < VOCAB), column, NOWHERE)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.groups import GROUP, NOWHERE, bounding_gap, list_groups, listed_logits
+from ingot.backends.triton.kernels.groups import GROUP, NOWHERE, bounding_gap, list_groups, listed_tokens
 
 
 @triton.jit
@@ -42,14 +42,14 @@ def top_logprobs(
         chosen = tl.where(target >= 0, target, tl.load(sampled + row))
     if chosen >= 0:
         row_logits = logits + row * LOGITS_ROW
-        own = tl.load(row_logits + chosen)
+        own = tl.load(row_logits + chosen).to(tl.float32)
         tops, listed = group_tops + row * GROUPS, listed_groups + row * GROUPS
         better = tl.zeros((BLOCK_GROUPS, GROUP), tl.int32)
         highest_tops = tl.full((BLOCK_GROUPS,), float("-inf"), tl.float32)
         for start in range(0, GROUPS, BLOCK_GROUPS):
             group = start + tl.arange(0, BLOCK_GROUPS)
             column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf"))
+            value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf")).to(tl.float32)
             group_top = tl.max(value, 1)
             tl.store(tops + group, group_top, mask=group < GROUPS)
             highest_tops = tl.maximum(highest_tops, group_top)
@@ -59,7 +59,8 @@ def top_logprobs(
         mass = tl.zeros((BLOCK_GROUPS * GROUP,), tl.float32)
         for start in tl.range(0, VOCAB, BLOCK_GROUPS * GROUP, num_stages=3):
             column = start + tl.arange(0, BLOCK_GROUPS * GROUP)
-            mass += tl.exp(tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf")) - peak)
+            value = tl.load(row_logits + column, mask=column < VOCAB, other=float("-inf")).to(tl.float32)
+            mass += tl.exp(value - peak)
         total = tl.log(tl.sum(mass))
         listed_id = tl.where(entry == 0, chosen, listed_id)
         scores = tl.where(entry == 0, own - peak - total, scores)
@@ -76,8 +77,10 @@ def top_logprobs(
                 best = float("-inf")
                 where = NOWHERE
                 for start in range(0, num_listed, BLOCK_GROUPS):
-                    column, value = listed_logits(row_logits, listed, start, num_listed, GROUPS, VOCAB, BLOCK_GROUPS)
-                    behind = (column != NOWHERE) & ((value < score) | ((value == score) & (column > last)))
+                    column = listed_tokens(listed, start, num_listed, GROUPS, VOCAB, BLOCK_GROUPS)
+                    there = column != NOWHERE
+                    value = tl.load(row_logits + column, mask=there, other=float("-inf")).to(tl.float32)
+                    behind = there & ((value < score) | ((value == score) & (column > last)))
                     highest = tl.max(tl.where(behind, value, float("-inf")))
                     lowest = tl.min(tl.where(behind & (value == highest), column, NOWHERE))
                     # Groups are listed in order: among equals, what was found first stays.

@@ -59,46 +59,38 @@ def count_tokens(
 
 
 @triton.jit
+def asks(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.constexpr):
+    """Whether a row of logits asks for a penalty or a ban."""
+    entry = tl.arange(0, BLOCK_BANNED)
+    ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
+    return (tl.load(count_rows + row) >= 0) | (tl.max(ban) >= 0)
+
+
+@triton.jit
 def penalize(
-    logits,
+    value,
+    column,
+    row,
     token_counts,
     count_rows,
     repetition,
     frequency,
     presence,
     banned,
-    result,
     VOCAB: tl.constexpr,
-    LOGITS_ROW: tl.constexpr,
     COUNTS_ROW: tl.constexpr,
-    MOST_BANNED: tl.constexpr,
     GENERATED: tl.constexpr,
-    BLOCK_BANNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    MOST_BANNED: tl.constexpr,
 ):
-    """The op `penalize`; a program takes BLOCK tokens of one row."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < VOCAB
+    """Logits of `row` at the ids `column` after its penalties and bans, as `ingot.ir.ops.penalties.penalized`."""
     count_row = tl.load(count_rows + row)
-    entry = tl.arange(0, BLOCK_BANNED)
-    ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
-    if DEPENDENT:
-        gdc_wait()
-    value = tl.load(logits + row * LOGITS_ROW + column, mask=mask, other=0.0)
     if count_row >= 0:
-        held = tl.load(token_counts + count_row.to(tl.int64) * COUNTS_ROW + column, mask=mask, other=0)
+        held = tl.load(token_counts + count_row.to(tl.int64) * COUNTS_ROW + column, mask=column < VOCAB, other=0)
         times = (held // GENERATED).to(tl.float32)
         factor = tl.load(repetition + row)
         repeated = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
         seen = tl.where(times > 0, tl.load(presence + row), 0.0)
         value = tl.where(held != 0, repeated - times * tl.load(frequency + row) - seen, value)
-    tl.store(result + row * VOCAB + column, value, mask=mask)
-    first = tl.program_id(1) * BLOCK
-    here = (ban >= first) & (ban < first + BLOCK) & (ban < VOCAB)
-    if tl.max(here.to(tl.int32)) > 0:
-        tl.debug_barrier()  # other threads of the block stored these tokens' logits
-        tl.store(result + row * VOCAB + ban, tl.full((BLOCK_BANNED,), float("-inf"), tl.float32), mask=here)
+    for entry in range(MOST_BANNED):
+        value = tl.where(column == tl.load(banned + row * MOST_BANNED + entry), float("-inf"), value)
+    return value

@@ -4,6 +4,9 @@
 far down top-k and top-p keep tokens, and `draw` takes the largest of the kept ones after noise. The depth of a token is
 its gap over the temperature: the scaled logit, less its sign.
 
+Logits are read as the model gives them, whatever their dtype, and compared in float32. A row that asks for penalties
+is penalized where it is read first, in `choose_largest`, which leaves it in `penalized` for the other two.
+
 The threshold is looked for in listed groups. What bounds it is
 
 - of top-k: the k-th largest of the groups' largest logits;
@@ -22,9 +25,19 @@ from ingot.backends.triton.kernels.groups import (
     NOWHERE,
     bounding_gap,
     list_groups,
-    listed_logits,
+    listed_tokens,
     quarters_short,
 )
+from ingot.backends.triton.kernels.penalties import asks, penalize
+
+
+@triton.jit
+def logits_of(source, column, mask):
+    """Logits in float32 at the ids `column` of a row, -inf where masked. `source` is (the row as it was given, the row
+    after penalties, whether it asked for any)."""
+    given, penalized, asked = source
+    value = tl.load(given + column, mask=mask & (asked == 0), other=float("-inf")).to(tl.float32)
+    return tl.where(asked, tl.load(penalized + column, mask=mask & asked, other=float("-inf")), value)
 
 
 @triton.jit
@@ -53,6 +66,13 @@ def best_of_row(peak, place, peaks, places, arrived, row, SPLITS: tl.constexpr, 
 def choose_largest(
     logits,
     temperature,
+    token_counts,
+    count_rows,
+    repetition,
+    frequency,
+    presence,
+    banned,
+    penalized,
     tokens,
     tops,
     masses,
@@ -63,6 +83,10 @@ def choose_largest(
     arrived,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
+    COUNTS_ROW: tl.constexpr,
+    GENERATED: tl.constexpr,
+    MOST_BANNED: tl.constexpr,
+    BLOCK_BANNED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -70,16 +94,35 @@ def choose_largest(
 ):
     """The id of the largest logit of each row, the lowest among equals, or -1; in `tops` the logit itself, or infinity
     where the id is -1. For rows that are drawn, in `masses` the sum of exp(-depth), and the largest logit of each group
-    in `group_tops`. A program takes BLOCK logits of one row."""
+    in `group_tops`. For rows that ask for penalties, in `penalized` the logits after them, and all else is of these. A
+    program takes BLOCK logits of one row."""
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     heat = tl.load(temperature + row)
+    asked = asks(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     split = tl.program_id(0)
     column = split * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf"))
+    value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf")).to(tl.float32)
+    if asked:
+        value = penalize(
+            value,
+            column,
+            row,
+            token_counts,
+            count_rows,
+            repetition,
+            frequency,
+            presence,
+            banned,
+            VOCAB,
+            COUNTS_ROW,
+            GENERATED,
+            MOST_BANNED,
+        )
+        tl.store(penalized + row * VOCAB + column, value, mask=column < VOCAB)
     value = tl.where(value != value, float("inf"), value)  # a NaN spoils its row as +inf does
     peak = tl.max(value)
     place = tl.min(tl.where(value == peak, column, NOWHERE))
@@ -111,7 +154,7 @@ def weight_of(gap, temperature, min_p):
 
 @triton.jit
 def narrow(
-    row_logits,
+    source,
     listed,
     count,
     top,
@@ -134,7 +177,8 @@ def narrow(
         second = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         third = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
         for start in range(0, count, BLOCK_GROUPS):
-            _, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+            column = listed_tokens(listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+            value = logits_of(source, column, column != NOWHERE)
             gap = top - value
             offset = gap.to(tl.int32, bitcast=True) - low
             weight = 1.0
@@ -150,7 +194,7 @@ def narrow(
 
 @triton.jit
 def least_listed_gap(
-    row_logits,
+    source,
     listed,
     count,
     top,
@@ -166,12 +210,13 @@ def least_listed_gap(
     always is."""
     low, size = tl.full((), 0, tl.int32), tl.full((), INFINITE + 1, tl.int32)
     low, size = narrow(
-        row_logits, listed, count, top, temperature, target, low, size, 1 << 15, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
+        source, listed, count, top, temperature, target, low, size, 1 << 15, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
     )
     least = tl.full((BLOCK_GROUPS, GROUP), NOWHERE, tl.int32)
     most = tl.full((BLOCK_GROUPS, GROUP), -1, tl.int32)
     for start in range(0, count, BLOCK_GROUPS):
-        _, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+        column = listed_tokens(listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+        value = logits_of(source, column, column != NOWHERE)
         bits = (top - value).to(tl.int32, bitcast=True)
         least = tl.minimum(least, tl.where(bits >= low, bits, NOWHERE))
         most = tl.maximum(most, tl.where(bits - low < size, bits, -1))
@@ -179,14 +224,14 @@ def least_listed_gap(
     if only == tl.max(most):
         low, size = only, 1
     low, size = narrow(
-        row_logits, listed, count, top, temperature, target, low, size, 1, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
+        source, listed, count, top, temperature, target, low, size, 1, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
     )
     return tl.minimum(low, INFINITE).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def listed_mass(
-    row_logits,
+    source,
     listed,
     count,
     top,
@@ -201,7 +246,8 @@ def listed_mass(
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     for start in range(0, count, BLOCK_GROUPS):
-        _, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+        column = listed_tokens(listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+        value = logits_of(source, column, column != NOWHERE)
         gap = top - value
         weight, depth = weight_of(gap, temperature, min_p), tl.div_rn(gap, temperature)
         up_to += tl.where(depth <= limit, weight, 0.0)
@@ -216,6 +262,9 @@ def find_threshold(
     top_k,
     top_p,
     min_p,
+    count_rows,
+    banned,
+    penalized,
     tops,
     masses,
     group_tops,
@@ -224,6 +273,8 @@ def find_threshold(
     last_ids,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
+    MOST_BANNED: tl.constexpr,
+    BLOCK_BANNED: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK_ALL: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
@@ -236,6 +287,7 @@ def find_threshold(
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    asked = asks(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     if (heat > 0) == 0:
@@ -245,7 +297,8 @@ def find_threshold(
         limit, last_id = float("inf"), NOWHERE
         by_number = (most > 0) & (most < VOCAB)
         if by_number | (share < 1):
-            row_logits, listed = logits + row * LOGITS_ROW, listed_groups + row * GROUPS
+            source = (logits + row * LOGITS_ROW, penalized + row * VOCAB, asked)
+            listed = listed_groups + row * GROUPS
             group = tl.arange(0, BLOCK_ALL)
             group_top = tl.load(group_tops + row * GROUPS + group, mask=group < GROUPS, other=float("-inf"))
             group_gap = top - group_top
@@ -260,27 +313,24 @@ def find_threshold(
             count = list_groups(listed, (group_gap <= bound) & (group < GROUPS))
             if by_number:
                 wanted = most.to(tl.float32)
-                edge = least_listed_gap(
-                    row_logits, listed, count, top, heat, wanted, False, GROUPS, VOCAB, BLOCK_GROUPS
-                )
+                edge = least_listed_gap(source, listed, count, top, heat, wanted, False, GROUPS, VOCAB, BLOCK_GROUPS)
                 limit = tl.div_rn(tl.minimum(edge, bound), heat)
             if share < 1:
                 target = all_mass * share
                 if by_number | (least > 0):
-                    kept, _ = listed_mass(
-                        row_logits, listed, count, top, heat, least, limit, GROUPS, VOCAB, BLOCK_GROUPS
-                    )
+                    kept, _ = listed_mass(source, listed, count, top, heat, least, limit, GROUPS, VOCAB, BLOCK_GROUPS)
                     target = kept * share
-                edge = least_listed_gap(row_logits, listed, count, top, heat, target, True, GROUPS, VOCAB, BLOCK_GROUPS)
+                edge = least_listed_gap(source, listed, count, top, heat, target, True, GROUPS, VOCAB, BLOCK_GROUPS)
                 edge = tl.minimum(edge, bound)  # sums in another order may fall short by a rounding
                 limit = tl.minimum(limit, tl.div_rn(edge, heat))
-                _, before = listed_mass(row_logits, listed, count, top, heat, 0.0, limit, GROUPS, VOCAB, BLOCK_GROUPS)
+                _, before = listed_mass(source, listed, count, top, heat, 0.0, limit, GROUPS, VOCAB, BLOCK_GROUPS)
                 # Of equals at the edge, as many as it takes to reach the target; at least one.
                 room = tl.ceil((target - before) / weight_of(edge, heat, 0.0))
                 room = tl.minimum(tl.maximum(room, 1.0), VOCAB).to(tl.int32)
                 seen = 0
                 for start in range(0, count, BLOCK_GROUPS):
-                    column, value = listed_logits(row_logits, listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+                    column = listed_tokens(listed, start, count, GROUPS, VOCAB, BLOCK_GROUPS)
+                    value = logits_of(source, column, column != NOWHERE)
                     equal = (tl.div_rn(top - value, heat) == limit) & (value > float("-inf"))
                     equal = tl.reshape(equal.to(tl.int32), (BLOCK_GROUPS * GROUP,))
                     rank = seen + tl.cumsum(equal, 0)
@@ -312,6 +362,9 @@ def draw(
     min_p,
     seeds,
     positions,
+    count_rows,
+    banned,
+    penalized,
     tops,
     limits,
     last_ids,
@@ -321,6 +374,8 @@ def draw(
     arrived,
     VOCAB: tl.constexpr,
     LOGITS_ROW: tl.constexpr,
+    MOST_BANNED: tl.constexpr,
+    BLOCK_BANNED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -332,6 +387,7 @@ def draw(
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     heat, least, seed = tl.load(temperature + row), tl.load(min_p + row), tl.load(seeds + row)
+    asked = asks(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     if (heat > 0) == 0:
@@ -340,7 +396,8 @@ def draw(
     if top < float("inf"):
         start = tl.program_id(0) * BLOCK
         column = start + tl.arange(0, BLOCK)
-        value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf"))
+        source = (logits + row * LOGITS_ROW, penalized + row * VOCAB, asked)
+        value = logits_of(source, column, column < VOCAB)
         gap = top - value
         limit, depth = tl.load(limits + row), tl.div_rn(gap, heat)
         keep = (depth < limit) | ((depth == limit) & (column <= tl.load(last_ids + row)))

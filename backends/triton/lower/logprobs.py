@@ -6,6 +6,7 @@ import triton
 from ingot.backends.triton.kernels import logprobs
 from ingot.backends.triton.kernels.groups import GROUP
 from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.rows import FLOATS
 from ingot.backends.triton.schedule import Schedule, Value
 
 # Groups of 32 tokens that a program takes at a time, with a thread for each 8 tokens.
@@ -14,7 +15,7 @@ _BLOCK_GROUPS, _WARPS = 256, 32
 
 def _top_logprobs(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     logits = call.value("logits")
-    call.want(logits.type.dtype == torch.float32, f"logits are not f32: {logits.type}")
+    call.want(logits.type.dtype in FLOATS, f"logits are not f32, bf16 or f16: {logits.type}")
     call.want_dense_rows(*call.values)
     rows, vocab = logits.type.shape
     width = call.results[0].shape[1]

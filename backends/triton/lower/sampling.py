@@ -6,7 +6,9 @@ import triton
 from ingot.backends.triton.kernels import sampling
 from ingot.backends.triton.kernels.groups import GROUP
 from ingot.backends.triton.lower.call import Call, Lowering
+from ingot.backends.triton.lower.rows import FLOATS
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.ops.penalties import GENERATED
 
 # Logits of a program where a row is split: 63 programs for a vocabulary of 128 k, which one row must fill the device
 # with.
@@ -16,12 +18,14 @@ _BLOCK_GROUPS, _ROW_WARPS = 256, 32
 
 
 def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    logits, (result,) = call.value("logits"), call.results
-    call.want(logits.type.dtype == torch.float32, f"logits are not f32: {logits.type}")
+    logits, counts, banned = call.value("logits"), call.value("token_counts"), call.value("banned")
+    call.want(logits.type.dtype in FLOATS, f"logits are not f32, bf16 or f16: {logits.type}")
     call.want_dense_rows(*call.values)
+    call.want(banned.type.strides is None, f"banned is strided: {banned.type}")
     rows, vocab = logits.type.shape
-    assert isinstance(vocab, int)
-    tokens = schedule.output(result)
+    most_banned = banned.type.shape[1]
+    assert isinstance(vocab, int) and isinstance(most_banned, int)
+    tokens = schedule.output(call.results[0])
     block = min(_SPLIT_BLOCK, max(GROUP.value, triton.next_power_of_2(vocab)))
     splits = triton.cdiv(vocab, block)
     # A row of logits is that of a token: there are no more of them than tokens in a step.
@@ -32,7 +36,19 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     group_tops = schedule.scratch(torch.float32, (rows, groups))
     split_masses = schedule.scratch(torch.float32, (rows, splits))
     listed_groups = schedule.scratch(torch.int32, (rows, groups))
-    shape = {"VOCAB": vocab, "LOGITS_ROW": logits.strides[0], "DEPENDENT": schedule.dependent}
+    # What a row asks for is looked at by all three kernels; `penalized` is written and read of rows that ask alone.
+    asked = {
+        "count_rows": call.value("count_rows"),
+        "banned": banned,
+        "penalized": schedule.scratch(torch.float32, (rows, vocab)),
+    }
+    shape = {
+        "VOCAB": vocab,
+        "LOGITS_ROW": logits.strides[0],
+        "MOST_BANNED": most_banned,
+        "BLOCK_BANNED": triton.next_power_of_2(most_banned),
+        "DEPENDENT": schedule.dependent,
+    }
     split = {**shape, "SPLITS": splits, "BLOCK_SPLITS": triton.next_power_of_2(splits), "BLOCK": block}
     parts = {
         "peaks": schedule.scratch(torch.float32, (rows, splits)),
@@ -45,6 +61,9 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {
             "logits": logits,
             "temperature": call.value("temperature"),
+            "token_counts": counts,
+            **{name: call.value(name) for name in ("repetition", "frequency", "presence")},
+            **asked,
             "tokens": tokens,
             "tops": tops,
             "masses": masses,
@@ -52,17 +71,18 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "split_masses": split_masses,
             **parts,
         },
-        split,
+        {**split, "COUNTS_ROW": counts.strides[0], "GENERATED": GENERATED},
         warps=_SPLIT_WARPS,
         dependent=schedule.dependent,
     )
-    asked = {name: call.value(name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    cuts = {name: call.value(name) for name in ("temperature", "top_k", "top_p", "min_p")}
     found = {"tops": tops, "limits": limits, "last_ids": last_ids}
     schedule.launch(
         sampling.find_threshold,
         (rows,),
         {
             "logits": logits,
+            **cuts,
             **asked,
             **found,
             "masses": masses,
@@ -82,7 +102,7 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     schedule.launch(
         sampling.draw,
         (splits, rows),
-        {"logits": logits, **keys, **found, "tokens": tokens, **parts},
+        {"logits": logits, **keys, **asked, **found, "tokens": tokens, **parts},
         split,
         warps=_SPLIT_WARPS,
         dependent=schedule.dependent,

@@ -29,7 +29,7 @@ _KIND_OF = {
         ("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append", "rope", "attention"), "attention"
     ),
     **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm"), "norms"),
-    **dict.fromkeys(("sample", "penalize", "count_tokens", "top_logprobs"), "sampling"),
+    **dict.fromkeys(("sample", "count_tokens", "top_logprobs"), "sampling"),
 }
 
 

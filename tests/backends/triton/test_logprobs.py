@@ -22,8 +22,9 @@ def test_samples(dtype: torch.dtype) -> None:
         _check(*sample.args)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [1, 30, 9001])
-def test_random_rows(vocab: int) -> None:
+def test_random_rows(vocab: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(vocab)
     logits = torch.randn(6, vocab, generator=g) * 3
     logits[1] = logits[1].round()  # equals
@@ -33,4 +34,4 @@ def test_random_rows(vocab: int) -> None:
     draw = [torch.randint(0, vocab, (6,), generator=g, dtype=torch.int32) for _ in range(2)]
     sampled, targets = draw
     targets[::2], sampled[3] = -1, -1
-    _check(logits, sampled, targets, torch.tensor([0, 20, 5, 20, 7, -1], dtype=torch.int32))
+    _check(logits.to(dtype), sampled, targets, torch.tensor([0, 20, 5, 20, 7, -1], dtype=torch.int32))

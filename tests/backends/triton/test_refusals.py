@@ -17,15 +17,14 @@ _LOWERINGS = {
     **sampling.LOWERINGS,
     **step.LOWERINGS,
 }
-F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
+F32, I32 = torch.float32, torch.int32
 
 
 @pytest.mark.parametrize(
     ("name", "first", "rest", "reason"),
     [
-        ("sample", TensorType(BF16, ("L", 64)), TensorType(I32, ("L",)), "logits are not f32: bf16"),
-        ("penalize", TensorType(BF16, ("L", 64)), TensorType(I32, ("L", 64)), "logits are not f32: bf16"),
-        ("top_logprobs", TensorType(BF16, ("L", 64)), TensorType(I32, ("L",)), "logits are not f32: bf16"),
+        ("sample", TensorType(I32, ("L", 64)), TensorType(I32, ("L", 4)), "logits are not f32, bf16 or f16: i32"),
+        ("top_logprobs", TensorType(I32, ("L", 64)), TensorType(I32, ("L",)), "logits are not f32, bf16 or f16: i32"),
         ("sample", TensorType(F32, ("L", 64), (128, 2)), TensorType(I32, ("L",)), "logits is strided along its last"),
         ("select_rows", TensorType(F32, ("T", 4, 8), (64, 16, 1)), TensorType(I32, ("L",)), "do not lie side by side"),
         ("select_rows", TensorType(F32, ("T", 8)), TensorType(F32, ("L",)), "no row of indices: f32"),

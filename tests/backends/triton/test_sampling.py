@@ -7,12 +7,14 @@ nearer to each other than `_SCORES_TELL`.
 import pytest
 import torch
 from odd_samples import odd_samples
+from op_values import no_penalties
 from triton_schedules import DEVICE, TESTED, new_schedule, run_schedule
 
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.sampling import LOWERINGS
 from ingot.backends.triton.schedule import Value
 from ingot.ir.ops import OPS
+from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized
 from ingot.ir.ops.sampling import keep_mask, uniform
 from ingot.ir.types import TensorType
 
@@ -26,9 +28,11 @@ def _ints(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _check(*args: torch.Tensor) -> torch.Tensor:
-    """The tokens are the reference's, and what is kept of rows that are drawn; gives that, bool[L, V]."""
+def _check(*given: torch.Tensor) -> torch.Tensor:
+    """The tokens are the reference's, and what is kept of rows that are drawn; gives that, bool[L, V]. Where no
+    penalties are given, none are asked for."""
     names = _OP.parameters()
+    args = given if len(given) == len(names) else (*given, *no_penalties(*given[0].shape))
     inputs = [value.to(DEVICE) for value in args]
     values = {
         name: Value(TensorType(one.dtype, tuple(one.shape)), input=place)
@@ -42,7 +46,8 @@ def _check(*args: torch.Tensor) -> torch.Tensor:
     expected = _OP.reference(*args)
     assert found.dtype == torch.int32
 
-    logits, temperature, top_k, top_p, min_p, seeds, positions = args
+    _, temperature, top_k, top_p, min_p, seeds, positions = args[:-NUM_PENALTIES]
+    logits = penalized(args[0], Penalties(*args[-NUM_PENALTIES:]))
     depths = (logits.amax(-1, keepdim=True) - logits) / temperature[:, None]
     up_to = (depths < limits) | ((depths == limits) & (torch.arange(logits.shape[1]) <= last_ids))
     kept = up_to & torch.isfinite(depths) & (torch.exp(-depths) >= min_p[:, None])
@@ -159,3 +164,37 @@ def test_mixed_rows_of_many_tokens() -> None:
         torch.tensor([1, 2, 2**62 + 3, 4, -5, 6]),
         _ints([0, 7, 100_000, 3, 4, 2**31 - 1]),
     )
+
+
+# Rows that are penalized, banned, both and neither, drawn in each way and greedily; some of them have no token but for
+# a ban. In a step's own bits: penalties are computed as the reference does.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", [1, 2048, 4099])
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
+def test_penalties(vocab: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(vocab)
+    rows = 12
+    logits = (torch.randn(rows, vocab, generator=g) * 5).to(dtype)
+    counts = torch.randint(0, 7, (3, vocab), generator=g, dtype=torch.int32)
+    counts[torch.rand(3, vocab, generator=g) < 0.7] = 0
+    places = _ints([2, -1, 0, 1] * 3)
+    columns = [torch.rand(rows, generator=g) * 2 + low for low in (0.1, -1, -1)]
+    banned = torch.randint(-1, vocab, (rows, 16), generator=g, dtype=torch.int32)
+    banned[:4] = -1
+    banned[4:6, 3:] = -1
+    for row, value in ((6, NAN), (7, INF)):
+        logits[row, int(banned[row, 2])] = value  # what is banned spoils nothing
+    temperature, _, _, min_p, seeds, positions = _columns(rows)
+    temperature[::2] = 0.8
+    top_k, top_p = _ints([0, 0, 40, 0, 5, 0] * 2), torch.tensor([1.0, 1.0, 0.9, 1.0, 1.0, 1.0] * 2)
+    _check(logits, temperature, top_k, top_p, min_p, seeds, positions, counts, places, *columns, banned)
+
+
+# What a kernel reads in the dtype of the product is what it would read behind a cast.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_dtypes(dtype: torch.dtype, temperature: float) -> None:
+    logits = (torch.randn(5, 4099, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
+    columns = _columns(5, temperature)
+    columns[1][:], columns[2][:] = _ints([0, 9, 0, 40, 0]), torch.tensor([1.0, 1.0, 0.7, 0.9, 0.0])
+    assert torch.equal(_check(logits, *columns), _check(logits.float(), *columns))

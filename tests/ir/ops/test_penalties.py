@@ -9,7 +9,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.ir.ops import OPS
-from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.ir.ops.penalties import MAX_BANNED, Penalties, penalized
 
 VOCAB = 53
 
@@ -80,7 +80,7 @@ def test_nothing_is_counted_for_nobody() -> None:
     assert counts.tolist() == [[7, 7, 7], [7, 7, 7]]
 
 
-# --- penalize --------------------------------------------------------------------------------------------------------
+# --- penalized -------------------------------------------------------------------------------------------------------
 
 
 def penalized_by_hand(
@@ -119,7 +119,7 @@ def test_penalties_are_transformers_and_openais(seed: int) -> None:
         banned[row, :row] = torch.randperm(VOCAB, generator=g)[:row].int()
     places = torch.randperm(rows, generator=g).int()  # which row of counts belongs to which row of logits
     places[5] = -1
-    found = OPS["penalize"].reference(logits, counts, places, *knobs, banned)
+    found = penalized(logits, Penalties(counts, places, knobs[0], knobs[1], knobs[2], banned))
     for row in range(rows):
         prompt, generated = held[places[row]] if row != 5 else ([], [])
         one = [float(knob[row]) for knob in knobs]
@@ -134,13 +134,24 @@ def test_penalties_are_transformers_and_openais(seed: int) -> None:
         assert torch.allclose(found[row], expected, rtol=1e-6, atol=1e-5), row
 
 
-def test_who_asks_for_nothing_gets_the_logits_themselves() -> None:
+def test_who_asks_for_nothing_keeps_its_logits() -> None:
     logits, nobody = torch.randn(2, VOCAB, generator=generator(1)), ints(-1, -1)
-    counts, off = torch.full((2, VOCAB), 9, dtype=torch.int32), torch.full((3, 2), 1.5)
-    assert OPS["penalize"].reference(logits, counts, nobody, *off, nobody[:, None]) is logits
+    counts, off = torch.full((2, VOCAB), 9, dtype=torch.int32), torch.full((2,), 1.5)
+    assert not Penalties(counts, nobody, off, off, off, nobody[:, None]).asked
     for rows, banned in ((ints(-1, 1), nobody), (nobody, ints(-1, 3))):
-        found = OPS["penalize"].reference(logits, counts, rows, *off, banned[:, None])
-        assert torch.equal(found[0], logits[0]) and not torch.equal(found[1], logits[1])
+        asked = Penalties(counts, rows, off, off, off, banned[:, None])
+        found = penalized(logits, asked)
+        assert asked.asked and torch.equal(found[0], logits[0]) and not torch.equal(found[1], logits[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_penalties_are_computed_in_float32_or_wider(dtype: torch.dtype) -> None:
+    g = generator(2)
+    logits, rows = torch.randn(3, VOCAB, generator=g).to(dtype), ints(0, -1, 1)
+    counts = torch.randint(0, 9, (2, VOCAB), generator=g, dtype=torch.int32)
+    asked = Penalties(counts, rows, *torch.rand(3, 3, generator=g), ints(3, -1, 4)[:, None])
+    found, wide = penalized(logits, asked), torch.float64 if dtype == torch.float64 else torch.float32
+    assert found.dtype == wide and torch.equal(found, penalized(logits.to(wide), asked))
 
 
 @pytest.mark.parametrize("repetition", [1e-30, 1e30])
@@ -148,7 +159,8 @@ def test_extreme_penalties_stay_finite(repetition: float) -> None:
     logits = torch.tensor([[80.0, -80.0, 0.0, 1e4]])
     off = torch.zeros(2, 1)
     counts = torch.full((1, 4), 3, dtype=torch.int32)
-    found = OPS["penalize"].reference(logits, counts, ints(0), torch.tensor([repetition]), *off, ints(-1)[:, None])
+    asked = Penalties(counts, ints(0), torch.tensor([repetition]), off[0], off[1], ints(-1)[:, None])
+    found = penalized(logits, asked)
     assert bool(found.isfinite().all())
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_values import F32, F64, generator, ints
+from op_values import BF16, F16, F32, F64, generator, ints, no_penalties
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ingot.ir.ops import OPS
@@ -28,6 +28,7 @@ def draw(
         torch.full((count,), settings["min_p"]),
         torch.zeros(count, dtype=torch.int64) + seeds,
         torch.zeros(count, dtype=torch.int32) + positions,
+        *no_penalties(*logits.shape),
     )
     return tokens
 
@@ -160,13 +161,56 @@ def test_a_draw_depends_on_its_row_alone(vocab: int) -> None:
         torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g),
         torch.randint(0, 2**31 - 1, (rows,), generator=g, dtype=torch.int32),
     )
-    sample = OPS["sample"].reference
+    counts = torch.randint(0, 5, (3, vocab), generator=g, dtype=torch.int32)
+    penalties = (
+        torch.randint(-1, 3, (rows,), generator=g, dtype=torch.int32),
+        *(torch.rand(3, rows, generator=g) + 0.5),
+        torch.randint(-1, vocab, (rows, 2), generator=g, dtype=torch.int32),
+    )
+    args, drawn = (*args, *penalties), len(args)
+
+    def sample(*asked: torch.Tensor) -> torch.Tensor:
+        tokens: torch.Tensor = OPS["sample"].reference(*asked[:drawn], counts, *asked[drawn:])
+        return tokens
+
     whole = sample(*args)
     order = torch.randperm(rows, generator=g)
     assert torch.equal(sample(*(arg[order] for arg in args)), whole[order])
     assert torch.equal(sample(*(arg[:5] for arg in args)), whole[:5])
     for row in range(rows):
         assert torch.equal(sample(*(arg[row : row + 1] for arg in args)), whole[row : row + 1])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("asks", [False, True])
+def test_logits_of_half_the_bits_are_taken_as_if_cast(dtype: torch.dtype, asks: bool) -> None:
+    g = generator(12)
+    rows, vocab = 9, 301
+    logits = (torch.randn(rows, vocab, generator=g) * 3).to(dtype)
+    columns = (
+        torch.tensor([0.0, 0.9, 1.4] * 3),
+        ints(0, 7, 0).repeat(3),
+        torch.tensor([1.0, 0.8, 1.0]).repeat(3),
+        torch.full((rows,), 0.01),
+        torch.arange(rows),
+        torch.arange(rows, dtype=torch.int32),
+    )
+    penalties = list(no_penalties(rows, vocab))
+    if asks:
+        penalties[1][::2] = 1
+        penalties[-1][1, 0] = int(logits[1].argmax())
+    sample = OPS["sample"].reference
+    assert torch.equal(sample(logits, *columns, *penalties), sample(logits.float(), *columns, *penalties))
+
+
+def test_penalties_come_before_the_choice() -> None:
+    """What was said is not said again; what is banned is not said at all, and spoils nothing."""
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, math.nan, 2.0]])
+    columns = (torch.zeros(3), *(torch.zeros(3, dtype=torch.int32), torch.ones(3), torch.zeros(3)))
+    keys = (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32))
+    counts, off = torch.tensor([[0, 2, 0]], dtype=torch.int32), torch.zeros(3)
+    penalties = (ints(0, -1, -1), torch.ones(3), off, off + 1.5, ints(-1, -1, 1)[:, None])
+    assert OPS["sample"].reference(logits, *columns, *keys, counts, *penalties).tolist() == [2, 1, 2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

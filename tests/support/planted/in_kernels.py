@@ -158,7 +158,6 @@ KERNELS: Mapping[str, Mapping[str, Wrong]] = {
         "wrong index": _with(tokens=lambda tokens: (tokens - 1).clamp(min=0)),
         "one row wrong": _spoiled(_row),
     },
-    "penalize": {"swapped arguments": _swapped("frequency", "presence")},
     "sample": {
         "wrong index": _with(logits=lambda logits: logits.roll(1, 1)),
         "swapped arguments": _swapped("top_p", "min_p"),

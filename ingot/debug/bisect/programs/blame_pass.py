@@ -13,8 +13,10 @@ from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Request, is_cached, whole
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
+from ingot.ir.ops.registry import wide
 from ingot.ir.program import Program, Stage
 from ingot.ir.record import Numerics
+from ingot.ir.types import TensorType, ValueType
 from ingot.ir.verify import verify
 
 # Outputs that a near tie may turn over without anybody's fault: what is sampled, and what is said of it.
@@ -111,6 +113,8 @@ class Judge:
         result = {}
         for name in program.outputs:
             values = [torch.cat([one[name] for one in side]) for side in (found, exact)]
+            if values[0].is_floating_point():  # a bucket class may give the same numbers in a narrower dtype
+                values[0] = wide(values[0])
             if values[0].shape[0] == order.shape[0] and name not in program.states:
                 values = [value[order] for value in values]
             result[name] = Measured(*values)
@@ -153,10 +157,17 @@ def breaks_rules(link: Link, program: Program) -> str | None:
     if link.previous is not None:
         before, after = link.previous.program.output_nodes(), program.output_nodes()
         for name in before:
-            if name not in after or after[name].meta["type"] != before[name].meta["type"]:
+            if name not in after or not _holds(before[name].meta["type"], after[name].meta["type"]):
                 found = after[name].meta["type"] if name in after else "gone"
                 return f"output '{name}' is {found}, before {before[name].meta['type']}"
     return None
+
+
+def _holds(before: ValueType, after: ValueType) -> bool:
+    """Whether an output may be of the type `after` where it was of `before`: one that is as narrow as its numbers."""
+    if isinstance(before, TensorType) and isinstance(after, TensorType):
+        return before.holds(after)
+    return before == after
 
 
 def _structure(chain: Chain) -> Culprit | None:

@@ -27,8 +27,8 @@ from ingot.ir.program import Program, StateSpec
 
 # Tokens that are generated behind each prompt: the second is fed from what the first left on the device.
 GENERATED = 2
-# Beside outputs it is known what the only calls of these ops must give, by their printed names.
-OP_NAMES = ("ingot.penalize", "ingot.select_rows")
+# Beside outputs it is known what the only call of this op must give, by its printed name.
+OP_NAMES = ("ingot.select_rows",)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _sampled(request: Request, logits: torch.Tensor) -> int:
     counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
     rows = torch.zeros(len(request.tokens), logits.shape[-1], dtype=logits.dtype)
     rows[-1] = logits
-    return int(_drawn(step, _penalized(step, rows, _counted(step, counts)))[-1])
+    return int(_chosen(step, rows, _counted(step, counts))[-1])
 
 
 def _counted(step: Step, counts: torch.Tensor) -> torch.Tensor:
@@ -185,15 +185,10 @@ def _counted(step: Step, counts: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _penalized(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    asked = (step.inputs[name] for name in ("count_rows", "repetition", "frequency", "presence", "banned"))
-    result: torch.Tensor = ops.penalize.reference(logits, counts, *asked)
-    return result
-
-
-def _drawn(step: Step, penalized: torch.Tensor) -> torch.Tensor:
-    asked = (step.inputs[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"))
-    result: torch.Tensor = ops.sample.reference(penalized, *asked)
+def _chosen(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    drawn = (step.inputs[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"))
+    penalties = (step.inputs[name] for name in ("count_rows", "repetition", "frequency", "presence", "banned"))
+    result: torch.Tensor = ops.sample.reference(logits, *drawn, counts, *penalties)
     return result
 
 
@@ -217,8 +212,7 @@ def _outputs(
     for step in in_chunks(requests, page_size, by_device=False):
         given = step.inputs
         counts = _counted(step, counts)
-        penalized = _penalized(step, logits[step.places], counts)
-        tokens = _drawn(step, penalized)
+        tokens = _chosen(step, logits[step.places], counts)
         ids, logprobs, ranks = ops.top_logprobs.reference(
             logits[step.places], tokens, given["targets"], given["num_logprobs"]
         )
@@ -243,7 +237,7 @@ def _outputs(
                 "last_token": last_token,
                 "position": position,
                 "token_counts": counts,
-                **dict(zip(OP_NAMES, (penalized, given["positions"]), strict=True)),
+                **dict.fromkeys(OP_NAMES, given["positions"]),
                 **caches,
             }
         )
