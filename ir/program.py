@@ -194,8 +194,9 @@ class Program:
         return dict(zip(self.outputs, result, strict=True))
 
     def symbols(self) -> frozenset[str]:
-        """The dims that the types of its values name."""
+        """The dims that the types of its values and states name."""
         types = [node.meta["type"] for node in self.graph.nodes if node.op != "output"]
+        types += [spec.type for spec in self.states.values()]
         tensors = [item for value_type in types for item in getattr(value_type, "items", (value_type,))]
         return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
 

@@ -45,8 +45,8 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
 
 def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
     """The dims of `body` for the steps of the program's bucket class, which what is compiled for it may rely on."""
-    in_states = {size for spec in body.states.values() for size in spec.type.shape if isinstance(size, str)}
-    dims = {name: dim for name, dim in program.dims.items() if name in body.symbols() | in_states}
+    used = body.symbols()
+    dims = {name: dim for name, dim in program.dims.items() if name in used}
     if program.bucket is None:
         return dims
     low, high = program.bucket.tokens

@@ -129,8 +129,8 @@ def test_steps_of_one_artifact(artifacts: Artifacts, diff: Diff, before: str, af
 def test_files_of_programs(artifacts: Artifacts, diff: Diff, tmp_path: Path) -> None:
     file = tmp_path / "changed.ir"
     text = (artifacts.plain / "program.ir").read_text(encoding="utf-8")
-    file.write_text(text.replace("ingot.cast(%linear_14, dtype=f32)", "ingot.cast(%linear_14, dtype=f64)", 1))
-    assert diff(artifacts.plain, file).out == "~ %cast = ingot.cast(...): dtype f32 -> f64\n"
+    file.write_text(text.replace("%norm.weight, eps=0.021)", "%norm.weight, eps=0.5)", 1))
+    assert diff(artifacts.plain, file).out == "~ %rms_norm_4 = ingot.rms_norm(...): eps 0.021 -> 0.5\n"
     file.write_text(text.replace("program main", "program main stage"))
     done = diff(artifacts.plain, file)
     assert done.code == cli.BAD_INPUT and f"{file}, line 1, column " in done.err

@@ -297,6 +297,10 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
         lambda p: p["outputs"].update(logprobs="f32[L, 20]"),
         r"the output 'logprobs' is f32\[L, 20\]",
     ),
+    "wider logits than are declared": (
+        lambda p: p["outputs"].update(logits=p["outputs"]["logits"].replace("f32", "bf16")),
+        r"the output 'logits' is f32\[L, ",
+    ),
     "no bans": (lambda p: p["inputs"].pop("banned"), "the input 'banned' is missing"),
     "an unknown update": (lambda p: first(p, "ingot.kv_append").update(updates=["kv.99"]), "'kv.99' is updated"),
     "another update": (lambda p: first(p, "ingot.kv_append").update(updates=["position"]), "it updates"),

@@ -234,6 +234,24 @@ def test_a_tensor_fits_its_type_or_the_difference_is_told(text: str, tensor: tor
     assert parse_type(text).mismatch(tensor, {"T": tensor.shape[0] if tensor.dim() else 1, "B": 2}) == problem
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "holds"),
+    [
+        ("f32[T, 4]", "f32[T, 4]", True),
+        ("f32[T, 4]", "bf16[T, 4]", True),
+        ("f64[T]", "f32[T]", True),
+        ("bf16[T, 4]", "f32[T, 4]", False),
+        ("bf16[T]", "f16[T]", False),
+        ("f32[T]", "i32[T]", False),
+        ("i64[T]", "i32[T]", False),
+        ("f32[T, 4]", "bf16[T, 5]", False),
+        ("f32[T, 4]", "bf16[T, 4; 8, 1]", False),
+    ],
+)
+def test_a_type_holds_the_numbers_of_narrower_ones(one: str, other: str, holds: bool) -> None:
+    assert parse_type(one).holds(parse_type(other)) is holds
+
+
 NAMES = st.text(max_size=12)
 FLOATS = st.floats(allow_nan=False)
 ATTRS = st.recursive(

@@ -1,11 +1,11 @@
 """narrow-logits: a cast of logits that is a call of its own goes, and nobody's numbers change."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from staged import pass_context, traced
+from staged import pass_context, staged, traced
 from tiny import TINY
 
 from ingot.backends.cublas.emit import Cublas
@@ -14,14 +14,17 @@ from ingot.backends.triton.emit import Triton
 from ingot.buckets import bucket_classes
 from ingot.frontend.trace import Limits
 from ingot.ir.backend import No, Yes
+from ingot.ir.errors import ArtifactError
 from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
-from ingot.ir.program import Program, Stage, tensor_type
+from ingot.ir.program import Program, Region, tensor_type
 from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.target import Target
-from ingot.passes.manager import run_pipeline
+from ingot.merged_plans import merged_plans
+from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.narrow_logits import NarrowLogits
+from ingot.runtime.check_plan import check_plan
 
 Apply = Callable[..., tuple[Program, PassRecord]]
 BEFORE = (Path(__file__).parent / "goldens" / "narrow-logits.before.ir").read_text(encoding="utf-8")
@@ -89,15 +92,33 @@ def test_who_reads_it_must_take_it(apply: Apply) -> None:
     assert len(list(after.calls())) == len(list(parse_program(BEFORE).calls())), "what was tried is gone"
 
 
+def _measure(regions: Sequence[Region], sizes: Mapping[str, int]) -> Mapping[str, int]:
+    return dict.fromkeys((region.name for region in regions), 0)
+
+
 def test_only_where_the_product_does_not_cast() -> None:
     """On a GPU products of few tokens cast as they store: their logits are rounded once, and stay wide."""
     target, backends = Target.named("sm_90"), (Triton(), Cublas(), Reference(), Rowwise())
     limits = Limits(max_seq_len=160, max_batch=128, max_tokens=256)
     buckets = bucket_classes(target, backends, limits.max_tokens, limits.max_batch, deterministic=False)
     model = traced({**TINY["llama-plain"].config, "dtype": "bfloat16"}, limits)
-    context = pass_context(limits, target=target, backends=backends, bucket=None)
-    programs = run_pipeline(model, context, buckets, upto=Stage.LOWERED).programs
-    dtypes = {name: tensor_type(program.output_nodes()["logits"]).dtype for name, program in programs.items()}
+    context = pass_context(limits, target=target, backends=backends, bucket=None, measure=_measure)
+    lowered = run_pipeline(model, context, buckets)
+    programs = lowered.programs.items()
+    dtypes = {name: tensor_type(program.output_nodes()["logits"]).dtype for name, program in programs}
     wide, narrow = torch.float32, torch.bfloat16
     few = dict.fromkeys(("decode-1", "decode-16", "decode-32", "decode-64"), wide)
     assert dtypes == {**few, "decode-512": narrow, "extend": narrow}
+    for order in (buckets, buckets[::-1]):  # the plan declares what holds the logits of every class
+        turned = Lowered(lowered.fused, {bucket.name: lowered.programs[bucket.name] for bucket in order})
+        assert merged_plans({"main": turned}).plans["main"].outputs["logits"] == "f32[L, 389]"
+
+
+def test_a_plan_declares_what_holds_its_logits() -> None:
+    model = traced({**TINY["llama-plain"].config, "dtype": "bfloat16"})
+    plan = staged(model, backends=(Reference(), Rowwise()))[1].programs["any"].plan
+    assert plan is not None and plan.outputs["logits"] == "bf16[L, 389]"
+    check_plan(plan)
+    check_plan(plan.model_copy(update={"outputs": {**plan.outputs, "logits": "f32[L, 389]"}}))
+    with pytest.raises(ArtifactError, match=r"the output 'logits' is bf16\[L, 389\]"):
+        check_plan(plan.model_copy(update={"outputs": {**plan.outputs, "logits": "f16[L, 389]"}}))

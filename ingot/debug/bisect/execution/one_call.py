@@ -69,7 +69,7 @@ def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> P
             taken.meta.update(type=item, origin=node.meta.get("origin", ""))
             outputs[name or f"unused{index}"] = taken
     alone.set_outputs(outputs)
-    used = alone.symbols() | {size for state in alone.states.values() for size in state.type.shape}
+    used = alone.symbols()
     alone.dims = {name: dim for name, dim in program.dims.items() if name in used}
     return alone
 
