@@ -68,8 +68,9 @@ def asks(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.co
 
 @triton.jit
 def penalize(
-    value,
-    column,
+    row_logits,
+    row_penalized,
+    first,
     row,
     token_counts,
     count_rows,
@@ -81,16 +82,27 @@ def penalize(
     COUNTS_ROW: tl.constexpr,
     GENERATED: tl.constexpr,
     MOST_BANNED: tl.constexpr,
+    BLOCK_BANNED: tl.constexpr,
+    SHARE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Logits of `row` at the ids `column` after its penalties and bans, as `ingot.ir.ops.penalties.penalized`."""
+    """Leave in `row_penalized` the SHARE logits of `row` from `first` on after its penalties and bans, as
+    `ingot.ir.ops.penalties.penalized`. All threads of the block may read them then."""
     count_row = tl.load(count_rows + row)
-    if count_row >= 0:
-        held = tl.load(token_counts + count_row.to(tl.int64) * COUNTS_ROW + column, mask=column < VOCAB, other=0)
-        times = (held // GENERATED).to(tl.float32)
-        factor = tl.load(repetition + row)
-        repeated = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
-        seen = tl.where(times > 0, tl.load(presence + row), 0.0)
-        value = tl.where(held != 0, repeated - times * tl.load(frequency + row) - seen, value)
-    for entry in range(MOST_BANNED):
-        value = tl.where(column == tl.load(banned + row * MOST_BANNED + entry), float("-inf"), value)
-    return value
+    for start in range(first, first + SHARE, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        value = tl.load(row_logits + column, mask=column < VOCAB, other=0.0).to(tl.float32)
+        if count_row >= 0:
+            held = tl.load(token_counts + count_row.to(tl.int64) * COUNTS_ROW + column, mask=column < VOCAB, other=0)
+            times = (held // GENERATED).to(tl.float32)
+            factor = tl.load(repetition + row)
+            repeated = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
+            seen = tl.where(times > 0, tl.load(presence + row), 0.0)
+            value = tl.where(held != 0, repeated - times * tl.load(frequency + row) - seen, value)
+        tl.store(row_penalized + column, value, mask=column < VOCAB)
+    entry = tl.arange(0, BLOCK_BANNED)
+    ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
+    here = (ban >= first) & (ban < first + SHARE) & (ban < VOCAB)
+    tl.debug_barrier()  # other threads of the block stored these tokens' logits
+    tl.store(row_penalized + ban, tl.full((BLOCK_BANNED,), float("-inf"), tl.float32), mask=here)
+    tl.debug_barrier()

@@ -87,6 +87,7 @@ def choose_largest(
     GENERATED: tl.constexpr,
     MOST_BANNED: tl.constexpr,
     BLOCK_BANNED: tl.constexpr,
+    BLOCK_PENALIZED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -105,11 +106,12 @@ def choose_largest(
         gdc_wait()
     split = tl.program_id(0)
     column = split * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * LOGITS_ROW + column, mask=column < VOCAB, other=float("-inf")).to(tl.float32)
+    given, left = logits + row * LOGITS_ROW, penalized + row * VOCAB
     if asked:
-        value = penalize(
-            value,
-            column,
+        penalize(
+            given,
+            left,
+            split * BLOCK,
             row,
             token_counts,
             count_rows,
@@ -121,8 +123,13 @@ def choose_largest(
             COUNTS_ROW,
             GENERATED,
             MOST_BANNED,
+            BLOCK_BANNED,
+            BLOCK,
+            BLOCK_PENALIZED,
         )
-        tl.store(penalized + row * VOCAB + column, value, mask=column < VOCAB)
+        value = tl.load(left + column, mask=column < VOCAB, other=float("-inf"))
+    else:
+        value = tl.load(given + column, mask=column < VOCAB, other=float("-inf")).to(tl.float32)
     value = tl.where(value != value, float("inf"), value)  # a NaN spoils its row as +inf does
     peak = tl.max(value)
     place = tl.min(tl.where(value == peak, column, NOWHERE))

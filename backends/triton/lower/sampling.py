@@ -71,7 +71,12 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "split_masses": split_masses,
             **parts,
         },
-        {**split, "COUNTS_ROW": counts.strides[0], "GENERATED": GENERATED},
+        {
+            **split,
+            "COUNTS_ROW": counts.strides[0],
+            "GENERATED": GENERATED,
+            "BLOCK_PENALIZED": min(block, 32 * _SPLIT_WARPS),
+        },
         warps=_SPLIT_WARPS,
         dependent=schedule.dependent,
     )
