@@ -22,7 +22,7 @@ from ingot.ir.types import TensorType
 _OP = OPS["sample"]
 _SCORES_TELL = 1e-5  # some ulps of scores of size 16, the largest noise in float32
 _SUMS_TELL = 1e-6  # some ulps of a sum of probabilities: nearer to top-p, the order of adding decides
-NAN, INF = float("nan"), float("inf")
+F32, NAN, INF = torch.float32, float("nan"), float("inf")
 
 
 def _ints(values: list[int]) -> torch.Tensor:
