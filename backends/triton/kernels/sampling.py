@@ -385,10 +385,11 @@ def draw(
     BLOCK_BANNED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The token of each row that is drawn: the largest of the kept logits with noise. A program takes BLOCK logits of
+    """The token of each row that is drawn: the largest of the kept logits with noise. A program takes SHARE logits of
     one row; rows that are not drawn keep their tokens."""
     if DEPENDENT:
         gdc_launch_dependents()
@@ -401,19 +402,23 @@ def draw(
         return
     top = tl.load(tops + row)
     if top < float("inf"):
-        start = tl.program_id(0) * BLOCK
-        column = start + tl.arange(0, BLOCK)
+        limit, last_id, position = tl.load(limits + row), tl.load(last_ids + row), tl.load(positions + row)
         source = (logits + row * LOGITS_ROW, penalized + row * VOCAB, asked)
-        value = logits_of(source, column, column < VOCAB)
-        gap = top - value
-        limit, depth = tl.load(limits + row), tl.div_rn(gap, heat)
-        keep = (depth < limit) | ((depth == limit) & (column <= tl.load(last_ids + row)))
-        keep = keep & (depth < float("inf")) & ((depth == 0) | (weight_of(gap, heat, least) > 0))
-        peak, place = float("-inf"), NOWHERE
-        if tl.max(keep.to(tl.int32)) > 0:
-            noisy = tl.where(keep, gumbel(seed, tl.load(positions + row), start, BLOCK) - depth, float("-inf"))
-            peak = tl.max(noisy)
-            place = tl.min(tl.where(keep & (noisy == peak), column, NOWHERE))
+        peak, place = tl.full((), float("-inf"), tl.float32), tl.full((), NOWHERE, tl.int32)
+        first = tl.program_id(0) * SHARE
+        for start in range(first, first + SHARE, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            value = logits_of(source, column, column < VOCAB)
+            gap = top - value
+            depth = tl.div_rn(gap, heat)
+            keep = (depth < limit) | ((depth == limit) & (column <= last_id))
+            keep = keep & (depth < float("inf")) & ((depth == 0) | (weight_of(gap, heat, least) > 0))
+            if tl.max(keep.to(tl.int32)) > 0:
+                noisy = tl.where(keep, gumbel(seed, position, start, BLOCK) - depth, float("-inf"))
+                highest = tl.max(noisy)
+                if highest > peak:  # among equals the one in front stays
+                    peak = highest
+                    place = tl.min(tl.where(keep & (noisy == highest), column, NOWHERE))
         last, peak, place = best_of_row(peak, place, peaks, places, arrived, row, SPLITS, BLOCK_SPLITS)
         if last:
             tl.store(tokens + row, place)

@@ -9,10 +9,14 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import FLOATS
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops.penalties import GENERATED
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
 
 # Logits of a program where a row is split: 63 programs for a vocabulary of 128 k, which one row must fill the device
 # with.
 _SPLIT_BLOCK, _SPLIT_WARPS = 2048, 8
+# The same where each of more than 64 sequences has a row: starting programs is what costs there (`wave` of
+# `choose_largest` in ingot/ir/gpu_times.py), most of all of those that have nothing to draw.
+_MANY_ROWS_SHARE = 8192
 # Groups of 32 tokens that a program which has a row to itself takes at a time, with a thread for each 8 tokens.
 _BLOCK_GROUPS, _ROW_WARPS = 256, 32
 
@@ -26,13 +30,14 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     most_banned = banned.type.shape[1]
     assert isinstance(vocab, int) and isinstance(most_banned, int)
     tokens = schedule.output(call.results[0])
-    block = min(_SPLIT_BLOCK, max(GROUP.value, triton.next_power_of_2(vocab)))
-    splits = triton.cdiv(vocab, block)
+    share = min(_share(schedule.bucket), max(GROUP.value, triton.next_power_of_2(vocab)))
+    block = min(_SPLIT_BLOCK, share)
+    splits = triton.cdiv(vocab, share)
     # A row of logits is that of a token: there are no more of them than tokens in a step.
     most_rows = schedule.bucket.tokens[1]
     tops, masses, limits = (schedule.scratch(torch.float32, (rows,)) for _ in range(3))
     last_ids = schedule.scratch(torch.int32, (rows,))
-    groups = splits * (block // GROUP.value)
+    groups = splits * (share // GROUP.value)
     group_tops = schedule.scratch(torch.float32, (rows, groups))
     split_masses = schedule.scratch(torch.float32, (rows, splits))
     listed_groups = schedule.scratch(torch.int32, (rows, groups))
@@ -49,7 +54,7 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         "BLOCK_BANNED": triton.next_power_of_2(most_banned),
         "DEPENDENT": schedule.dependent,
     }
-    split = {**shape, "SPLITS": splits, "BLOCK_SPLITS": triton.next_power_of_2(splits), "BLOCK": block}
+    split = {**shape, "SPLITS": splits, "BLOCK_SPLITS": triton.next_power_of_2(splits)}
     parts = {
         "peaks": schedule.scratch(torch.float32, (rows, splits)),
         "places": schedule.scratch(torch.int32, (rows, splits)),
@@ -75,7 +80,8 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             **split,
             "COUNTS_ROW": counts.strides[0],
             "GENERATED": GENERATED,
-            "BLOCK_PENALIZED": min(block, 32 * _SPLIT_WARPS),
+            "BLOCK_PENALIZED": min(share, 32 * _SPLIT_WARPS),
+            "BLOCK": share,
         },
         warps=_SPLIT_WARPS,
         dependent=schedule.dependent,
@@ -108,11 +114,17 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         sampling.draw,
         (splits, rows),
         {"logits": logits, **keys, **asked, **found, "tokens": tokens, **parts},
-        split,
+        {**split, "SHARE": share, "BLOCK": block},
         warps=_SPLIT_WARPS,
         dependent=schedule.dependent,
     )
     return (tokens,)
+
+
+def _share(bucket: BucketClass) -> int:
+    """How many logits of a row a program takes. Masses are added up by these: deterministic mode has one size."""
+    many_rows = bucket.q_max == 1 and bucket.tokens[0] > GPU_FEW_TOKENS and not bucket.batch_invariant
+    return _MANY_ROWS_SHARE if many_rows else _SPLIT_BLOCK
 
 
 LOWERINGS: dict[str, Lowering] = {"sample": _sample}

@@ -16,19 +16,24 @@ from ingot.backends.triton.schedule import Value
 from ingot.ir.ops import OPS
 from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized
 from ingot.ir.ops.sampling import keep_mask, uniform
+from ingot.ir.plan import BucketClass
 from ingot.ir.types import TensorType
 
 _OP = OPS["sample"]
 _SCORES_TELL = 1e-5  # some ulps of scores of size 16, the largest noise in float32
 _SUMS_TELL = 1e-6  # some ulps of a sum of probabilities: nearer to top-p, the order of adding decides
-NAN, INF = float("nan"), float("inf")
+F32, NAN, INF = torch.float32, float("nan"), float("inf")
 
 
 def _ints(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _check(*given: torch.Tensor) -> torch.Tensor:
+# Steps that decode more than 64 sequences: programs take more of a row there.
+_MANY_ROWS = BucketClass(name="test", tokens=(65, 128), q_max=1)
+
+
+def _check(*given: torch.Tensor, bucket: BucketClass | None = None) -> torch.Tensor:
     """The tokens are the reference's, and what is kept of rows that are drawn; gives that, bool[L, V]. Where no
     penalties are given, none are asked for."""
     names = _OP.parameters()
@@ -39,6 +44,7 @@ def _check(*given: torch.Tensor) -> torch.Tensor:
         for place, (name, one) in enumerate(zip(names, inputs, strict=True))
     }
     schedule = new_schedule((1, 128))
+    schedule.bucket = bucket or schedule.bucket
     outputs = LOWERINGS["sample"](Call("sample", values, {}, (TensorType(torch.int32, (len(args[0]),)),)), schedule)
     last = schedule.launches[-1].arguments
     found, limits, last_ids = run_schedule(schedule, [*outputs, last["limits"], last["last_ids"]], inputs, {})
@@ -153,7 +159,8 @@ def test_equals_at_the_edge() -> None:
 
 
 # Rows of several parts and passes, drawn each in its own way and greedily among each other.
-def test_mixed_rows_of_many_tokens() -> None:
+@pytest.mark.parametrize("bucket", [None, _MANY_ROWS], ids=["few rows", "many rows"])
+def test_mixed_rows_of_many_tokens(bucket: BucketClass | None) -> None:
     logits = torch.randn(6, 20_011, generator=torch.Generator().manual_seed(8)) * 3
     _check(
         logits,
@@ -163,15 +170,24 @@ def test_mixed_rows_of_many_tokens() -> None:
         torch.tensor([0.0, 0.0, 0.0, 0.5, 0.0, 0.1]),
         torch.tensor([1, 2, 2**62 + 3, 4, -5, 6]),
         _ints([0, 7, 100_000, 3, 4, 2**31 - 1]),
+        bucket=bucket,
     )
 
 
 # Rows that are penalized, banned, both and neither, drawn in each way and greedily; some of them have no token but for
-# a ban. In a step's own bits: penalties are computed as the reference does.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab", [1, 2048, 4099])
+# a ban. Of one part, of several, and of several that hold more.
+@pytest.mark.parametrize(
+    ("vocab", "dtype", "bucket"),
+    [
+        (1, torch.float32, None),
+        (2048, torch.float16, None),
+        (4099, torch.bfloat16, None),
+        (9001, torch.float32, _MANY_ROWS),
+    ],
+    ids=["one part", "a whole part", "several", "many rows"],
+)
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
-def test_penalties(vocab: int, dtype: torch.dtype) -> None:
+def test_penalties(vocab: int, dtype: torch.dtype, bucket: BucketClass | None) -> None:
     g = torch.Generator().manual_seed(vocab)
     rows = 12
     logits = (torch.randn(rows, vocab, generator=g) * 5).to(dtype)
@@ -187,14 +203,13 @@ def test_penalties(vocab: int, dtype: torch.dtype) -> None:
     temperature, _, _, min_p, seeds, positions = _columns(rows)
     temperature[::2] = 0.8
     top_k, top_p = _ints([0, 0, 40, 0, 5, 0] * 2), torch.tensor([1.0, 1.0, 0.9, 1.0, 1.0, 1.0] * 2)
-    _check(logits, temperature, top_k, top_p, min_p, seeds, positions, counts, places, *columns, banned)
+    _check(logits, temperature, top_k, top_p, min_p, seeds, positions, counts, places, *columns, banned, bucket=bucket)
 
 
 # What a kernel reads in the dtype of the product is what it would read behind a cast.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_dtypes(dtype: torch.dtype, temperature: float) -> None:
-    logits = (torch.randn(5, 4099, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
-    columns = _columns(5, temperature)
+def test_dtypes(dtype: torch.dtype) -> None:
+    logits = (torch.randn(5, 2049, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
+    columns = _columns(5, 0.7)
     columns[1][:], columns[2][:] = _ints([0, 9, 0, 40, 0]), torch.tensor([1.0, 1.0, 0.7, 0.9, 0.0])
     assert torch.equal(_check(logits, *columns), _check(logits.float(), *columns))
