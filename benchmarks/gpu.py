@@ -1,7 +1,7 @@
 """All that is measured of one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
 
     python benchmarks/gpu.py --shape 1b --out FOLDER [--skip serve,… | --only checkpoint,…] [--peer vllm|sglang]
-        [--site FOLDER] [--revision COMMIT]
+        [--site FOLDER] [--name NAME] [--revision COMMIT]
 
 checkpoint     random weights of the shape, unless --work holds them already
 compile        compile-model with empty caches                                    compile_time.py
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--load", default="", help="options of serve.py, which the peer gets too, in one string")
     parser.add_argument("--peer", choices=PEERS, default="vllm")
     parser.add_argument("--site", type=Path, help="a folder to import the peer from")
+    parser.add_argument("--name", help="of the result, where gpu_SHAPE is that of another sitting; as in gpu_8b_load")
     parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
     parser.add_argument("--revision", help="the commit, where this is no git checkout")
     options = parser.parse_args()
@@ -106,7 +107,7 @@ def work_folder(options: argparse.Namespace) -> Path:
 
 
 def name_of(options: argparse.Namespace) -> str:
-    return f"gpu_{options.shape.replace('-', '_').replace('.', '_')}"
+    return options.name or f"gpu_{options.shape.replace('-', '_').replace('.', '_')}"
 
 
 def earlier(options: argparse.Namespace) -> Found:

@@ -22,17 +22,22 @@ Made by `make docs` from the files in [benchmarks/results](../benchmarks/results
 Each says on which machine, at which commit and on which day it was measured; what it takes to measure it again stands
 at the top of its script. Times are the least of several tries, because other work on a machine only ever adds to them.
 Absolute numbers hold for that machine alone: what counts is what was measured beside them in the same sitting, another
-engine or a copy of the same bytes.
+engine or a copy of the same bytes. Beside a GPU that is lent by the hour the processor is shared too: what an engine's
+host code takes differs most between sittings.
 """
 GPU = """\
-`python benchmarks/gpu.py --shape {shape}`: random weights of the published shape, in bfloat16. A decode step is a step
-of the whole engine, scheduling and sampling included: the time of long outputs less that of short ones, over the tokens
-between them, behind prompts of 128 tokens. Its bytes are the weights, each once, and the keys and values of the mean
-context. Requests that are given at once are counted by the tokens that are made in a second. A start is that of a
-process up to its first token, with all files in the page cache; the other engines make their weights up and read none.
-What they compile at their first start, Ingot compiles once with `compile-model`.
+`python benchmarks/gpu.py --shape {shape}{asked}`
+
+Random weights of the published shape, in bfloat16. A decode step is a step of the whole engine, scheduling and sampling
+included: the time of long outputs less that of short ones, over the tokens between them, behind prompts of 128 tokens.
+Its bytes are the weights, each once, and the keys and values of the mean context. Requests that are given at once are
+counted by the tokens that are made in a second. A start is that of a process up to its first token, with all files in
+the page cache; the other engines make their weights up and read none. What they compile at their first start, Ingot
+compiles once with `compile-model`.
 """
 _SHAPES = {"1b": "Llama 3.2 1B", "8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
+# Options of gpu.py by what its results call them.
+_ASKED = {"options": "compile", "load": "load"}
 Plots = Mapping[str, str]
 
 
@@ -60,8 +65,10 @@ def _kind(result: Result) -> int:
 
 def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     figures, shape = result.figures, str(result.settings["shape"])
-    yield f"## {_SHAPES[shape]} on {_device(result)}\n"
-    yield GPU.format(shape=shape)
+    beyond = result.name.removeprefix(f"gpu_{shape.replace('-', '_').replace('.', '_')}").strip("_")
+    yield f"## {_SHAPES[shape]}{f', {beyond},' if beyond else ''} on {_device(result)}\n"
+    asked = "".join(f' --{name} "{result.settings[of]}"' for name, of in _ASKED.items() if result.settings.get(of))
+    yield GPU.format(shape=shape, asked=asked)
     yield from _plot(result, _step_groups(figures), "a decode step", plots)
     yield from _against_peers(figures)
     shares = [name for name in _ordered(figures) if name.endswith("_of_copy")]

@@ -54,6 +54,8 @@ def test_one_call_goes_on_when_a_part_fails(
     call(*asked, "--revision", "1" * 40, "--only", "peer,serve", "--peer", "sglang")
     found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
     assert found.figures.keys() == {"compile"} and found.missing.keys() == {"sglang"}
+    call(*asked, "--revision", "1" * 40, "--name", "gpu_of_another_sitting")
+    assert results.read_result(tmp_path / "out" / "gpu_of_another_sitting.json").name == "gpu_of_another_sitting"
     with pytest.raises(SystemExit, match="no part is left"):
         call(*asked, "--skip", ",".join(gpu.PARTS))
     for wrong, reason in (

@@ -113,6 +113,12 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     assert all(
         f">{label}<" in plot for label in ("Ingot", "vLLM", "SGLang", "750 µs", "1.50 ms")
     )  # 750: a copy of 3 GB
+    asked = {"compile": "--max-batch 4", "load": "", "shape": "1b"}
+    text, _ = benchmark_page.page([found.model_copy(update={"name": "gpu_1b_load", "settings": asked})])
+    assert (
+        "## Llama 3.2 1B, load, on G\n" in text
+        and '`python benchmarks/gpu.py --shape 1b --options "--max-batch 4"`' in text
+    )
 
 
 def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
