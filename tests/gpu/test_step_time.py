@@ -9,6 +9,7 @@ from gpu_model import LIMITS, MODEL
 from ingot import compile_model
 from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import explain
+from ingot.debug.step_time.times import GAPS
 
 pytestmark = pytest.mark.gpu
 
@@ -44,5 +45,8 @@ def test_a_trace_finds_every_call_of_a_replayed_step(made: Path, tmp_path: Path,
         if call.work is not None:
             assert call.time is not None and call.time.traced is not None
             assert (call.time.traced > 0) == bool(call.work.launches), call.op
-    assert time.traced is not None and 0.3 * time.measured < time.traced < 3 * time.measured
     assert sum(one.traced or 0 for one in time.kinds) == pytest.approx(time.traced)
+    # What is between calls grows with whatever else the GPU does.
+    calls = [one for one in time.kinds if one.kind != GAPS]
+    measured, traced = (sum(getattr(one, name) or 0 for one in calls) for name in ("measured", "traced"))
+    assert 0.3 * measured < traced < 3 * measured
