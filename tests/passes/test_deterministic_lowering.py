@@ -19,7 +19,7 @@ def lowered(name: str) -> Lowered:
     target = Target.named("sm_90")
     buckets = bucket_classes(target, BACKENDS, LIMITS.max_tokens, LIMITS.max_batch, deterministic=True)
     context = pass_context(target=target, backends=BACKENDS, deterministic=True, bucket=None)
-    model = traced({**TINY[name].config, "torch_dtype": "bfloat16"})
+    model = traced({**TINY[name].config, "dtype": "bfloat16"})
     return run_pipeline(model, context, buckets, upto=Stage.LOWERED)
 
 
