@@ -79,6 +79,7 @@ class CudaExecutor:
 
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
         self._prompts = graphs(PromptChoice(plan, prompts), prompts)
+        self._ahead = capture == "idle"
 
     @property
     def captured(self) -> Mapping[int, float]:
@@ -189,6 +190,8 @@ class CudaExecutor:
     def prepare(self, seconds: float = math.inf) -> bool:
         """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
         nothing is left to do in them, or no memory to do it with. Nothing that runs is disturbed."""
+        if not self._ahead:
+            return False
         with torch.cuda.stream(self.stream):
             try:
                 return self._decode.capture_next(seconds) or self._prompts.capture_next(seconds)
