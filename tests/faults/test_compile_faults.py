@@ -327,6 +327,7 @@ def test_a_disk_that_is_too_small_for_the_artifact(single: Path, tmp_path: Path,
         assert list(disk.iterdir()) == []
 
 
+@pytest.mark.slow  # half a minute: with an empty cache all is built before the disk is full
 def test_a_disk_that_is_too_small_for_the_cache(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         monkeypatch.setenv("INGOT_CACHE", str(disk / "cache"))
