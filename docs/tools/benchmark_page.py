@@ -22,8 +22,8 @@ Made by `make docs` from the files in [benchmarks/results](../benchmarks/results
 Each says on which machine, at which commit and on which day it was measured; what it takes to measure it again stands
 at the top of its script. Times are the least of several tries, because other work on a machine only ever adds to them.
 Absolute numbers hold for that machine alone: what counts is what was measured beside them in the same sitting, another
-engine or a copy of the same bytes. Beside a GPU that is lent by the hour the processor is shared too: what an engine's
-host code takes differs most between sittings.
+engine or a copy of the same bytes. A machine with a GPU shares its host's processors with others: what an engine's own
+code takes on the host differs most between sittings.
 """
 GPU = """\
 `python benchmarks/gpu.py --shape {shape}{asked}`
