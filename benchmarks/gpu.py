@@ -33,7 +33,7 @@ from pathlib import Path
 from compile_time import depth_ratio
 from peers import PEERS
 from random_checkpoint import SHAPES
-from results import REVISION, ROOT, Figure, Result, read_result, revision, write_result
+from results import REVISION, ROOT, Figure, Result, gpu_result, read_result, revision, write_result
 
 from ingot.bench.children import ChildError, run_child, run_command
 from ingot.bench.machine import installed
@@ -107,7 +107,7 @@ def work_folder(options: argparse.Namespace) -> Path:
 
 
 def name_of(options: argparse.Namespace) -> str:
-    return options.name or f"gpu_{options.shape.replace('-', '_').replace('.', '_')}"
+    return options.name or gpu_result(options.shape)
 
 
 def earlier(options: argparse.Namespace) -> Found:

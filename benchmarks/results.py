@@ -59,6 +59,11 @@ class Result(BaseModel):
     missing: dict[str, str] = {}
 
 
+def gpu_result(shape: str) -> str:
+    """The name of what gpu.py finds of a shape, unless it is given another."""
+    return f"gpu_{shape.replace('-', '_').replace('.', '_')}"
+
+
 def write_result(
     name: str,
     settings: Mapping[str, str | int | float | bool | None],

@@ -11,7 +11,7 @@ from kernel_page import kernel_section
 from markdown_table import table
 from natural_order import natural_order as _ordered
 from peers import PEERS, Peer
-from results import RESULTS, Figure, Result, read_result
+from results import RESULTS, Figure, Result, gpu_result, read_result
 from units import quantity
 
 BENCHMARKS = RESULTS.parent
@@ -65,10 +65,11 @@ def _kind(result: Result) -> int:
 
 def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     figures, shape = result.figures, str(result.settings["shape"])
-    beyond = result.name.removeprefix(f"gpu_{shape.replace('-', '_').replace('.', '_')}").strip("_")
+    beyond = result.name.removeprefix(gpu_result(shape)).strip("_")
     yield f"## {_SHAPES[shape]}{f', {beyond},' if beyond else ''} on {_device(result)}\n"
     asked = "".join(f' --{name} "{result.settings[of]}"' for name, of in _ASKED.items() if result.settings.get(of))
-    yield GPU.format(shape=shape, asked=asked)
+    named = f" --name {result.name}" if beyond else ""
+    yield GPU.format(shape=shape, asked=asked + named)
     yield from _plot(result, _step_groups(figures), "a decode step", plots)
     yield from _against_peers(figures)
     shares = [name for name in _ordered(figures) if name.endswith("_of_copy")]

@@ -117,7 +117,7 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
     text, _ = benchmark_page.page([found.model_copy(update={"name": "gpu_1b_load", "settings": asked})])
     assert (
         "## Llama 3.2 1B, load, on G\n" in text
-        and '`python benchmarks/gpu.py --shape 1b --options "--max-batch 4"`' in text
+        and '`python benchmarks/gpu.py --shape 1b --options "--max-batch 4" --name gpu_1b_load`' in text
     )
 
 
