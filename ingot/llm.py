@@ -42,9 +42,10 @@ class LLM:
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
     Prompts that begin alike share KV pages of what they have in common, where the model's state lies in pages alone:
     `enable_prefix_caching` True refuses another model, False shares nothing. A step holds up to `max_num_seqs`
-    sequences and `max_num_batched_tokens` tokens (default: as compiled); where some sequences decode, no more than
-    `max_num_mixed_tokens` of the prompts of others (default: 2048), since those wait for it. `scheduling_policy` is
-    "fcfs", or "priority", with which `generate` takes priorities. `seed` seeds requests that have no seed of their own.
+    sequences and `max_num_batched_tokens` tokens (default: as compiled); where streamed ones decode, no more than
+    `max_num_mixed_tokens` of the prompts of others (default: 2048), since their readers wait for it.
+    `scheduling_policy` is "fcfs", or "priority", with which `generate` takes priorities. `seed` seeds requests that
+    have no seed of their own.
     `cuda_graphs` says when steps on a GPU are captured as graphs: "all" before this returns; "need" when a step of a
     size comes, which then takes some hundredths of a second longer; "idle" while the host only waits, and by need where
     there was no time; "none" never. `compile_options` go to `compile_model` when `model` is a checkpoint.

@@ -276,6 +276,7 @@ class Engine:
                 scores_prompt=index == 0 and params.prompt_logprobs is not None,  # the others have the same prompt
                 cache_salt=cache_salt,
                 priority=given.priority,
+                streamed=given.stream,
             )
             if index == 0:
                 self._check(request)

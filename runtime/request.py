@@ -24,6 +24,7 @@ class Request:
     eos_ids        the model's end tokens
     cache_salt     keeps its cached pages to requests of the same salt
     priority       the lower, the sooner it is served
+    streamed       somebody waits for each of its tokens, and not for all of them together
     rank           who comes first, of those that wait and of those that run; set when it is added
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
@@ -52,6 +53,7 @@ class Request:
     scores_prompt: bool = False
     cache_salt: bytes = b""
     priority: int = 0
+    streamed: bool = True
     rank: tuple[int, int] = (0, 0)
     max_total: int = 0
     output_ids: list[int] = field(default_factory=list)

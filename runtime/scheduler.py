@@ -147,7 +147,7 @@ class Scheduler:
             )
         self._cache.begin_step()
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
-        room = _Room(self._prompt_tokens(len(decodes) + len(chunks)))
+        room = _Room(self._prompt_tokens([*decodes, *(chunk.request for chunk in chunks)]))
         for request in prefilling:
             if request.status is Status.RUNNING:  # and was not preempted just now
                 self._feed(request, chunks, room)
@@ -294,11 +294,12 @@ class Scheduler:
                 known.append(self._chunk(request, 1))
         return [one for one in self.running if one.num_computed < one.decodes_until], known, prefilling, short
 
-    def _prompt_tokens(self, decoding: int) -> int:
-        """How many a step takes beside those of sequences that decode. A prompt that may not be cut is not held back
-        for these, or it could be for ever."""
-        left = self.config.max_tokens - decoding
-        return min(left, self.config.max_mixed_tokens) if decoding and self.config.chunked_prefill else left
+    def _prompt_tokens(self, decoding: Sequence[Request]) -> int:
+        """How many a step takes beside those of sequences that decode. Where somebody waits for their tokens, a long
+        step is one long wait; a prompt that may not be cut is not held back even so, or it could be for ever."""
+        left = self.config.max_tokens - len(decoding)
+        held_back = self.config.chunked_prefill and any(request.streamed for request in decoding)
+        return min(left, self.config.max_mixed_tokens) if held_back else left
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
         """Give waiting requests rows and pages, by rank."""

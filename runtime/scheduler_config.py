@@ -27,7 +27,7 @@ class SchedulerConfig:
     prefix_caching    sequences that begin alike share pages; for models whose state lies in pages alone
     policy            who comes first: "fcfs", the request that came first; "priority", the one of lower priority, and
                       of equal ones the one that came first
-    max_mixed_tokens  tokens of prompts in a step that other sequences decode in, since these wait for it
+    max_mixed_tokens  tokens of prompts in a step that gives others a token for which somebody waits
     """
 
     max_batch: int

@@ -11,7 +11,7 @@ from ingot.runtime.scheduler_config import SchedulerConfig
 
 
 def test_prompts_beside_decodes_are_fed_in_smaller_pieces():
-    """Those who decode wait for a step's prompts; where nobody does, a step takes all that it can."""
+    """Who reads a stream waits for a step's prompts; where nobody decodes, a step takes all that it can."""
     scheduler = scheduler_of(max_tokens=16, max_mixed_tokens=5)
     scheduler.add(request_of("a", 12))
     first = scheduler.schedule()
@@ -22,6 +22,20 @@ def test_prompts_beside_decodes_are_fed_in_smaller_pieces():
     assert second.inputs["q_lens"].tolist() == [1, 5]
     scheduler.retire(first, [50])
     assert scheduler.schedule().inputs["q_lens"].tolist() == [1, 2, 3]
+
+
+def test_prompts_are_not_held_back_for_sequences_that_nobody_reads_yet():
+    scheduler = scheduler_of(max_tokens=16, max_mixed_tokens=5)
+    for name in ("a", "b"):
+        scheduler.add(request_of(name, 3, streamed=False))
+    first = scheduler.schedule()
+    scheduler.add(request_of("c", 20, streamed=False))
+    assert scheduler.schedule().inputs["q_lens"].tolist() == [1, 1, 14]
+    scheduler.retire(first, [50, 50])
+    scheduler.add(request_of("d", 20))
+    assert scheduler.schedule().inputs["q_lens"].tolist() == [1, 1, 6, 8], (
+        "one that is streamed and does not decode yet"
+    )
 
 
 def test_a_prompt_that_may_not_be_cut_is_not_held_back():

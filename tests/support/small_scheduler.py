@@ -12,8 +12,9 @@ def scheduler_of(num_pages=64, page_size=4, **config):
     return Scheduler(SchedulerConfig(page_size=page_size, **config), PagePool(num_pages, page_size))
 
 
-def request_of(name, prompt_len, max_tokens=8, **params):
-    return Request(name, list(range(1, prompt_len + 1)), SamplingParams(max_tokens=max_tokens, **params), seed=5)
+def request_of(name, prompt_len, max_tokens=8, streamed=True, **params):
+    prompt = list(range(1, prompt_len + 1))
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), seed=5, streamed=streamed)
 
 
 def values(batch):
