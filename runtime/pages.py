@@ -73,7 +73,10 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages for a first holder. Raises InternalError when fewer are free: callers look at `num_free`."""
+        """`count` pages for a first holder, ascending: kernels read pages that lie behind each other at once.
+
+        Raises InternalError when fewer are free: callers look at `num_free`.
+        """
         if count > self.num_free:
             raise InternalError(f"{count} pages asked for, {self.num_free} free", where="PagePool.allocate")
         if self._random is not None:
@@ -81,6 +84,8 @@ class PagePool:
         if (short := count - len(self._free)) > 0:
             self.forget(list(itertools.islice(self._idle, short)))
         pages = [self._free.pop() for _ in range(count)]
+        if self._random is None:
+            pages.sort()
         for page in pages:
             self._holders[page] = 1
         return pages

@@ -58,6 +58,22 @@ def test_pages_of_a_step_in_flight_wait_for_it():
     assert (pool.num_free, pool.num_releasing) == (4, 0)
 
 
+def test_pages_that_come_together_lie_behind_each_other():
+    def run(count):
+        pages = pool.allocate(count)
+        assert pages == list(range(pages[0], pages[0] + count))
+        return pages
+
+    pool = PagePool(20)
+    first, second = run(6), run(9)
+    for page in first:
+        pool.keep(page, b"%d" % page)
+    pool.free(first)  # a kept page that goes is the last one of its sequence first
+    assert run(5) and pool.num_kept == 6 and run(5) and pool.num_kept == 1
+    pool.free(second)
+    run(9)
+
+
 def test_permuted_order_is_seeded_and_complete():
     orders = [PagePool(50, permute_seed=seed).allocate(50) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
