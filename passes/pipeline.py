@@ -27,6 +27,7 @@ from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.narrow_logits import NarrowLogits
 from ingot.passes.normalize import Normalize
 from ingot.passes.quantize import Quantize
+from ingot.passes.select_rows_early import SelectRowsEarly
 from ingot.passes.shard import Shard
 from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
@@ -49,7 +50,12 @@ PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
     Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
-    Phase(Stage.FUSED, (SplitAddRMSNorm(), ChooseLayouts(), FuseAppendAttention()), by_bucket=True),
+    Phase(
+        Stage.FUSED,
+        # Layouts are chosen in front of what makes a linear's rows differ from class to class.
+        (SplitAddRMSNorm(), ChooseLayouts(), SelectRowsEarly(), FuseAppendAttention()),
+        by_bucket=True,
+    ),
     Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), NarrowLogits(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
@@ -71,6 +77,7 @@ OPTIONAL = frozenset(
         "fuse-append-attention",
         "split-add-rms-norm",
         "choose-layouts",
+        "select-rows-early",
         "form-regions",
         "narrow-logits",
     }

@@ -157,14 +157,14 @@ def test_the_plan(inspect: Inspect, folder: Path) -> None:
 
 def test_the_weights(inspect: Inspect, folder: Path) -> None:
     stored = json.loads((folder / "weights.json").read_text())
-    layer = json.loads(inspect("--weights", "--layer", "1", "--json"))
-    assert layer == {name: one for name, one in stored.items() if name.startswith("layers.1.") or name == "ropes.0"}
+    layer = json.loads(inspect("--weights", "--layer", "0", "--json"))
+    assert layer == {name: one for name, one in stored.items() if name.startswith("layers.0.") or name == "ropes.0"}
     linear = json.loads(inspect("--weights", "--op", "linear", "--name", "layers.0.*", "--json"))
     assert {name.removeprefix("layers.0.") for name in linear} >= {"attention.o.weight", "mlp.gate_up.bias"}
     assert not any("norm" in name for name in linear), "norms read those"
     assert json.loads(inspect("--weights", "--op", "embedding", "--json")).keys() == {"embed.weight"}
-    text = inspect("--weights", "--layer", "1")
-    assert f"{len(layer)} params" in text and "layers.0." not in text
+    text = inspect("--weights", "--layer", "0")
+    assert f"{len(layer)} params" in text and "layers.1." not in text
     assert json.loads(inspect("--weights", "--json")) == stored
 
 

@@ -92,12 +92,16 @@ def test_the_passes_match_as_often(case: str) -> None:
     assert found == GOLDENS.get(case), "more is worth a new golden, less is lost speed"
     # Nothing in these families stands in the way of a rewrite; only providers say No, and have no kernel for one op.
     refusing = {step.name for step in steps if step.record and step.record.refusals}
-    assert refusing <= {"choose-providers", "fuse-qk-norm-rope", "fuse-add-rms-norm", "fuse-append-attention"}
-    assert {"choose-providers", "fuse-qk-norm-rope", "fuse-append-attention"} <= refusing
+    always = {"choose-providers", "fuse-qk-norm-rope", "fuse-append-attention", "select-rows-early"}
+    assert always <= refusing <= {*always, "fuse-add-rms-norm"}
     # A norm that no sum stands in front of: of the embedding, or of what a product gives.
     records = [step.record for step in steps if step.record and step.name == "fuse-add-rms-norm"]
     reasons = [refusal.reason for record in records for refusal in record.refusals]
     assert all(re.fullmatch(r"the norm is of (the|a) result of [\w.]+, not of a sum", reason) for reason in reasons)
+    # The stream, and what the last attention is made of.
+    (record,) = (step.record for step in steps if step.record and step.name == "select-rows-early")
+    reasons = [refusal.reason for refusal in record.refusals]
+    assert all(re.fullmatch(r"%\w+ is read whole too, by %\w+", reason) for reason in reasons) and len(reasons) < 3
 
 
 @pytest.mark.parametrize("case", [*(case for case in FLAGS if "1 layers" in case), *quick_first(TINY)])

@@ -47,13 +47,13 @@ def test_changed_removed_and_absent_nodes_say_so(show: Show, plain_report: Repor
     page = show(plain_report, hash=f"#pass={number}").page
     page.locator(".row.changed").first.click()
     assert "BEFORE THIS PASS" in page.inner_text(".inspector")
-    page.locator("[data-stop='node add']").click()
+    page.locator("[data-stop='node add_1']").click()
     assert "removed" in page.inner_text(".inspector header")
     life = page.locator(".inspector section", has_text="LIFE").locator("li").all_inner_texts()
     assert [one.split() for one in life] == [["added", "traced"], ["removed", "fuse-add-rms-norm"]]
-    page.locator(".inspector .link", has_text="%linear_3").first.click()
+    page.locator(".inspector .link", has_text="%linear_6").first.click()
     assert heading(page) == "fuse-add-rms-norm", "an argument of a removed node that is still there is shown here"
-    page.locator("[data-stop='node add']").click()
+    page.locator("[data-stop='node add_1']").click()
     page.keyboard.press("ArrowRight")
     assert "Not in the program after this pass" in page.inner_text(".inspector")
 

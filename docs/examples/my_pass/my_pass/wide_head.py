@@ -1,0 +1,62 @@
+"""wide-head: the product that gives logits is computed in float32, and not rounded to the model's dtype on the way.
+
+A logit of 20 in bfloat16 is a multiple of 1/8, so that tokens which are not equally likely come out equal. Weights and
+what goes in are what they were; the last product is wider, and so is the copy of its weight.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ingot.ir import ops, recipe
+from ingot.ir.program import ParamSpec, Stage, tensor_type
+from ingot.ir.record import Numerics
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Pattern, Rewriter, Var, described
+
+# All models end so: in the model's own dtype, and then float32 for those who sample.
+_HEAD = Pattern(ops.cast, Pattern(ops.linear, Var("x"), Var("weight")), dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class WideHead(Pass):
+    """`cast(linear(x, weight))` becomes `linear(cast(x), weight)` in float32.
+
+    `copy_tied`: also where the weight is the table of the embeddings, of which there are two copies then.
+    """
+
+    name: ClassVar[str] = "wide-head"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # less of it
+    joins: ClassVar[Stage] = Stage.NORMAL
+    copy_tied: bool = True
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        for node, bound in rewriter.find(_HEAD):
+            if problem := self._problem(bound):
+                rewriter.refuse(node, problem)
+            elif rewriter.take(node):
+                _widen(rewriter, node, bound)
+
+    def _problem(self, bound: dict[str, Any]) -> str:
+        """Why the product stays as it is; "" when it need not."""
+        (_, product), weight = bound["calls"], bound["weight"]
+        if tensor_type(product).dtype == torch.float32:
+            return "it is computed in float32 already"
+        if weight.op != "placeholder" or weight.meta["kind"] != "param":
+            return f"the weight is no param but {described(weight)}"
+        if len(product.users) > 1:
+            return f"%{product.name} has other uses"
+        if len(weight.users) > 1 and not self.copy_tied:
+            return f"the param '{weight.target}' is used elsewhere too, and is not to be copied"
+        return ""
+
+
+def _widen(rewriter: Rewriter, node: fx.Node, bound: dict[str, Any]) -> None:
+    name = str(bound["weight"].target)
+    spec = rewriter.program.params[name]
+    wide = ParamSpec(replace(spec.type, dtype=torch.float32), recipe.cast(spec.recipe, torch.float32), spec.placement)
+    weight = rewriter.add_param(f"wide.{name}", wide)
+    x = rewriter.call(ops.cast, bound["x"], before=node, dtype=torch.float32)
+    rewriter.replace(node, rewriter.call(ops.linear, x, weight, before=node))

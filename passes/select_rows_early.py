@@ -1,0 +1,165 @@
+"""select-rows-early: what follows the last attention is computed for the rows that get logits, and for no others."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.ops import Effect, op_of
+from ingot.ir.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass
+from ingot.ir.program import is_call, target_name, tensor_type
+from ingot.ir.record import Numerics
+from ingot.ir.target import Target
+from ingot.ir.types import Size, TupleType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter, described
+
+_VIEW, _SLICE, _PERMUTE = torch.ops.aten.view.default, torch.ops.aten.slice.Tensor, torch.ops.aten.permute.default
+_ARITHMETIC = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
+
+
+@dataclass(frozen=True)
+class SelectRowsEarly(Pass):
+    """`select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`, as far up as calls work row by row.
+
+    A model selects the rows that get logits in front of its last norm, so that a step which feeds a prompt computes all
+    that follows the last attention for every token, and uses one row of it. The pass ends with one selection of what
+    attention gives and one of the residual stream, which the layer's own q, k and v read whole.
+
+    It runs in bucket classes of steps that may feed a prompt. Where steps feed few tokens, or one of each sequence,
+    most rows get logits, and the second selection costs a launch for nothing. A class that serves all steps pays for
+    that launch in decode, a copy of a few rows, and gains most of a layer in each prompt.
+    """
+
+    name: ClassVar[str] = "select-rows-early"
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # a product of fewer rows may be summed in another order
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        assert context.bucket is not None
+        if not _feeds_prompts(context.bucket, context.target):
+            return
+        made: set[fx.Node] = set()  # selections
+        # Backwards: when it is a call's turn, those that read it have been moved behind a selection, if they can be.
+        for call in reversed(list(rewriter.program.calls())):
+            selections = [] if call.target is operator.getitem else _selections(call)
+            if not selections or _keeps_state(call):
+                continue
+            rows = _row_arguments(call)
+            if problem := _obstacle(call, rows, selections, made):
+                rewriter.refuse(call, problem)
+            elif rewriter.take(call):
+                _move_behind(rewriter, call, rows, selections, made)
+            else:
+                break
+
+
+def _feeds_prompts(bucket: BucketClass, target: Target) -> bool:
+    """Whether steps of the class may feed many tokens of a sequence, most of which get no logits."""
+    few = GPU_FEW_TOKENS if target.device == "cuda" else FEW_TOKENS
+    return bucket.q_max != 1 and bucket.tokens[1] > few
+
+
+def _results(call: fx.Node) -> list[fx.Node]:
+    """The tensors that a call gives, as far as anything reads them."""
+    return list(call.users) if isinstance(call.meta["type"], TupleType) else [call]
+
+
+def _selections(call: fx.Node) -> list[fx.Node]:
+    """The selections of rows of what a call gives."""
+    readers = [(user, result) for result in _results(call) for user in result.users]
+    return [user for user, result in readers if is_call(user, ops.select_rows.overload) and user.args[0] is result]
+
+
+def _count(call: fx.Node) -> Size:
+    """How many rows a call gives."""
+    return tensor_type(_results(call)[0]).shape[0]
+
+
+def _keeps_state(call: fx.Node) -> bool:
+    """Attention over its pages, and what else goes beyond this step: there the way up ends by nature."""
+    op = op_of(call.target)
+    return op is not None and op.effect is not Effect.PURE
+
+
+def _row_arguments(call: fx.Node) -> list[fx.Node]:
+    """The arguments that have the rows of the results, where a row of these needs the same row of those alone; none
+    where it needs more."""
+    rows = [value for value in call.all_input_nodes if tensor_type(value).shape[:1] == (_count(call),)]
+    op = op_of(call.target)
+    if op is None:
+        works_by_row = _keeps_rows(call)
+    elif op.across is not None:
+        works_by_row = True  # ranks share columns: what a symbol counts is not divided
+    else:
+        bound = op.bind(call.args, call.kwargs)
+        works_by_row = {bound[name] for name in op.rows if bound[name] is not None} == set(rows)
+    return rows if works_by_row else []
+
+
+def _keeps_rows(call: fx.Node) -> bool:
+    """Whether one of aten's calls leaves rows apart and in order."""
+    axes = len(tensor_type(call).shape)
+    if call.target is _VIEW:
+        return bool(call.args[1][0] == -1)  # type: ignore[index]  # its sizes
+    if call.target is _SLICE:
+        return len(call.args) > 1 and bool(call.args[1] % axes)  # type: ignore[operator]  # along which axis
+    if call.target is _PERMUTE:
+        return bool(call.args[1][0] % axes == 0)  # type: ignore[index, operator]  # the axis that comes first
+    return call.target in _ARITHMETIC
+
+
+def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]) -> str:
+    """Why the call cannot move behind a selection of `rows`, its arguments; "" when it can."""
+    if not isinstance(count := _count(call), str):
+        return f"it has {count} rows in every step"
+    if not rows:
+        return f"{target_name(call.target)} does not work row by row"
+    for result in _results(call):
+        if whole := [user for user in result.users if user not in selections]:
+            return f"%{result.name} is read whole too, by %{whole[0].name}"
+        if tensor_type(result).strides is not None and not made.issuperset(result.users):
+            return f"%{result.name} is strided, and whoever reads its selected rows finds them row-major"
+    chosen = {selection.args[1]: None for selection in selections}
+    if len(chosen) > 1:
+        return f"several selections of rows read it: {', '.join(f'%{one.name}' for one in selections)}"
+    (by,) = chosen
+    assert isinstance(by, fx.Node)
+    if by.op != "placeholder":
+        return f"the rows are {described(by)}, maybe computed after what they would be selected from"
+    return ""
+
+
+def _move_behind(
+    rewriter: Rewriter, call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]
+) -> None:
+    """Let the call compute the selected rows, from a selection of each of its arguments `rows`."""
+    by = selections[0].args[1]
+    early = {value: _selection(rewriter, value, by, made) for value in rows}
+    given: Any = fx.node.map_arg((call.args, call.kwargs), lambda value: early.get(value, value))
+    fewer = rewriter.call(call.target, *given[0], before=call, **given[1])
+    results = _results(call)
+    for result in results:
+        own = fewer
+        if result is not call:
+            own = rewriter.call(operator.getitem, fewer, result.args[1], before=call, origin=result.meta.get("origin"))
+        readers = [reader for selection in result.users for reader in selection.users]
+        for selection in list(result.users):
+            rewriter.replace(selection, own)
+        rewriter.retype(readers)  # a view of selected rows has the strides of the view
+    for node in dict.fromkeys((*results, call)):
+        rewriter.program.graph.erase_node(node)
+
+
+def _selection(rewriter: Rewriter, value: fx.Node, by: object, made: set[fx.Node]) -> fx.Node:
+    """`select_rows(value, by)`, as soon as the value is there: one for all calls that come to need it."""
+    place = value.next if value.op != "placeholder" else next(rewriter.program.calls())
+    for user in value.users:
+        if is_call(user, ops.select_rows.overload) and user.args == (value, by):
+            place.prepend(user)
+            return user
+    selection = rewriter.call(ops.select_rows, value, by, before=place, origin=value.meta.get("origin", ""))
+    made.add(selection)
+    return selection
