@@ -336,10 +336,8 @@ def test_priorities_and_salts(speaking: Path, llm: LLM) -> None:
 
 
 def test_a_checkpoint_is_compiled_once_in_a_child_process(
-    checkpoint: Callable[[str], Path], bare: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingot_cache: Path
+    checkpoint: Callable[[str], Path], bare: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "exe").symlink_to(ingot_cache / "exe")  # executables are not the subject
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     prompt = {"prompt_token_ids": [5, 6, 7]}
     options: dict[str, Any] = dict(backend="reference", deterministic=True, max_batch=4, max_tokens=64)
