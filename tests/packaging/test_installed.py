@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from chat_models import byte_level
+from ended_well import ROOT, run
 from tiny import CHECKPOINTS, compile_options
-
-ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.xdist_group("packaging")
 
@@ -25,31 +23,6 @@ pytestmark = pytest.mark.xdist_group("packaging")
 SECONDS_TO_FIRST_TOKEN = 1.0
 RUNS = 5
 TINY = "llama-biased"  # which `artifact` compiles through inductor too
-
-
-def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=env or dict(os.environ), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the tracked files, installed into a folder of its own."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    folder = tmp_path_factory.mktemp("installed")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if os.path.lexists(ROOT / name):
-            (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / "checkout" / name, follow_symlinks=False)
-    checkout = folder / "checkout"
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "wheels", ".", cwd=checkout)
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
-    run(*pip, "--target", folder / "site", wheel, cwd=folder)
-    return folder / "site"
 
 
 @pytest.fixture(scope="module")
