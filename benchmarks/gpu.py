@@ -16,8 +16,8 @@ requests run at a time, the default of `compile-model`, or as many as `--max-bat
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
 part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
-the commit is the same one. So does a call for another peer, `--only checkpoint,peer --peer sglang --site FOLDER`. What
-serve measures is measured of a peer too, unless `--skip` names serve.
+the commit is the same one and so are the packages. So does a call for another peer, `--only checkpoint,peer --peer
+sglang --site FOLDER`. What serve measures is measured of a peer too, unless `--skip` names serve.
 """
 
 import argparse
@@ -36,11 +36,10 @@ from random_checkpoint import SHAPES
 from results import REVISION, ROOT, Figure, Result, gpu_result, read_result, revision, write_result
 
 from ingot.bench.children import ChildError, run_child, run_command
-from ingot.bench.machine import installed
+from ingot.bench.machine import package_versions
 
 HERE = Path(__file__).parent
 PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "compile_again")
-PACKAGES = ("torch", "triton", "cuda-bindings")  # whose versions bear on the figures, where they are installed
 
 
 @dataclass
@@ -111,9 +110,11 @@ def name_of(options: argparse.Namespace) -> str:
 
 
 def earlier(options: argparse.Namespace) -> Found:
-    """What earlier calls found at the same commit."""
+    """What earlier calls found at the same commit, with the same packages."""
     path = work_folder(options) / f"{name_of(options)}.json"
     if not path.exists() or (result := read_result(path)).revision != os.environ[REVISION]:
+        return Found()
+    if not package_versions().items() <= result.versions.items():
         return Found()
     return Found(dict(result.figures), dict(result.versions), dict(result.missing))
 
@@ -168,8 +169,7 @@ def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
         name_of(options),
         {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},
         found.figures | depth_ratio(found.figures),
-        packages=(),
-        versions={**installed(PACKAGES), **found.versions},
+        versions=found.versions,
         folder=folder,
         missing=found.missing,
     )

@@ -19,12 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpu import PACKAGES, Found, run
+from gpu import Found, run
 from random_checkpoint import SHAPES
 from results import revision, write_result
 
 from ingot.bench.children import ChildError, Ended, run_command
-from ingot.bench.machine import installed
 
 KERNELS = Path(__file__).parent / "kernels"
 PARTS = ("linear", "step", "attention", "prefill")
@@ -79,8 +78,7 @@ def write(options: argparse.Namespace, found: Found) -> Path:
         "kernels_" + re.sub(r"\W", "_", options.shape),
         {"shape": options.shape},
         found.figures,
-        packages=(),
-        versions={**installed(PACKAGES), **found.versions},
+        versions=found.versions,
         folder=options.out,
         missing=found.missing,
     )

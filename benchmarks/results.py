@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from units import quantity
 
-from ingot.bench.machine import Machine, installed, this_machine
+from ingot.bench.machine import PACKAGES, Machine, package_versions, this_machine
 from ingot.ir.json_text import dump_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -69,14 +69,14 @@ def write_result(
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
     *,
-    packages: Sequence[str] = ("torch",),
+    packages: Sequence[str] = PACKAGES,
     versions: Mapping[str, str] | None = None,
     folder: Path = RESULTS,
     missing: Mapping[str, str] | None = None,
 ) -> Path:
     """Write NAME.json over an earlier run's; returns it.
 
-    `packages` are those whose versions bear on the figures, as far as they are installed, `versions` those of what this
+    `packages` are those whose versions bear on the figures, or that they are missing; `versions` are those of what this
     process cannot import.
     """
     result = Result(
@@ -84,7 +84,7 @@ def write_result(
         revision=revision(),
         date=datetime.now(UTC).date().isoformat(),
         machine=this_machine(),
-        versions={**installed(packages), **(versions or {})},
+        versions={**package_versions(packages), **(versions or {})},
         settings=dict(settings),
         figures=dict(figures),
         missing=dict(missing or {}),
@@ -117,14 +117,13 @@ def report(
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
     *,
-    packages: Sequence[str] = ("torch",),
     versions: Mapping[str, str] | None = None,
 ) -> None:
     """Print the figures, and write the result where --json says."""
     print_figures(figures)
     if json is not None:
         folder = json.parent
-        print(write_result(json.stem, settings, figures, packages=packages, versions=versions, folder=folder))
+        print(write_result(json.stem, settings, figures, versions=versions, folder=folder))
 
 
 def revision() -> str:

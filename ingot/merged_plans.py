@@ -1,8 +1,9 @@
 """What bucket classes and entries come to together: one plan for an entry, one set of weights for all."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan, Plans, ResidentMemory
 from ingot.ir.program import ParamSpec, Program, merged_params
@@ -32,7 +33,7 @@ def _merged_plan(programs: list[Program]) -> Plan:
     params = {name: spec for program in programs for name, spec in program.params.items()}
     return plans[0].model_copy(
         update={
-            "outputs": {name: _widest(plan.outputs[name] for plan in plans) for name in plans[0].outputs},
+            "outputs": {name: _widest(name, [plan.outputs[name] for plan in plans]) for name in plans[0].outputs},
             "params": {name: str(spec.type) for name, spec in params.items()},
             "executables": dict(sorted(executables.items())),
             "libraries": {name: item for plan in plans for name, item in plan.libraries.items()},
@@ -42,9 +43,13 @@ def _merged_plan(programs: list[Program]) -> Plan:
     )
 
 
-def _widest(types: Iterable[str]) -> str:
-    """The type that holds the others: a bucket class may give an output in a narrower dtype."""
-    return reduce(lambda one, other: one if parse_type(one).holds(parse_type(other)) else other, types)
+def _widest(output: str, types: Sequence[str]) -> str:
+    """The type that the others may stand for."""
+
+    def wider(one: str, other: str) -> str:
+        return one if may_stand_for(parse_type(other), parse_type(one), output) else other
+
+    return reduce(wider, types)
 
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:

@@ -192,7 +192,7 @@ class BucketPlan(BaseModel):
 class Plan(BaseModel):
     """The plan of one entry: what the executor needs, and nothing that it would have to decide.
 
-    `outputs` are types that hold what each bucket class gives: the numbers of one may be of a narrower dtype.
+    `outputs` are the types of what each bucket class gives; logits of one may be of a narrower dtype (`ir.outputs`).
     `executables` are regions by id, `libraries` the kernels of op providers by provider.
     """
 

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import fx
+
 from ingot.ir import ops
 from ingot.ir.ops import OPS
 from ingot.ir.ops.collectives import collective_of
+from ingot.ir.program import is_call, tensor_type
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
@@ -13,7 +16,10 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class InsertCollectives(Pass):
-    """Each `redistribute` becomes an all_reduce, all_gather, reduce_scatter or, where nothing is sent, take_part."""
+    """Each `redistribute` becomes an all_reduce, all_gather, reduce_scatter or, where nothing is sent, take_part.
+
+    What was only cast to a wider dtype, as logits are, is gathered in front of the cast: fewer bytes are sent.
+    """
 
     name: ClassVar[str] = "insert-collectives"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -26,4 +32,20 @@ class InsertCollectives(Pass):
             name = collective_of(bound["src"], bound["dst"])
             assert name is not None  # the shape function refuses others
             attrs = {} if name == "all_reduce" else {"dim": bound["dim"], "parts": bound["parts"]}
-            rewriter.replace(node, rewriter.call(OPS[name], bound["x"], before=node, axis=bound["axis"], **attrs))
+            x, widened = bound["x"], None
+            if name == "all_gather" and _only_widens(x):
+                x, widened = x.args[0], tensor_type(x).dtype
+            moved = rewriter.call(OPS[name], x, before=node, axis=bound["axis"], **attrs)
+            if widened is not None:
+                moved = rewriter.call(ops.cast, moved, before=node, dtype=widened)
+            rewriter.replace(node, moved)
+
+
+def _only_widens(x: fx.Node) -> bool:
+    """Whether `x` is a cast to a wider dtype, for one reader alone."""
+    if not is_call(x, ops.cast.overload) or len(x.users) != 1:
+        return False
+    source = x.args[0]
+    assert isinstance(source, fx.Node)
+    given, made = tensor_type(source), tensor_type(x)
+    return made != given and made.holds(given)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ingot.ir.errors import ArtifactError, IngotError
 from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.ir.ops import OPS
+from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Plans, Ref
 from ingot.ir.plugins import load_user_ops
@@ -147,7 +148,7 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
             if name not in made or live.pop(name, None) is None:
                 raise _error(f"'{name}' is freed", place, "a value that was made before and not freed")
     for name, text in plan.outputs.items():
-        if name not in made or name not in live or not parse_type(text).holds(parse_type(live[name])):
+        if name not in made or name not in live or not may_stand_for(parse_type(live[name]), parse_type(text), name):
             raise _error(f"the output '{name}' is {live.get(name, 'not there')}", where, f"{text}, alive at the end")
 
 

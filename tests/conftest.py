@@ -89,15 +89,14 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str
     compiled: dict[tuple[str, str], Path] = {}
 
     def get(name: str, **options: Any) -> Path:
-        from tiny import CHECKPOINTS
+        from tiny import compile_options
 
         from ingot import compile_model
 
         key = name, repr(sorted(options.items()))
         if key not in compiled:
             output = tmp_path_factory.mktemp("artifact") / f"{name}.ingot"
-            limits = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": CHECKPOINTS[name].max_seq_len}
-            compile_model(checkpoint(name), output, **{"target": "cpu", "jobs": 1, **limits, **options})
+            compile_model(checkpoint(name), output, **{**compile_options(name), **options})
             compiled[key] = output
         return compiled[key]
 

@@ -15,7 +15,6 @@ from random_checkpoint import SHAPES
 from results import Figure, add_json_option, write_result
 
 Times = Mapping[str, Sequence[float]]  # seconds of each round, by provider
-_PACKAGES = ("torch", "triton", "flashinfer-python")  # whose versions bear on the figures, where they are installed
 # What computes a call, in words: providers of ours, and peers.
 PROVIDERS: Mapping[str, str] = {
     "triton": "Ingot, Triton",
@@ -133,8 +132,8 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: 
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
         settings = {name: getattr(options, name) for name in ("shape", "only") if hasattr(options, name)}
-        place = {"folder": options.json.parent, "packages": _PACKAGES}
-        print(write_result(options.json.stem, settings, figures, missing=missing, **place))
+        folder = options.json.parent
+        print(write_result(options.json.stem, settings, figures, missing=missing, folder=folder))
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:

@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ingot.bench.machine import installed, this_machine
+from ingot.bench.machine import PACKAGES, package_versions, this_machine
 from ingot.runtime.artifact import Artifact
-
-# Whose versions bear on the numbers, where they are installed.
-_PACKAGES = ("ingot", "torch", "triton", "cuda-bindings", "flashinfer-python")
 
 
 def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +21,7 @@ def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str,
         **{name: "inf" if value == float("inf") else value for name, value in options.items()},
         **metrics,
         "machine": this_machine().model_dump(mode="json"),
-        "versions": installed(_PACKAGES),
+        "versions": package_versions(("ingot", *PACKAGES)),
         "artifact": {
             "name": manifest.name,
             "build_id": artifact.build_id,

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from ingot.ir.target import Target
 
+# Whose versions bear on what is measured: they compile kernels, launch them or have some.
+PACKAGES = ("torch", "triton", "cuda-bindings", "flashinfer-python")
+NOT_INSTALLED = "not installed"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -49,15 +52,16 @@ def this_machine() -> Machine:
     )
 
 
-def installed(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed, and Python's."""
-    found = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """The version of each package, "not installed" where that is so, and Python's."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
 
 
 def _gpu() -> tuple[str | None, str | None]:

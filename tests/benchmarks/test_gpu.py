@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from child_script import script_of
+from installed import describe
 
 
 def test_one_call_goes_on_when_a_part_fails(
@@ -56,6 +57,14 @@ def test_one_call_goes_on_when_a_part_fails(
     assert found.figures.keys() == {"compile"} and found.missing.keys() == {"sglang"}
     call(*asked, "--revision", "1" * 40, "--name", "gpu_of_another_sitting")
     assert results.read_result(tmp_path / "out" / "gpu_of_another_sitting.json").name == "gpu_of_another_sitting"
+    # So do other packages: with FlashInfer others compute, and compiling takes longer.
+    assert found.versions["flashinfer-python"] != "9.9"
+    describe(tmp_path / "site", "flashinfer-python", "9.9")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    call(*asked, "--revision", "1" * 40)
+    found = results.read_result(tmp_path / "out" / "gpu_qwen3_0_6b.json")
+    assert found.versions["flashinfer-python"] == "9.9" and found.missing.keys() == {"compile", "vllm"}
+    assert not found.figures
     with pytest.raises(SystemExit, match="no part is left"):
         call(*asked, "--skip", ",".join(gpu.PARTS))
     for wrong, reason in (

@@ -40,7 +40,7 @@ def check_origin(value: dict[str, Any]) -> None:
     assert value["backend"] == "ingot" and value["model_id"] == "llama-plain.ingot"
     assert len(value["artifact"]["build_id"]) == 64 and value["artifact"]["max_batch"] == 8
     assert value["machine"]["cores"] >= 1 and value["machine"]["gpu"] is None
-    assert {"ingot", "torch", "python"} <= value["versions"].keys()
+    assert value["versions"].keys() == {"ingot", "python", "torch", "triton", "cuda-bindings", "flashinfer-python"}
 
 
 def test_latency(bench: Command) -> None:

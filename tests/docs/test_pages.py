@@ -179,7 +179,15 @@ def test_a_page_shows_what_happens(page: str, run: object) -> None:
 def test_every_page_is_run(tools: None) -> None:
     import generate
 
-    assert {path.stem for path in DOCS.glob("*.md")} == {*generate.PAGES, "reference", "benchmarks", "architecture"}
+    assert {path.stem for path in DOCS.glob("*.md")} == {*generate.PAGES, *generate.BUILT, "reference", "benchmarks"}
+
+
+def test_one_page_leads_to_those_of_each_subject(tools: None) -> None:
+    import generate
+
+    first, *others = generate.BUILT
+    linked = re.findall(r"^- \[.*?\]\(([\w-]+)\.md\)", (DOCS / f"{first}.md").read_text(encoding="utf-8"), re.M)
+    assert linked == others
 
 
 @pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]), ids=str)

@@ -3,7 +3,7 @@
 Tiny checkpoints of every family, each compiled once per backend and served with prompts fed whole and in chunks; eight
 prompts of mixed length are served together. Every run serves those that differ most, and of the others a third that the
 commit draws. Through inductor go one checkpoint of full depth and one that the commit draws: another of full depth, or
-the cut of a family to one layer. With --run-slow all of them. Six are also served in a new process.
+the cut of a family to one layer. Of either backend one is also served in a new process. With --run-slow all are.
 """
 
 import random
@@ -25,11 +25,12 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 TOLERANCE = 1e-4  # of a log-probability
 # Through inductor in every run: all biases, grouped heads, several files. The drawn one takes up to half a minute.
 THROUGH_INDUCTOR = ("llama-biased", random.Random(run_seed()).choice(["qwen3-biased", *sorted(CUTS)]))
-# Also served in a process that never compiled; of that nothing depends on the family.
+# Also served in a process that never compiled; of that nothing depends on the family, and every run has one.
 IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for kind in ("plain", "biased", "scaled"))
+QUICK_IN_NEW_PROCESS = {"inductor": "llama-biased", "reference": "qwen3-scaled"}
 # What every run compiles by the references: a row of commits sees all.
-OTHERS = sorted({*TINY} - {*QUICK, *IN_NEW_PROCESS})
-DRAWN = {*QUICK, *IN_NEW_PROCESS, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 3)}
+OTHERS = sorted({*TINY} - {*QUICK})
+DRAWN = {*QUICK, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 3)}
 # One of each family, and those six.
 INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].family: name for name in reversed(TINY)}.values())
 
@@ -43,6 +44,7 @@ def _cases(*backends: str) -> list[Any]:
                 continue
             for place in ("here", "new-process") if name in IN_NEW_PROCESS else ("here",):
                 slow = name not in (THROUGH_INDUCTOR if backend == "inductor" else DRAWN)
+                slow = slow or (place == "new-process" and name != QUICK_IN_NEW_PROCESS[backend])
                 marks = [pytest.mark.xdist_group(f"parity-{name}"), *([pytest.mark.slow] if slow else [])]
                 cases.append(pytest.param(name, backend, place, marks=marks, id=f"{name}-{backend}-{place}"))
     return cases

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,14 @@ APART = {("decode", ROWS): 4.0, ("decode", COLUMNS): 1.0, ("any", ROWS): 1.0, ("
 BY_COLUMNS = {**APART, ("any", COLUMNS): 2.0}
 
 
-def lower(costs: dict[tuple[str, Layout], float], budget: float = 1.0, **changes: Any) -> Lowered:
-    context = pass_context(
-        bucket=None, backends=(Wanting(costs), Rowwise()), weight_budget=budget, emit=emit_nothing, **changes
-    )
+def lower(costs: Mapping[tuple[str, Layout], float], budget: float = 1.0) -> Lowered:
+    return _lower(tuple(costs.items()), budget)
+
+
+@functools.cache
+def _lower(costs: tuple[tuple[tuple[str, Layout], float], ...], budget: float) -> Lowered:
+    backends = (Wanting(dict(costs)), Rowwise())
+    context = pass_context(bucket=None, backends=backends, weight_budget=budget, emit=emit_nothing)
     return run_pipeline(traced(TINY[NAME].config), context, BUCKETS)
 
 

@@ -11,7 +11,7 @@ from ingot.ir import ops
 from ingot.ir.errors import OptionError, PassError, UserPassError, VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
-from ingot.ir.program import Stage, op_counts
+from ingot.ir.program import Model, Stage, op_counts
 from ingot.ir.record import Numerics
 from ingot.ir.text import print_program
 from ingot.passes.base import Pass, PassContext
@@ -22,7 +22,11 @@ from ingot.passes.pipeline import OPTIONAL, PIPELINE, Phase, edit_pipeline
 from ingot.passes.rewrite import Pattern, Rewriter, Var
 
 NAMES = [one.name for phase in PIPELINE for one in phase.passes]
-MODEL = traced(TINY["qwen3-plain"].config)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return traced(TINY["qwen3-plain"].config)
 
 
 def _names(pipeline: tuple[Phase, ...]) -> list[str]:
@@ -38,26 +42,26 @@ def test_the_default() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONAL))
-def test_leaving_out(name: str) -> None:
+def test_leaving_out(name: str, model: Model) -> None:
     """What is optional can be left out: the rest of the pipeline brings the model to its end all the same."""
     pipeline = edit_pipeline(f"default,-{name}")
     assert _names(pipeline) == [one for one in NAMES if one != name]
-    steps, lowered = staged(MODEL, pipeline)
+    steps, lowered = staged(model, pipeline)
     assert [step.name for step in steps[1:]] == _names(pipeline)
     assert lowered.programs["any"].plan is not None
 
 
-def test_leaving_out_all_that_is_optional() -> None:
+def test_leaving_out_all_that_is_optional(model: Model) -> None:
     pipeline = edit_pipeline(",".join(["default", *(f"-{name}" for name in sorted(OPTIONAL))]))
-    _, lowered = staged(MODEL, pipeline)
+    _, lowered = staged(model, pipeline)
     program = lowered.programs["any"]
     assert "ingot.add_rms_norm" not in op_counts(program) and not program.regions
-    assert op_counts(program)["ingot.linear"] == op_counts(MODEL.entries["main"])["ingot.linear"]
+    assert op_counts(program)["ingot.linear"] == op_counts(model.entries["main"])["ingot.linear"]
 
 
-def test_without_regions_no_region_compiler_is_named() -> None:
+def test_without_regions_no_region_compiler_is_named(model: Model) -> None:
     """A call alone cannot be run by a compiler of regions, so a plan that says so would not be true."""
-    _, lowered = staged(MODEL, edit_pipeline("default,-form-regions"))
+    _, lowered = staged(model, edit_pipeline("default,-form-regions"))
     plan = lowered.programs["any"].plan
     assert plan is not None and plan.buckets[0].nodes_per_provider().keys() == {"reference"}
     assert not plan.executables
@@ -116,9 +120,9 @@ def test_misspelt(text: str, problem: str) -> None:
     assert caught.value.where == "--passes" and caught.value.expected and caught.value.exit_code == 2
 
 
-def test_every_record_tells_what_happened() -> None:
-    steps, _ = staged(MODEL)
-    text = print_program(MODEL.entries["main"])
+def test_every_record_tells_what_happened(model: Model) -> None:
+    steps, _ = staged(model)
+    text = print_program(model.entries["main"])
     for step in steps[1:]:
         record = step.record
         assert record is not None
@@ -148,9 +152,9 @@ def op_counts_of(text: str) -> dict[str, int]:
     return counts
 
 
-def test_each_bucket_class_is_lowered_by_itself() -> None:
+def test_each_bucket_class_is_lowered_by_itself(model: Model) -> None:
     buckets = (BucketClass(name="decode", tokens=(1, 8), q_max=1), BucketClass(name="any", tokens=(1, 256)))
-    lowered = run_pipeline(MODEL, replace(pass_context(), bucket=None), buckets)
+    lowered = run_pipeline(model, replace(pass_context(), bucket=None), buckets)
     assert list(lowered.programs) == ["decode", "any"]
     assert [record.bucket for record in lowered.records if record.name == "form-regions"] == ["decode", "any"]
     assert [program.bucket for program in lowered.programs.values()] == list(buckets)
@@ -158,9 +162,9 @@ def test_each_bucket_class_is_lowered_by_itself() -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_stopping_early(stage: Stage) -> None:
+def test_stopping_early(stage: Stage, model: Model) -> None:
     lowered = run_pipeline(
-        MODEL, replace(pass_context(), bucket=None), (BucketClass(name="any", tokens=(1, 9)),), upto=stage
+        model, replace(pass_context(), bucket=None), (BucketClass(name="any", tokens=(1, 9)),), upto=stage
     )
     reached = max(phase.stage for phase in PIPELINE if phase.stage <= stage) if stage else Stage.TRACED
     assert lowered.fused.stage == min(reached, Stage.FUSED)
@@ -196,11 +200,11 @@ def _with(one: Pass) -> tuple[Phase, ...]:
 
 
 @pytest.mark.parametrize(("one", "matches"), [(_Inert(), 0), (_Half(), 4)], ids=["inert", "half"])
-def test_matching_less_than_promised_is_an_error(one: Pass, matches: int) -> None:
+def test_matching_less_than_promised_is_an_error(one: Pass, matches: int, model: Model) -> None:
     with pytest.raises(PassError, match=f"pass fuse-add-rms-norm matched {matches} times") as caught:
-        staged(MODEL, _with(one))
+        staged(model, _with(one))
     assert caught.value.expected == "at least 5, from the model's layers and flags"
-    staged(MODEL, edit_pipeline("default,-fuse-add-rms-norm"))  # who asks for it owes nothing
+    staged(model, edit_pipeline("default,-fuse-add-rms-norm"))  # who asks for it owes nothing
 
 
 @dataclass(frozen=True)
@@ -218,8 +222,8 @@ class _Raising(_Failing):
         raise LookupError("no such node")
 
 
-def test_an_error_names_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    main = MODEL.entries["main"]
+def test_an_error_names_its_pass(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    main = model.entries["main"]
     for one in (_Failing, _Raising):
         monkeypatch.setattr(one, "__module__", "ingot.passes.failing")
     with pytest.raises(PassError) as caught:
@@ -230,9 +234,9 @@ def test_an_error_names_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(caught.value.__cause__, LookupError) and f"{__file__}, line " in caught.value.where
 
 
-def test_a_pass_of_another_package_is_not_ours() -> None:
+def test_a_pass_of_another_package_is_not_ours(model: Model) -> None:
     with pytest.raises(UserPassError, match=f"pass failing of {__name__} raised: something is odd") as caught:
-        run_pass(_Failing(), MODEL.entries["main"], pass_context(), under=Stage.NORMAL)
+        run_pass(_Failing(), model.entries["main"], pass_context(), under=Stage.NORMAL)
     assert caught.value.where.startswith(f"{__file__}, line ") and caught.value.where.endswith("%linear")
 
 

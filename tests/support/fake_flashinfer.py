@@ -4,6 +4,8 @@ stand-in beside this file for the CPU."""
 import os
 from pathlib import Path
 
+from installed import describe
+
 _FOLDERS = (
     "include", "cutlass/include", "cutlass/tools/util/include", "cccl/cub", "cccl/libcudacxx/include", "cccl/thrust",
 )  # fmt: skip
@@ -27,9 +29,7 @@ def install(folder: Path, *, build: str = "") -> None:
     for part in _FOLDERS:
         (site / "flashinfer/data" / part).mkdir(parents=True)
     (site / "flashinfer/__init__.py").write_text("raise AssertionError('it is imported')\n")
-    metadata = site / "flashinfer_python-0.6.13.dist-info/METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.13\n")
+    describe(site, "flashinfer-python", "0.6.13")
     for part in ("bin", "include"):
         (toolkit / part).mkdir(parents=True)
     (toolkit / "include/curand_kernel.h").touch()

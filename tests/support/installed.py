@@ -12,13 +12,19 @@ def install(site: Path, package: str, entry_points: Mapping[str, Mapping[str, st
     (site / package).mkdir(parents=True)
     for name, text in {"__init__": "", **modules}.items():
         (site / package / f"{name}.py").write_text(text)
-    info = site / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.0\n")
+    info = describe(site, package.replace("_", "-"), "1.0")
     groups = [
         f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in items.items()) for group, items in entry_points.items()
     ]
     (info / "entry_points.txt").write_text("\n".join(groups))
+
+
+def describe(site: Path, name: str, version: str) -> Path:
+    """What tells the version of a package; returns the folder that it is in."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return info
 
 
 def install_example(site: Path, package: str) -> None:

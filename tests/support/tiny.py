@@ -32,6 +32,13 @@ CUTS: Mapping[str, Tiny] = {
 }
 CHECKPOINTS: Mapping[str, Tiny] = {**TINY, **CUTS}
 
+
+def compile_options(name: str) -> dict[str, Any]:
+    """What tests compile the checkpoint `name` with: equal limits make equal regions, which the cache has once."""
+    limits = {"max_batch": 8, "max_tokens": 1024, "max_seq_len": CHECKPOINTS[name].max_seq_len}
+    return {"target": "cpu", "jobs": 1, **limits}
+
+
 # One checkpoint for each mechanism, for what every test run can afford; the others are for `--run-slow`.
 QUICK = ("llama-biased", "qwen3-scaled", "gemma2-capped", "cohere-normed", "smollm3-nope", "phi3-long")
 

@@ -13,6 +13,7 @@ from torch import fx
 
 from ingot.debug.bisect.execution.one_call import instruction_nodes, result_names, value_names
 from ingot.ir.ops import op_of
+from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.program import VIEWS, Program, RegionCall, target_name
@@ -53,7 +54,9 @@ def _faults(plan: Plan, bucket: BucketPlan, program: Program, keys: Mapping[str,
     where = plan.entry, bucket.bucket.name
     for kind, found, wanted in _declared(plan, program):
         for name in wanted:
-            if found.get(name) != wanted[name] and not (kind == "output" and _held(found.get(name), wanted[name])):
+            if found.get(name) != wanted[name] and not (
+                kind == "output" and _fits(name, found.get(name), wanted[name])
+            ):
                 yield PlanFault(
                     *where, f"the {kind} '{name}' is {found.get(name)}, expected {wanted[name]}", tensor=name
                 )
@@ -73,9 +76,9 @@ def _faults(plan: Plan, bucket: BucketPlan, program: Program, keys: Mapping[str,
     yield from _lives(bucket, nodes, names, program, where)
 
 
-def _held(declared: str | None, given: str) -> bool:
+def _fits(output: str, declared: str | None, given: str) -> bool:
     """Whether an output is declared for what a bucket class gives."""
-    return declared is not None and parse_type(declared).holds(parse_type(given))
+    return declared is not None and may_stand_for(parse_type(given), parse_type(declared), output)
 
 
 def _declared(plan: Plan, program: Program) -> Iterator[tuple[str, Mapping[str, str], dict[str, str]]]:

@@ -14,9 +14,9 @@ from ingot.debug.bisect.programs.schedule import Request, is_cached, whole
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import wide
+from ingot.ir.outputs import may_stand_for
 from ingot.ir.program import Program, Stage
 from ingot.ir.record import Numerics
-from ingot.ir.types import TensorType, ValueType
 from ingot.ir.verify import verify
 
 # Outputs that a near tie may turn over without anybody's fault: what is sampled, and what is said of it.
@@ -157,17 +157,10 @@ def breaks_rules(link: Link, program: Program) -> str | None:
     if link.previous is not None:
         before, after = link.previous.program.output_nodes(), program.output_nodes()
         for name in before:
-            if name not in after or not _holds(before[name].meta["type"], after[name].meta["type"]):
+            if name not in after or not may_stand_for(after[name].meta["type"], before[name].meta["type"], name):
                 found = after[name].meta["type"] if name in after else "gone"
                 return f"output '{name}' is {found}, before {before[name].meta['type']}"
     return None
-
-
-def _holds(before: ValueType, after: ValueType) -> bool:
-    """Whether an output may be of the type `after` where it was of `before`: one that is as narrow as its numbers."""
-    if isinstance(before, TensorType) and isinstance(after, TensorType):
-        return before.holds(after)
-    return before == after
 
 
 def _structure(chain: Chain) -> Culprit | None:

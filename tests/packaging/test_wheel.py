@@ -3,50 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from ended_well import ROOT, run
 
-ROOT = Path(__file__).parents[1]
 ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
 
 pytestmark = pytest.mark.xdist_group("packaging")
-
-
-def run(*command: str | Path, cwd: Path, **env: str) -> str:
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def tracked() -> list[str]:
-    """The files of a fresh clone, and those that would be in it once added."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    return [name for name in sorted(set(listed.split("\0")) - {""}) if os.path.lexists(ROOT / name)]
-
-
-@pytest.fixture(scope="module")
-def checkout(tracked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean copy of the tracked files, links kept as links."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in tracked:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(checkout: Path) -> Path:
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", "wheels", ".", cwd=checkout)
-    (built,) = (checkout / "wheels").glob("*.whl")
-    return built
 
 
 def packaged(wheel: Path) -> list[str]:
@@ -83,10 +49,8 @@ for script in installed.entry_points.select(group="console_scripts"):
 """
 
 
-def test_the_wheel_installs_and_imports_from_elsewhere(wheel: Path, tmp_path: Path) -> None:
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel, cwd=elsewhere)
-    printed = run(sys.executable, "-c", IMPORT_INSTALLED, *ROOMS, cwd=elsewhere, PYTHONPATH=str(site))
+def test_the_wheel_installs_and_imports_from_elsewhere(site: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    printed = run(sys.executable, "-c", IMPORT_INSTALLED, *ROOMS, cwd=tmp_path, env=environment)
     assert printed.split() == [str(site / "ingot" / room / "__init__.py") for room in ROOMS]
     assert {"compile-model", "ingot"} <= {path.name for path in (site / "bin").iterdir()}

@@ -8,45 +8,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
+from chat_models import byte_level
+from ended_well import ROOT, run
+from tiny import CHECKPOINTS, compile_options
 
 pytestmark = pytest.mark.xdist_group("packaging")
 
 # Process start to first token, beyond a bare `import torch`.
 SECONDS_TO_FIRST_TOKEN = 1.0
 RUNS = 5
-
-
-def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=env or dict(os.environ), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+TINY = "llama-biased"  # which `artifact` compiles through inductor too
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the tracked files, installed into a folder of its own."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    folder = tmp_path_factory.mktemp("installed")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if os.path.lexists(ROOT / name):
-            (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / "checkout" / name, follow_symlinks=False)
-    checkout = folder / "checkout"
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "wheels", ".", cwd=checkout)
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
-    run(*pip, "--target", folder / "site", wheel, cwd=folder)
-    return folder / "site"
+def tiny(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer, compiled through inductor by what is installed. What other tests compile of the
+    same model comes from the cache: which library a region becomes, follows from the sources alone."""
+    folder = CHECKPOINTS[TINY].write(tmp_path_factory.mktemp("tiny") / TINY)
+    byte_level([]).save(str(folder / "tokenizer.json"))
+    program = f"import sys, ingot; ingot.compile_model(*sys.argv[1:], backend='inductor', **{compile_options(TINY)})"
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    run(sys.executable, "-c", program, folder, folder / "tiny.ingot", cwd=folder, env=environment)
+    return folder / "tiny.ingot"
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +104,11 @@ print(json.dumps({
 
 
 def test_serving_needs_no_compiler_and_starts_no_process(
-    site: Path, pico: Path, environment: dict[str, str], tmp_path: Path
+    site: Path, tiny: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     # What the compile left elsewhere is not needed either.
-    artifact = shutil.copytree(pico, tmp_path / "copy.ingot")
+    artifact = shutil.copytree(tiny, tmp_path / "copy.ingot")
     before = {path: path.stat().st_mtime_ns for path in artifact.rglob("*")}
     printed = run(sys.executable, "-c", SERVE, artifact, cwd=tmp_path / "elsewhere", env=environment)
     said = json.loads(printed.splitlines()[-1])
