@@ -17,7 +17,8 @@ requests run at a time, the default of `compile-model`, or as many as `--max-bat
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
 part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
 the commit is the same one and so are the packages. So does a call for another peer, `--only checkpoint,peer --peer
-sglang --site FOLDER`. What serve measures is measured of a peer too, unless `--skip` names serve.
+sglang --site FOLDER`. What serve measures is measured of a peer too, unless `--skip` names serve; so are its starts where
+cold_start is measured.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
     parser.add_argument("--revision", help="the commit, where this is no git checkout")
     options = parser.parse_args()
-    parts = [part for part in options.only if part not in options.skip]
+    parts = asked_parts(options)
     if not parts:
         sys.exit("no part is left to measure")
     if options.revision:
@@ -97,6 +98,10 @@ def part_names(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in PARTS]:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
     return names
+
+
+def asked_parts(options: argparse.Namespace) -> list[str]:
+    return [part for part in options.only if part not in options.skip]
 
 
 def work_folder(options: argparse.Namespace) -> Path:
@@ -135,12 +140,14 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
     site = ["--site", options.site] if options.site else []
     load = shlex.split(options.load)
     serving = ["--no-serve"] if "serve" in options.skip else load
+    starts = [] if "cold_start" in asked_parts(options) else ["--one-start"]
     yield "checkpoint", [HERE / "random_checkpoint.py", options.shape, checkpoint]
     yield "compile", [*compiling, "full"]
     yield "decode", [HERE / "decode.py", artifact, "--batch", options.batch]
     yield "cold_start", [HERE / "cold_start.py", artifact]
     yield "serve", [HERE / "serve.py", artifact, *load]
-    yield "peer", [HERE / "peer.py", checkpoint, "--peer", options.peer, "--batch", options.batch, *site, *serving]
+    asked = ["--peer", options.peer, "--batch", options.batch, *site, *starts]
+    yield "peer", [HERE / "peer.py", checkpoint, *asked, *serving]
     yield "compile_again", [*compiling, "cached,few"]
 
 

@@ -1,10 +1,11 @@
 """Another engine on the same checkpoint, in the same way: its first start, its next one, decoding and serving.
 
     python benchmarks/peer.py CHECKPOINT --peer vllm|sglang [--site FOLDER] [--batch 1,32] [--load-format dummy]
-        [--prompt 4000 …] [--json FILE]
+        [--prompt 4000 …] [--one-start] [--json FILE]
 
 The first start finds empty caches (the peer compiles then), the next ones what it left; each is a process of its own
-and ends with the first token behind a prompt of 128 tokens. After the last one decoding is measured by
+and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone, and nothing
+is told of it. After the last one decoding is measured by
 decode_method.py, serving by serve_method.py, whose options are those of serve.py. With `--load-format dummy`, the
 default, the peer makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on
 where requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds the
@@ -38,7 +39,9 @@ def main() -> None:
     parser.add_argument("--site", type=Path, help="a folder to import the peer from")
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
-    parser.add_argument("--warm-starts", type=int, default=1, help="after the first one")
+    counted = parser.add_mutually_exclusive_group()
+    counted.add_argument("--warm-starts", type=int, default=1, help="after the first one")
+    counted.add_argument("--one-start", action="store_true", help="measure in the first start, and not the starts")
     parser.add_argument("--timeout", type=float, default=300.0, help="of a process, in seconds")
     add_length_options(parser)
     parser.add_argument("--no-serve", action="store_true", help="leave out what serve.py measures")
@@ -56,17 +59,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix=f"ingot-{peer.name}-") as caches:
         env = environment(peer, options.site, Path(caches))
         try:
-            cold = run_child(command, env=env, timeout=options.timeout)
-            warm = [run_child(command, env=env, timeout=options.timeout) for _ in range(options.warm_starts - 1)]
+            before = 0 if options.one_start else options.warm_starts
+            starts = [run_child(command, env=env, timeout=options.timeout) for _ in range(before)]
             measuring = ["--batch", options.batch, *length_arguments(options)]
             if not options.no_serve:
                 measuring.append("--serve")
-            warm.append(run_child([*command, *measuring], env=env, timeout=options.timeout))
+            last = run_child([*command, *measuring], env=env, timeout=options.timeout)
         except ChildError as error:
             sys.exit(f"{peer.title} did not come to an end: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
-    found = {f"{peer.prefix}{name}": figure for name, figure in figures(cold, warm).items()}
-    report(options.json, settings, found, versions={peer.name: cold.value["version"]})
+    found = {f"{peer.prefix}{name}": figure for name, figure in figures(starts, last).items()}
+    report(options.json, settings, found, versions={peer.name: last.value["version"]})
 
 
 def is_there(peer: Peer, site: Path | None) -> bool:
@@ -81,13 +84,17 @@ def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
     return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
-def figures(cold: Ended, warm: list[Ended]) -> dict[str, Figure]:
-    """Of the peer's starts and steps, under the names of Ingot's."""
-    found = {f"cold_{name}": figure for name, figure in first_token_figures([start_of(cold)]).items()}
-    found |= first_token_figures([start_of(one) for one in warm])
-    for batch, measured in warm[-1].value["decode"].items():
+def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
+    """Of the peer's starts and steps, under the names of Ingot's. `starts` are those before the `last` one, in which
+    steps were measured; without any, nothing is told of starts."""
+    found: dict[str, Figure] = {}
+    if starts:
+        cold, *warm = [start_of(one) for one in (*starts, last)]
+        found |= {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
+        found |= first_token_figures(warm)
+    for batch, measured in last.value["decode"].items():
         found |= step_figures(int(batch), _decoded(measured))
-    if served := warm[-1].value["served"]:
+    if served := last.value["served"]:
         found |= serve_figures(served_of(served))
     return found
 

@@ -85,6 +85,7 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
         "options": "-x",
         "peer": "sglang",
         "site": tmp_path,
+        "only": gpu.PARTS,
         "skip": ("serve",),
         "load": "--rate 9",
     }
@@ -92,6 +93,9 @@ def test_parts_are_asked_for_with_options_that_they_have(benchmarks: None, tmp_p
     assert tuple(commands) == gpu.PARTS
     assert commands["serve"][-2:] == ["--rate", "9"] and commands["peer"][-1] == "--no-serve"
     assert dict(gpu.commands(argparse.Namespace(**{**asked, "skip": ()})))["peer"][-2:] == ["--rate", "9"]
+    assert "--one-start" not in commands["peer"]
+    few = dict(gpu.commands(argparse.Namespace(**{**asked, "only": ("serve", "peer")})))
+    assert "--one-start" in few["peer"]
     for part, (script, *arguments) in commands.items():
         options = [str(argument).partition("=")[0] for argument in arguments if str(argument).startswith("--")]
         known = script.read_text()

@@ -47,6 +47,11 @@ def test_a_peer(
     assert figures["prefix_ttft"].value >= 1e-3 and figures["prefix_throughput"].value < 3 / 1e-3
     cold, warm = (figures[f"{start}first_token_load"].value for start in ("cold_", ""))
     assert cold >= 0.4 > warm >= 0.01
+    nothing = ("--no-serve", "--batch", 1, *less)
+    call(*asked, FAKE_PEERS, *nothing, "--one-start", "--json", tmp_path / "one.json")
+    assert results.read_result(tmp_path / "one.json").figures.keys() == {
+        f"{name}_batch_1_{part}" for part in ("step", "long", "short")
+    }
     with pytest.raises(SystemExit, match=f"{title} is not in"):
         call(*asked, tmp_path / "nowhere")
 
