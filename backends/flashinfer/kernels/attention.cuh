@@ -35,6 +35,7 @@ struct Call {
   int32_t tokens;
   int32_t sequences;
   int32_t width;  // of the page table
+  int32_t pages;  // of the cache
 };
 
 __host__ __device__ constexpr int cdiv(int left, int right) { return (left + right - 1) / right; }

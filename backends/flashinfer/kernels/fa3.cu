@@ -6,6 +6,7 @@
 #include <flashinfer/attention/hopper/variants.cuh>
 
 #include "attention.cuh"
+#include "paged_mainloop.cuh"
 
 namespace ingot {
 
@@ -15,9 +16,9 @@ using Element = cutlass::bfloat16_t;
 using Element = cutlass::half_t;
 #endif
 
-// Rows of q and keys of a tile: those of FlashInfer's `BatchPrefillWithPagedKVCacheDispatched`.
+// Rows of q and keys of a tile: those of FlashInfer's kernel for contiguous keys (`getCTATileSize`).
 constexpr int kTileRows = INGOT_DIM == 64 ? 192 : 128;
-constexpr int kTileKeys = INGOT_DIM == 256 ? 32 : 96;
+constexpr int kTileKeys = INGOT_DIM == 256 ? 64 : 128;
 
 struct VariantParams {
   float sm_scale;
@@ -75,9 +76,9 @@ struct TileScheduler {
 
 using Variant = flashinfer::DefaultAttention<kHasSoftCap>;
 using Traits =
-    flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys,
+    flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys,
                                       /*NUM_STAGES=*/2, Element, Element, Element, int32_t, Variant>;
-using Mainloop = flashinfer::SparseCollectiveMainloop<VariantParams, Traits, /*CAUSAL=*/true>;
+using Mainloop = PagedMainloop<VariantParams, Traits>;
 using Epilogue = flashinfer::CollectiveEpilogue<Traits>;
 
 Cut cut_many() { return {kTileRows, 1}; }
@@ -99,14 +100,8 @@ cudaError_t prepare_many() {
 }
 
 cudaError_t launch_many(const Call& call, const Part& part) {
-  Element* kv = static_cast<Element*>(call.kv);
-  // Of the cache's layouts only the strides are read.
-  const auto cache = flashinfer::get_gmem_layout(0, INGOT_KV_HEADS, INGOT_DIM, kSlotStride, int64_t(INGOT_DIM));
-  const auto mainloop = Mainloop::to_underlying_arguments(
-      {static_cast<Element*>(call.q),
-       flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_Q_TOKEN), int64_t(INGOT_Q_HEAD)),
-       kv, cache, kv + kPartStride, cache, call.page_table, kWindowLeft, kPageStride, kPageStride, INGOT_PAGE,
-       VariantParams{float(INGOT_SCALE), float(INGOT_SOFT_CAP)}});
+  const auto mainloop =
+      Mainloop::to_params(call, kWindowLeft, VariantParams{float(INGOT_SCALE), float(INGOT_SOFT_CAP)});
   const auto epilogue = Epilogue::to_underlying_arguments(
       {static_cast<Element*>(call.out),
        flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_HEADS) * INGOT_DIM,
