@@ -144,9 +144,9 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
   // The tiles of a work item, the last one first; values one tile behind keys.
   template <bool kWindow, typename Coord, typename Scheduler, typename Shared>
   CUTLASS_DEVICE void load(const Params& params, MainloopPipeline pipeline_k, MainloopPipeline pipeline_v,
-                           PipelineState& state_k, PipelineState& state_v, Shared& shared, Scheduler&,
-                           const typename Scheduler::Params&, typename Scheduler::WorkTileInfo&, const Coord& coord,
-                           int work) {
+                           PipelineState& state_k, PipelineState& state_v, Shared& shared, Scheduler& scheduler,
+                           const typename Scheduler::Params& scheduled, typename Scheduler::WorkTileInfo& item,
+                           const Coord& coord, int work) {
     using flashinfer::NamedBarriers;
     const auto [tile_of_q, head, kv_head, start, pages, length_of_q, length, sequence] = coord;
     const Source keys{params, params.page_table + pages, length, kv_head, 0};
@@ -157,6 +157,7 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
                                                                          length);
     int tile = get_num_kv_tiles(params, tile_of_q, length_of_q, length) - 1;
     load_tile<false>(keys, pipeline_k, state_k, shared.smem_k.data(), tile);
+    scheduler.prefetch_next_work(scheduled, item);
 
     // Until the products of the item before have read its queries.
     cutlass::arch::NamedBarrier::sync(Base::NUM_MMA_THREADS + Traits::NUM_PRODUCER_THREADS,
@@ -171,6 +172,7 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
       load_tile<true>(values, pipeline_v, state_v, shared.smem_v.data(), tile);
     }
     load_tile<true>(values, pipeline_v, state_v, shared.smem_v.data(), tile);
+    scheduler.broadcast_next_work(item);
   }
 
   template <typename Shared>
