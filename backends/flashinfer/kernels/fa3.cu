@@ -37,8 +37,8 @@ struct Traits : flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, INGO
   };
 };
 
-// An item is a tile of one head. A block takes the next one that nobody has: its producing warp asks for it while its
-// products are of the one before, and tells the warps that multiply. The heads of the cache come in passes; within one,
+// An item is a tile of one head. A block takes the next one that nobody has: the first of its loading threads asks for it
+// when it begins with the one before, and tells the others. The heads of the cache come in passes; within one,
 // the heads that read the same keys stand side by side.
 struct TileScheduler {
   struct Params {
@@ -58,9 +58,11 @@ struct TileScheduler {
     }
   };
 
-  // Two that FlashInfer's main loops over contiguous keys leave free (`NamedBarriers`): `next` was written; it was read.
-  static constexpr int kWritten = 5, kRead = 6;
-  static constexpr int kThreads = Traits::NUM_MMA_THREADS + Traits::NUM_PRODUCER_THREADS;
+  // Three that FlashInfer's kernel leaves free (`NamedBarriers`, of 8): `next` was written, all loading threads have it, and
+  // the multiplying ones have read it.
+  static constexpr int kWritten = 5, kLoading = 6, kRead = 7;
+  static constexpr int kLoaders = Traits::NUM_PRODUCER_THREADS;
+  static constexpr int kThreads = Traits::NUM_MMA_THREADS + kLoaders;
 
   CUTLASS_DEVICE TileScheduler() {}
 
@@ -75,7 +77,7 @@ struct TileScheduler {
     if (item >= count * INGOT_HEADS) return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, 0, false};
     const int heads = *params.kv_heads * kGroup, pass = item / (count * heads), left = item % (count * heads);
     const int sequence = params.sequences[left / heads];
-    return WorkTileInfo{0,
+    return WorkTileInfo{threadIdx.x ? 0 : atomicAdd(params.taken, 1) + int(gridDim.x),
                         params.indices[left / heads],
                         pass * heads + left % heads,
                         call.q_starts[sequence],
@@ -90,15 +92,13 @@ struct TileScheduler {
 
   CUTLASS_DEVICE void init_consumer() const { cutlass::arch::NamedBarrier::arrive(kThreads, kRead); }
 
-  // By the producing warp, while it works for an item: what comes behind it.
-  CUTLASS_DEVICE void prefetch_next_work(const Params& params, WorkTileInfo& work) const {
-    if (threadIdx.x % 32 == 0) work.next = atomicAdd(params.taken, 1) + int(gridDim.x);
-  }
+  CUTLASS_DEVICE void prefetch_next_work(const Params&, WorkTileInfo&) const {}
 
   CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo& work) const {
-    work.next = __shfl_sync(0xffffffff, work.next, 0);
     cutlass::arch::NamedBarrier::sync(kThreads, kRead);
-    if (threadIdx.x % 32 == 0) shared_next() = work.next;
+    if (threadIdx.x == 0) shared_next() = work.next;
+    cutlass::arch::NamedBarrier::sync(kLoaders, kLoading);
+    work.next = shared_next();
     cutlass::arch::NamedBarrier::arrive(kThreads, kWritten);
   }
 
