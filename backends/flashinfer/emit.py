@@ -18,7 +18,7 @@ from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
-# In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.7 to 0.8 of its time
+# In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.5 to 0.7 of its time
 # for prompts of 4000 tokens and more, FlashAttention-2 1.0 to 1.4 of it (benchmarks/kernels/prefill.py).
 _COSTS = {"fa3": 0.4, "fa2": 0.6}
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -48,11 +49,12 @@ class Kind:
     page: int = 16
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    def call(self, number: int) -> OneCall:
-        """Of the mix with this number; every second one has tokens and sequences of padding."""
+    def call(self, number: int, *, runs: bool = False) -> OneCall:
+        """Of the mix with this number; every second one has tokens and sequences of padding. With `runs` the pages of a
+        sequence lie behind each other."""
         g = torch.Generator().manual_seed(number)
         padding = {"gap": 3, "behind": 2} if number % 2 else {}
-        step = paged_step(g, self.dtype, self.heads, MIXES[number], page=self.page, **padding)
+        step = paged_step(g, self.dtype, self.heads, MIXES[number], page=self.page, runs=runs, **padding)
         kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
         return OneCall("paged_attention", (step.q, kv, *step.lens), {"scale": self.heads.dim**-0.5, **self.options})
 
@@ -110,8 +112,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_against_the_reference(kernel: str, kind: int, built: Build) -> None:
     run = built(kernel, kind)
-    for number in range(len(MIXES)):
-        call = KINDS[kind].call(number)
+    for number, runs in itertools.product(range(len(MIXES)), (False, True)):
+        call = KINDS[kind].call(number, runs=runs)
         given = [moved(tensor, "cuda") for tensor in call.tensors]
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -121,8 +123,8 @@ def test_against_the_reference(kernel: str, kind: int, built: Build) -> None:
                 del poison  # the call allocates where that was
                 found.append(run(*given)[0].cpu())
         problem = difference(call, found[:1])
-        assert problem is None, f"mix {number}: {problem}"
-        assert same_bits(*found), f"mix {number}: other bits the second time"
+        assert problem is None, f"mix {number}, {runs=}: {problem}"
+        assert same_bits(*found), f"mix {number}, {runs=}: other bits the second time"
         unchanged = [same_bits(one.cpu(), host) for one, host in zip(given, call.tensors, strict=True)]
         assert all(unchanged), "an argument was changed"
 
