@@ -18,7 +18,7 @@ from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
-# In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.7 to 0.8 of its time
+# In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.5 to 0.7 of its time
 # for prompts of 4000 tokens and more, FlashAttention-2 1.0 to 1.4 of it (benchmarks/kernels/prefill.py).
 _COSTS = {"fa3": 0.4, "fa2": 0.6}
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
@@ -46,8 +46,9 @@ class FlashInfer:
             if reason := _refusal(node, target.sm, bucket):
                 return No(reason)
         packages = find_packages()
-        cost = _COSTS[self._kernel or kernel_for(target.sm)]
-        return No(packages.reason) if isinstance(packages, Missing) else Yes(cost * len(nodes))
+        if isinstance(packages, Missing):
+            return No(packages.reason)
+        return Yes(sum(_COSTS[self._kernel_for(node, target.sm)] for node in nodes))
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None
@@ -85,7 +86,7 @@ class FlashInfer:
             raise BackendError(packages.reason, where=body.name)
         assert target.sm is not None
         node = _call_of(body)
-        build(self._kernel or kernel_for(target.sm), _constants(node), target.sm, packages, directory)
+        build(self._kernel_for(node, target.sm), _constants(node), target.sm, packages, directory)
         return Executable(
             id=key,
             backend=self.name,
@@ -97,10 +98,15 @@ class FlashInfer:
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         raise BackendError(f"backend '{self.name}' builds calls for their types and has no library")
 
+    def _kernel_for(self, node: fx.Node, sm: int) -> str:
+        page = held_type(_arguments(node)["kv"]).shape[2]
+        assert isinstance(page, int)
+        return self._kernel or kernel_for(sm, page)
 
-def kernel_for(sm: int) -> str:
-    """FlashAttention-3 is for Hopper alone."""
-    return "fa3" if sm == 90 else "fa2"
+
+def kernel_for(sm: int, page: int) -> str:
+    """FlashAttention-3 is for Hopper alone, and loads no fewer than 8 of a page's positions at once."""
+    return "fa3" if sm == 90 and page % 8 == 0 else "fa2"
 
 
 def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:

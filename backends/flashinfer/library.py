@@ -18,7 +18,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")),
         ("work", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("tokens", "sequences", "width")),
+        *((name, ctypes.c_int32) for name in ("tokens", "sequences", "width", "pages")),
     ]
 
 
@@ -63,7 +63,7 @@ class Library:
         call = _Call(
             *(one.data_ptr() for one in (out, kv, q, page_table, q_starts, q_lens, kv_lens, work)),
             torch.cuda.current_stream(q.device).cuda_stream,
-            q.shape[0], sequences, width,
+            q.shape[0], sequences, width, kv.shape[0],
         )  # fmt: skip
         _check(self._run(ctypes.byref(call)))
         return [out]

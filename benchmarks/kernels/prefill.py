@@ -2,12 +2,12 @@
 
     python benchmarks/kernels/prefill.py [--shape 8b] [--seconds 40] [--work FOLDER [--build]] [--json FILE]
 
-A step feeds chunks of prompts, and perhaps a token of other sequences beside them, through `paged_attention`, over
-pages in a random order. Our kernels are compiled as a model's are, into --work, where a later call finds them;
-FlashInfer is its own wrapper, whose plan is not timed. A CUDA graph of each holds a row of calls with random numbers of
-their own, four times what the last-level cache holds, or 32 calls; the graphs take turns. Results are poisoned, and the
-last one is compared with the reference. The operations are those of the pairs that a query sees: a product with its
-keys and one with its values.
+A step feeds chunks of prompts, and perhaps a token of other sequences beside them, through `paged_attention`. The pages
+of a sequence lie behind each other, as a pool gives them to a prompt, or where that is said are scattered. Our kernels
+are compiled as a model's are, into --work, where a later call finds them; FlashInfer is its own wrapper, whose plan is
+not timed. A CUDA graph of each holds a row of calls with random numbers of their own, four times what the last-level
+cache holds, or 32 calls; the graphs take turns. Results are poisoned, and the last one is compared with the reference.
+The operations are those of the pairs that a query sees: a product with its keys and one with its values.
 """
 
 import math
@@ -41,19 +41,22 @@ STEPS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "1 x 4000": ((4000, 0),),
     "1 x 8192": ((8192, 0),),
     "2048 after 30000": ((2048, 30000),),
+    "8192 after 24000": ((8192, 24000),),
     "8 x 1000": ((1000, 0),) * 8,
     "2048, 32 decode after 2000": ((2048, 0), *((1, 2000),) * 32),
     "4 x 448, 256 decode after 600": (*((448, 0),) * 4, *((1, 600),) * 256),
 }
+SCATTERED = ("8192 after 24000",)  # measured over pages in a random order too
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step: (tokens fed, positions cached before) of each sequence."""
+    """A step: (tokens fed, positions cached before) of each sequence, its pages behind each other or scattered."""
 
     name: str
     heads: Heads
     sequences: tuple[tuple[int, int], ...]
+    scattered: bool = False
 
     @property
     def fed(self) -> list[int]:
@@ -87,7 +90,9 @@ class Step:
 
         self.case = case
         self.q, self.kv = randn(sum(case.fed), heads.q, heads.dim), randn(sum(needed), 2, PAGE, heads.kv, heads.dim)
-        order = torch.randperm(sum(needed), generator=generator, device=generator.device).int()
+        order = torch.arange(sum(needed), device=generator.device, dtype=torch.int32)
+        if case.scattered:
+            order = order[torch.randperm(sum(needed), generator=generator, device=generator.device)]
         self.table = torch.nn.utils.rnn.pad_sequence(list(order.split(needed)), batch_first=True)
         starts = [sum(case.fed[:place]) for place in range(len(case.fed))]
         self.lens = ints(starts), ints(case.fed), ints(case.contexts)
@@ -142,7 +147,8 @@ def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict
 
 
 def cases(heads: Heads) -> Iterator[Case]:
-    return (Case(name, heads, sequences) for name, sequences in STEPS.items())
+    yield from (Case(name, heads, sequences) for name, sequences in STEPS.items())
+    yield from (Case(f"{name}, scattered pages", heads, STEPS[name], scattered=True) for name in SCATTERED)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class Heads:
 
 def providers(sm: int) -> tuple[str, ...]:
     """Of ours, the cheapest by their claims first: of those that are there a compiled model takes that."""
-    return ("fa3", "triton", "fa2") if kernel_for(sm) == "fa3" else ("triton", "fa2")
+    return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
 
 def build_all(heads: Heads, sm: int, folder: Path) -> None:

@@ -226,7 +226,7 @@ def test_attention_of_prompts(
     """FlashInfer's wrapper computes the attention of the steps, and so does what stands in for our kernel."""
     prefill = on_cpu("prefill")
     peer_flashinfer.install(monkeypatch)
-    case = prefill.Case("x", prefill.Heads(4, 2, 16), sequences)
+    case = prefill.Case("x", prefill.Heads(4, 2, 16), sequences, scattered=len(sequences) > 1)
     kept: dict[torch.Tensor, torch.Tensor] = {}
 
     def run(q: torch.Tensor, *rest: torch.Tensor) -> list[torch.Tensor]:

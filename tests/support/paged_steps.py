@@ -52,13 +52,15 @@ def paged_step(
     page: int = 16,
     gap: int = 0,
     behind: int = 0,
+    runs: bool = False,
 ) -> PagedStep:
-    """A step with `behind` tokens and sequences of padding at its end. q, k and v are parts of one product."""
+    """A step with `behind` tokens and sequences of padding at its end. q, k and v are parts of one product. Pages are
+    in a random order, or with `runs` those of a sequence lie behind each other."""
     counts = [fed for fed, _ in sequences]
     needed = [-(-(fed + before) // page) for fed, before in sequences]
     width = max(needed, default=1) + 1
     pages = sum(needed) + 2
-    order = torch.randperm(pages, generator=g).tolist()
+    order = list(reversed(range(pages))) if runs else torch.randperm(pages, generator=g).tolist()
     kv = torch.full((pages, 2, page, heads.kv, heads.dim), float("nan"))
     table = torch.zeros(len(sequences) + behind, width, dtype=torch.int32)
     starts, positions, slots = [], [], []

@@ -35,6 +35,7 @@ struct Call {
   int32_t tokens;
   int32_t sequences;
   int32_t width;  // of the page table
+  int32_t pages;  // of the cache
 };
 
 __host__ __device__ constexpr int cdiv(int left, int right) { return (left + right - 1) / right; }
@@ -65,13 +66,14 @@ inline int most_tiles(int tokens, int sequences, int least, Cut cut) {
   return cdiv(tokens * cut.rows_per_token, cut.rows) + parts;
 }
 
-// What one launch computes, and its scratch: how many tiles there are, and of each, up to `most`, the sequence and its
-// index in there; a zero for each; where each sequence's pages begin in the table; whether there is such a tile.
+// What one launch computes, and its scratch: how many tiles there are, how many items of them were taken by blocks, and
+// the heads of the cache that are gone through together; of each tile, up to `most`, the sequence and its index in there;
+// a zero for each; where each sequence's pages begin in the table; whether there is such a tile.
 struct Part {
   Range range;
   Cut cut;
   int most;
-  int32_t *count, *sequences, *indices, *zeros, *pages;
+  int32_t *count, *taken, *kv_heads, *sequences, *indices, *zeros, *pages;
   bool* valid;
 
   Part(Range range, Cut cut, int most, int32_t* at, int in_step)
@@ -79,7 +81,9 @@ struct Part {
         cut(cut),
         most(most),
         count(at),
-        sequences(at + 1),
+        taken(at + 1),
+        kv_heads(at + 2),
+        sequences(at + 3),
         indices(sequences + most),
         zeros(indices + most),
         pages(zeros + most),
@@ -87,7 +91,7 @@ struct Part {
 };
 
 inline int64_t work_words(int most, int sequences) {
-  return 1 + 3 * int64_t(most) + sequences + 1 + cdiv(most, sizeof(int32_t));
+  return 3 + 3 * int64_t(most) + sequences + 1 + cdiv(most, sizeof(int32_t));
 }
 
 // Attention of sequences of many tokens: fa2.cu or fa3.cu; what is done once before it, and the cut of its tiles. Headers

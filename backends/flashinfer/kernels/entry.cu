@@ -1,5 +1,6 @@
 // The functions of a library. Sequences of few tokens are computed beside those of many, on a stream of their own:
 // what they read of the cache takes as long whichever way they are computed, and needs few multiprocessors' arithmetic.
+#include <cub/block/block_scan.cuh>
 #include <exception>
 #include <string>
 
@@ -7,41 +8,88 @@
 
 namespace ingot {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 512;
 constexpr int kClearing = 128;  // blocks at most
+// Of the keys and values that blocks read side by side so much stays in the L2 cache: FlashAttention-3 reckons with 32 of
+// an H100's 50 MB (hopper/tile_scheduler.hpp).
+constexpr int64_t kCached = int64_t(32) << 20;
 
-// List the tiles of a part, with all threads of a block: those of the last sequence first, and in each from the last one
-// down, since later tiles see more, and long work is to begin first.
+// The heads of the cache whose keys and values of so many positions fit into the L2 cache together, at least one; so many
+// that all passes have equally many.
+__device__ int heads_of_pass(int64_t positions) {
+  const int64_t bytes = positions * 2 * INGOT_DIM * 2;  // of keys and values, of 2 bytes an element
+  int heads = INGOT_KV_HEADS;
+  while (heads > 1 && (heads * bytes > kCached || INGOT_KV_HEADS % heads)) heads--;
+  return heads;
+}
+
+// List the tiles of a part, with all threads of a block, those that see most keys first: what is long is to begin first.
 __device__ void list_tiles(const Call& call, const Part& part) {
-  __shared__ int sums[kThreads];
-  const int thread = threadIdx.x;
-  int before = 0;
+  using Scan = cub::BlockScan<int, kThreads>;
+  __shared__ typename Scan::TempStorage scan;
+  __shared__ int positions;
+  extern __shared__ int4 shared[];
+  int* const seen = reinterpret_cast<int*>(shared);  // by each tile, at first in the order of sequences
+  int* const ends = seen + cdiv(part.most, 4) * 4;   // of each sequence's tiles in it
+  const auto tiles_of = [&](int b) {
+    return cdiv(part.range.tokens_of(call, b) * part.cut.rows_per_token, part.cut.rows);
+  };
+  if (threadIdx.x == 0) positions = 0;
+  int count = 0;
   for (int done = 0; done < call.sequences; done += kThreads) {
-    const int b = call.sequences - 1 - done - thread;
-    const int tiles = b < 0 ? 0 : cdiv(part.range.tokens_of(call, b) * part.cut.rows_per_token, part.cut.rows);
-    sums[thread] = tiles;
+    const int b = done + threadIdx.x;
+    const int tiles = b < call.sequences ? tiles_of(b) : 0;
+    int end, all;
     __syncthreads();
-    for (int step = 1; step < kThreads; step *= 2) {  // sums of all threads up to each
-      const int more = thread >= step ? sums[thread - step] : 0;
-      __syncthreads();
-      sums[thread] += more;
-      __syncthreads();
-    }
-    const int first = before + sums[thread] - tiles;
-    for (int i = 0; i < tiles; i++) {
-      part.sequences[first + i] = b;
-      part.indices[first + i] = tiles - 1 - i;
-    }
-    before += sums[kThreads - 1];
-    __syncthreads();
+    Scan(scan).InclusiveSum(tiles, end, all);
+    if (b < call.sequences) ends[b] = count + end;
+    if (tiles) atomicAdd(&positions, call.kv_lens[b]);
+    count += all;
   }
-  for (int i = thread; i < part.most; i += kThreads) {
+  for (int i = count + threadIdx.x; i < cdiv(count, 4) * 4; i += kThreads) seen[i] = -1;
+  __syncthreads();
+
+  const auto tile_of = [&](int i) {  // its sequence, and its index in there
+    int low = 0, high = call.sequences - 1;
+    while (low < high) {  // the first sequence that ends behind it
+      const int middle = (low + high) / 2;
+      if (ends[middle] > i)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return int2{low, i - (low ? ends[low - 1] : 0)};
+  };
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const int2 tile = tile_of(i);
+    const int tokens = call.q_lens[tile.x], last = (tile.y + 1) * part.cut.rows / part.cut.rows_per_token;
+    seen[i] = call.kv_lens[tile.x] - tokens + min(last, tokens);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const int2 tile = tile_of(i);
+    const int mine = seen[i];
+    int place = 0;  // as many tiles as come before it
+    for (int four = 0; four < cdiv(count, 4); four++) {
+      const int4 other = shared[four];
+      const int at = four * 4;
+      place += (other.x > mine || (other.x == mine && at < i)) + (other.y > mine || (other.y == mine && at + 1 < i)) +
+               (other.z > mine || (other.z == mine && at + 2 < i)) + (other.w > mine || (other.w == mine && at + 3 < i));
+    }
+    part.sequences[place] = tile.x;
+    part.indices[place] = tile.y;
+  }
+  for (int i = threadIdx.x; i < part.most; i += kThreads) {
     part.zeros[i] = 0;
-    part.valid[i] = i < before;
-    if (i >= before) part.sequences[i] = part.indices[i] = 0;
+    part.valid[i] = i < count;
+    if (i >= count) part.sequences[i] = part.indices[i] = 0;
   }
-  for (int b = thread; b <= call.sequences; b += kThreads) part.pages[b] = b * call.width;
-  if (thread == 0) *part.count = before;
+  for (int b = threadIdx.x; b <= call.sequences; b += kThreads) part.pages[b] = b * call.width;
+  if (threadIdx.x == 0) {
+    *part.count = count;
+    *part.taken = 0;
+    *part.kv_heads = heads_of_pass(positions);
+  }
 }
 
 // Rows that no sequence owns come out zero. Where every row is owned, all blocks end at once.
@@ -109,7 +157,8 @@ cudaError_t launch(const Call& call) {
   const Part many(many_range, cut_many(), tiles, call.work, call.sequences);
   const Part few(few_range, kFewCut, few_tiles(call.sequences), call.work + work_words(tiles, call.sequences),
                  call.sequences);
-  prepare_step<<<2 + min(call.tokens, kClearing), kThreads, 0, call.stream>>>(call, many, few);
+  const int shared = (cdiv(max(many.most, few.most), 4) * 4 + call.sequences) * sizeof(int);
+  prepare_step<<<2 + min(call.tokens, kClearing), kThreads, shared, call.stream>>>(call, many, few);
   if (cudaError_t status = cudaGetLastError()) return status;
   if (alone) return launch_many(call, many);
   if (cudaError_t status = cudaEventRecord(side.begin, call.stream)) return status;

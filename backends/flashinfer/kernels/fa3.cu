@@ -1,11 +1,12 @@
 // Attention of sequences of many tokens by FlashAttention-3, for GPUs of compute capability 9.0 alone.
 //
 // FlashInfer plans a step on the host and gives each multiprocessor a list. Here the step's tiles are listed on the
-// device, and each multiprocessor takes every so-manyth of them.
+// device, and each multiprocessor takes one after the other.
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 #include <flashinfer/attention/hopper/variants.cuh>
 
 #include "attention.cuh"
+#include "paged_mainloop.cuh"
 
 namespace ingot {
 
@@ -15,25 +16,39 @@ using Element = cutlass::bfloat16_t;
 using Element = cutlass::half_t;
 #endif
 
-// Rows of q and keys of a tile: those of FlashInfer's `BatchPrefillWithPagedKVCacheDispatched`.
+// Rows of q and keys of a tile: those of FlashInfer's kernel for contiguous keys (`getCTATileSize`).
 constexpr int kTileRows = INGOT_DIM == 64 ? 192 : 128;
-constexpr int kTileKeys = INGOT_DIM == 256 ? 32 : 96;
+constexpr int kTileKeys = INGOT_DIM == 256 ? 64 : 128;
 
 struct VariantParams {
   float sm_scale;
   float logits_soft_cap;
 };
 
-// An item is a tile of one head, all heads of a tile side by side. Within a sequence later tiles see more and come first,
-// so that the items of a block, which lie as far apart as there are blocks, are about as much work as another's.
+using Variant = flashinfer::DefaultAttention<kHasSoftCap>;
+
+struct Traits : flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys,
+                                                  /*NUM_STAGES=*/2, Element, Element, Element, int32_t, Variant> {
+  using Base = flashinfer::AttentionKernelTraits<true, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys, 2, Element, Element,
+                                                 Element, int32_t, Variant>;
+  // With the item that a block takes next.
+  struct SharedStorage : Base::SharedStorage {
+    int next;
+  };
+};
+
+// An item is a tile of one head. A block takes the next one that nobody has: the first of its loading threads asks for it
+// when it begins with the one before, and tells the others. The heads of the cache come in passes; within one,
+// the heads that read the same keys stand side by side.
 struct TileScheduler {
   struct Params {
     Call call;
-    const int32_t *count, *sequences, *indices;
+    int32_t* taken;
+    const int32_t *count, *kv_heads, *sequences, *indices;
   };
 
   struct WorkTileInfo {
-    int item, tile, head, start, pages, length_of_q, length, sequence;
+    int next, tile, head, start, pages, length_of_q, length, sequence;
     bool valid;
 
     CUTLASS_DEVICE bool is_valid(const Params&) const { return valid; }
@@ -43,16 +58,28 @@ struct TileScheduler {
     }
   };
 
+  // Three that FlashInfer's kernel leaves free (`NamedBarriers`, of 8): `next` was written, all loading threads have it, and
+  // the multiplying ones have read it.
+  static constexpr int kWritten = 5, kLoading = 6, kRead = 7;
+  static constexpr int kLoaders = Traits::NUM_PRODUCER_THREADS;
+  static constexpr int kThreads = Traits::NUM_MMA_THREADS + kLoaders;
+
   CUTLASS_DEVICE TileScheduler() {}
+
+  CUTLASS_DEVICE static int& shared_next() {
+    extern __shared__ char shared_memory[];
+    return reinterpret_cast<Traits::SharedStorage*>(shared_memory)->next;
+  }
 
   CUTLASS_DEVICE static WorkTileInfo work_of(const Params& params, int item) {
     const Call& call = params.call;
-    const int place = item / INGOT_HEADS;
-    if (place >= *params.count) return WorkTileInfo{item, 0, 0, 0, 0, 0, 0, 0, false};
-    const int sequence = params.sequences[place];
-    return WorkTileInfo{item,
-                        params.indices[place],
-                        item % INGOT_HEADS,
+    const int count = *params.count;
+    if (item >= count * INGOT_HEADS) return WorkTileInfo{0, 0, 0, 0, 0, 0, 0, 0, false};
+    const int heads = *params.kv_heads * kGroup, pass = item / (count * heads), left = item % (count * heads);
+    const int sequence = params.sequences[left / heads];
+    return WorkTileInfo{threadIdx.x ? 0 : atomicAdd(params.taken, 1) + int(gridDim.x),
+                        params.indices[left / heads],
+                        pass * heads + left % heads,
                         call.q_starts[sequence],
                         sequence * call.width,
                         call.q_lens[sequence],
@@ -63,21 +90,29 @@ struct TileScheduler {
 
   CUTLASS_DEVICE WorkTileInfo get_initial_work(const Params& params) const { return work_of(params, int(blockIdx.x)); }
 
-  CUTLASS_DEVICE void init_consumer() const {}
+  CUTLASS_DEVICE void init_consumer() const { cutlass::arch::NamedBarrier::arrive(kThreads, kRead); }
+
   CUTLASS_DEVICE void prefetch_next_work(const Params&, WorkTileInfo&) const {}
-  CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo&) const {}
+
+  CUTLASS_DEVICE void broadcast_next_work(WorkTileInfo& work) const {
+    cutlass::arch::NamedBarrier::sync(kThreads, kRead);
+    if (threadIdx.x == 0) shared_next() = work.next;
+    cutlass::arch::NamedBarrier::sync(kLoaders, kLoading);
+    work.next = shared_next();
+    cutlass::arch::NamedBarrier::arrive(kThreads, kWritten);
+  }
 
   template <bool is_producer = false>
   CUTLASS_DEVICE WorkTileInfo get_next_work(const Params& params, const WorkTileInfo& work) const {
-    return work_of(params, work.item + int(gridDim.x));
+    if constexpr (is_producer) return work_of(params, work.next);
+    cutlass::arch::NamedBarrier::sync(kThreads, kWritten);
+    const int next = shared_next();
+    cutlass::arch::NamedBarrier::arrive(kThreads, kRead);
+    return work_of(params, next);
   }
 };
 
-using Variant = flashinfer::DefaultAttention<kHasSoftCap>;
-using Traits =
-    flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/false, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys,
-                                      /*NUM_STAGES=*/2, Element, Element, Element, int32_t, Variant>;
-using Mainloop = flashinfer::SparseCollectiveMainloop<VariantParams, Traits, /*CAUSAL=*/true>;
+using Mainloop = PagedMainloop<VariantParams, Traits>;
 using Epilogue = flashinfer::CollectiveEpilogue<Traits>;
 
 Cut cut_many() { return {kTileRows, 1}; }
@@ -99,20 +134,14 @@ cudaError_t prepare_many() {
 }
 
 cudaError_t launch_many(const Call& call, const Part& part) {
-  Element* kv = static_cast<Element*>(call.kv);
-  // Of the cache's layouts only the strides are read.
-  const auto cache = flashinfer::get_gmem_layout(0, INGOT_KV_HEADS, INGOT_DIM, kSlotStride, int64_t(INGOT_DIM));
-  const auto mainloop = Mainloop::to_underlying_arguments(
-      {static_cast<Element*>(call.q),
-       flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_Q_TOKEN), int64_t(INGOT_Q_HEAD)),
-       kv, cache, kv + kPartStride, cache, call.page_table, kWindowLeft, kPageStride, kPageStride, INGOT_PAGE,
-       VariantParams{float(INGOT_SCALE), float(INGOT_SOFT_CAP)}});
+  const auto mainloop =
+      Mainloop::to_params(call, kWindowLeft, VariantParams{float(INGOT_SCALE), float(INGOT_SOFT_CAP)});
   const auto epilogue = Epilogue::to_underlying_arguments(
       {static_cast<Element*>(call.out),
        flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_HEADS) * INGOT_DIM,
                                    int64_t(INGOT_DIM)),
        /*lse_ptr=*/nullptr, flashinfer::get_lse_gmem_layout(call.tokens, INGOT_HEADS)});
-  const TileScheduler::Params scheduler{call, part.count, part.sequences, part.indices};
+  const TileScheduler::Params scheduler{call, part.taken, part.count, part.kv_heads, part.sequences, part.indices};
   const int blocks = min(part.most * INGOT_HEADS, multiprocessors);
   kKernel<<<blocks, Traits::NUM_WARPS * 32, kShared, call.stream>>>(mainloop, epilogue, scheduler);
   return cudaGetLastError();
