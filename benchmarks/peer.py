@@ -4,12 +4,12 @@
         [--prompt 4000 …] [--one-start] [--json FILE]
 
 The first start finds empty caches (the peer compiles then), the next ones what it left; each is a process of its own
-and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone, and nothing
-is told of it. After the last one decoding is measured by
-decode_method.py, serving by serve_method.py, whose options are those of serve.py. With `--load-format dummy`, the
-default, the peer makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on
-where requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds the
-peer where it is not installed. Where there is none, the benchmark says so and ends.
+and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone, and
+nothing is told of it. After the last one decoding is measured by decode_method.py, serving by serve_method.py, whose
+options are those of serve.py. With `--load-format dummy`, the default, the peer makes weights up and need not read any;
+"auto" has it read the checkpoint's. Its prefix cache is on where requests have a common beginning, and else off: no
+other two prompts have anything in common. FOLDER holds the peer where it is not installed. Where there is none, the
+benchmark says so and ends.
 """
 
 import argparse
