@@ -145,6 +145,12 @@ class Rewriter:
         old.replace_all_uses_with(new)
         self.program.graph.erase_node(old)
 
+    def rename(self, node: fx.Node, name: str) -> None:
+        """Let a node that was made have the name of one that is gone, whose work it does: what is looked for by a name
+        in an earlier program is then not something else."""
+        node.name = name
+        self.program.graph._graph_namespace._rename_object(node, name)
+
     def retype(self, nodes: Sequence[fx.Node]) -> None:
         """Infer the types of `nodes` anew, and of what follows where one changed: views inherit strides."""
         queue = list(nodes)

@@ -140,17 +140,20 @@ def _move_behind(
     early = {value: _selection(rewriter, value, by, made) for value in rows}
     given: Any = fx.node.map_arg((call.args, call.kwargs), lambda value: early.get(value, value))
     fewer = rewriter.call(call.target, *given[0], before=call, **given[1])
-    results = _results(call)
+    results, heirs = _results(call), {fewer: call.name}
     for result in results:
         own = fewer
         if result is not call:
             own = rewriter.call(operator.getitem, fewer, result.args[1], before=call, origin=result.meta.get("origin"))
+        heirs[own] = result.name
         readers = [reader for selection in result.users for reader in selection.users]
         for selection in list(result.users):
             rewriter.replace(selection, own)
         rewriter.retype(readers)  # a view of selected rows has the strides of the view
     for node in dict.fromkeys((*results, call)):
         rewriter.program.graph.erase_node(node)
+    for node, name in heirs.items():
+        rewriter.rename(node, name)
 
 
 def _selection(rewriter: Rewriter, value: fx.Node, by: object, made: set[fx.Node]) -> fx.Node:
