@@ -26,9 +26,9 @@ _PROMPT_TOKENS = (
 # Up to so many they are captured. The host takes 2.2 ms to launch 8 layers on an H200's machine; their kernels take as
 # long for some 1000 tokens, and for more of them the host is in front anyway.
 _MOST_CAPTURED = 1024
-# Their sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
-# Beside larger batches that decode there are as many as these have.
-_PROMPT_ROWS = 64
+# Their sequences: where prompts come one by one, 64 rows of logits cost about what one does, reading the weight. Beside
+# larger batches that decode there are at most twice as many as these have.
+_PROMPT_ROWS = (64, 128, 256)
 # Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
 _UNCAPTURABLE = frozenset({"reference", "rowwise"})
 # Steps that a larger graph serves, or that are launched one by one, before their own is captured. Capturing takes as
@@ -81,8 +81,7 @@ def _prompt_tokens(plan: Plan) -> list[int]:
 
 
 def _prompt_rows(plan: Plan) -> list[int]:
-    batch = plan.dims.get("B", (1, 1))[1]
-    return sorted({min(batch, _PROMPT_ROWS), min(batch, GRAPH_ROWS[-1])})
+    return graph_sizes(plan.dims.get("B", (1, 1))[1], (*_PROMPT_ROWS, GRAPH_ROWS[-1]))
 
 
 def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepSizes, BucketPlan]:
@@ -188,22 +187,21 @@ class PromptChoice:
 
     def __init__(self, plan: Plan, sizes: Collection[StepSizes]) -> None:
         self._plan = plan
-        self._sizes = frozenset(sizes)
-        self._wanted: dict[StepSizes, int] = {}
+        self._wanted = dict.fromkeys(sorted(sizes, key=lambda size: (size.B, size.T)), 0)
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
         if step.T <= GPU_FEW_TOKENS or step.T > _MOST_CAPTURED:
             return None
         size = replace(filled_up(step, self._plan), P=_pages(self._plan))
-        if size not in self._sizes:
+        if size not in self._wanted:
             return None
-        self._wanted[size] = self._wanted.get(size, 0) + 1
+        self._wanted[size] += 1
         return size if size in captured or self._wanted[size] > _PROMPTS else None
 
     def filled_up(self, step: StepSizes) -> StepSizes | None:
         return filled_up(step, self._plan)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The missing size that was wanted most."""
+        """The missing size that was wanted most; of those that nobody wanted yet, one of few sequences and tokens."""
         missing = [size for size in self._wanted if size not in captured]
         return max(missing, key=self._wanted.__getitem__, default=None)

@@ -146,8 +146,9 @@ def test_prompts_come_alone_or_beside_a_large_batch() -> None:
         return [(size.T, size.B) for size in found]
 
     assert sizes(16, 128) == [(96, 16), (128, 16)]
-    assert sizes(200, 300) == [(96, 64), (128, 64), (192, 64), (256, 64), (256, 200), (300, 64), (300, 200)]
-    assert sizes(1024, 512)[-2:] == [(512, 64), (512, 512)]
+    assert sizes(100, 192) == [(96, 64), (128, 64), (128, 100), (192, 64), (192, 100)]
+    assert sizes(200, 300)[-5:] == [(256, 128), (256, 200), (300, 64), (300, 128), (300, 200)]
+    assert sizes(1024, 512)[-4:] == [(512, 64), (512, 128), (512, 256), (512, 512)]
     assert sizes(64, 4000)[-1] == (1024, 64)
 
 
@@ -155,8 +156,8 @@ def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
     wide = extending(200, 8192)
     assert filled_up(step(65, 1), wide) == step(96, 64)
     assert filled_up(step(300, 64), wide) == step(384, 64)
-    assert filled_up(step(300, 3, 65), wide) == step(384, 200)
-    assert filled_up(step(192, 65), wide) == StepSizes(192, 65, 65, 1), "as many rows as tokens are too many"
+    assert filled_up(step(300, 3, 65), wide) == step(384, 128)
+    assert filled_up(step(192, 129), wide) == StepSizes(192, 129, 129, 1), "as many rows as tokens are too many"
     assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are rated"
     assert filled_up(step(8192, 9), wide) == step(8192, 64)
     assert filled_up(step(999, 2), extending(2, 1000)) == step(1000, 2)
@@ -173,14 +174,16 @@ def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
         return choice.serving(step(*sizes), sizes[0], captured)
 
     choice = PromptChoice(wide, sizes)
-    assert choice.next({}) is None
+    assert choice.next({}) == step(96, 64) and choice.next({step(96, 64)}) == step(128, 64), "nobody wanted any yet"
     served = [serving(choice, tokens, 2) for tokens in (200, 256, 193, 256, 201, 190)]
     assert served == [None] * _PROMPTS + [step(256, 64), None]
     assert choice.next({}) == step(256, 64) and choice.next({step(256, 64)}) == step(192, 64)
+    assert choice.next({step(256, 64), step(192, 64)}) == step(96, 64) and choice.next(sizes) is None
     assert serving(choice, 300, 1, captured={step(384, 64)}) == step(384, 64)
     assert serving(choice, 300, 1, captured={step(384, 200), step(512, 64)}) is None, "it would round otherwise"
-    assert serving(choice, 300, 65, captured=sizes) == step(384, 200)
-    refused = ((192, 65), (300, 2, 201), (1025, 1), (64, 1))
+    assert serving(choice, 300, 65, captured=sizes) == step(384, 128)
+    assert serving(choice, 300, 129, captured=sizes) == step(384, 200)
+    refused = ((192, 129), (300, 2, 201), (1025, 1), (64, 1))
     assert all(serving(choice, *one, captured=sizes) is None for one in refused)
 
 
