@@ -87,9 +87,10 @@ class Graphs:
         return True
 
     def _expected(self, size: StepSizes) -> float:
-        """Seconds that capturing it will take: the most that one of its bucket class took, or any."""
+        """Seconds that capturing it will take: the most that one of its bucket class took, or any; without end where
+        none was captured yet."""
         alike = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
-        return max(alike or self.seconds.values(), default=0.0)
+        return max(alike or self.seconds.values(), default=math.inf)
 
     def _watched(self, graph: StepGraph) -> dict[str, torch.Tensor]:
         return {**(self._resident or {}), **graph.buffers}

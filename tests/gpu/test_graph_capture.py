@@ -137,7 +137,9 @@ def test_graphs_come_while_nobody_waits(made: Path) -> None:
         pieces += 1
         (found,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-    assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"]) and pieces == len(executor.captured) - 1
+    assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"])
+    assert len(executor.captured_prompts) == 8, "of 96, 128, 192 and 256 tokens, of up to 64 and 96 sequences"
+    assert pieces == len(executor.captured) - 1 + len(executor.captured_prompts)
     for others in ("none", "need", "all"):
         assert LLM(made, num_kv_pages=1000, cuda_graphs=others).idle() is False
 

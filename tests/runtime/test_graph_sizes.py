@@ -13,6 +13,7 @@ from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.runtime.cuda.addresses import Addresses
 from ingot.runtime.cuda.graph_sizes import (
+    _APART,
     _PATIENCE,
     _PROMPTS,
     CAPTURES,
@@ -146,10 +147,11 @@ def test_prompts_come_alone_or_beside_a_large_batch() -> None:
         return [(size.T, size.B) for size in found]
 
     assert sizes(16, 128) == [(96, 16), (128, 16)]
-    assert sizes(100, 192) == [(96, 64), (128, 64), (128, 100), (192, 64), (192, 100)]
-    assert sizes(200, 300)[-5:] == [(256, 128), (256, 200), (300, 64), (300, 128), (300, 200)]
+    assert sizes(100, 192) == [(96, 64), (96, 96), (128, 64), (128, 100), (192, 64), (192, 100)]
+    assert sizes(200, 300)[-6:] == [(256, 64), (256, 128), (256, 200), (300, 64), (300, 128), (300, 200)]
     assert sizes(1024, 512)[-4:] == [(512, 64), (512, 128), (512, 256), (512, 512)]
     assert sizes(64, 4000)[-1] == (1024, 64)
+    assert len(sizes(512, 8192)) == 26, "each takes some hundredths of a second, and 8 MiB"
 
 
 def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
@@ -157,7 +159,7 @@ def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
     assert filled_up(step(65, 1), wide) == step(96, 64)
     assert filled_up(step(300, 64), wide) == step(384, 64)
     assert filled_up(step(300, 3, 65), wide) == step(384, 128)
-    assert filled_up(step(192, 129), wide) == StepSizes(192, 129, 129, 1), "as many rows as tokens are too many"
+    assert filled_up(step(192, 129), wide) == step(192), "there are no more rows than tokens"
     assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are rated"
     assert filled_up(step(8192, 9), wide) == step(8192, 64)
     assert filled_up(step(999, 2), extending(2, 1000)) == step(1000, 2)
@@ -166,25 +168,80 @@ def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
     assert len(set(found.values())) == 32
 
 
-def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
+@pytest.mark.parametrize("batch", [1, 64, 65, 100, 300, 512])
+def test_every_step_up_to_1024_tokens_has_a_graph(batch: int) -> None:
+    wide = extending(batch, 8192)
+    graphs = prompt_steps(wide)
+    for tokens in {65, 1024, *range(96, 1025, 16), *range(97, 1025, 32)}:
+        for rows in {1, 2, 64, 65, 128, 129, 256, 257, 511, 512, tokens} & {*range(1, min(batch, tokens) + 1)}:
+            size = filled_up(step(tokens, rows), wide)
+            assert size in graphs and tokens <= size.T and rows <= size.B
+            assert max(64, 2 * rows) >= size.B, "no more than half of the rows are padding"
+
+
+def serving(choice: PromptChoice, tokens: int, *rows: int, captured: Collection[StepSizes] = ()) -> StepSizes | None:
+    return choice.serving(step(tokens, *rows), tokens - rows[0] + 1, captured)
+
+
+def test_prompts_take_what_is_captured() -> None:
     wide = extending(200, 4096)
     sizes = prompt_steps(wide)
-
-    def serving(choice: PromptChoice, *sizes: int, captured: Collection[StepSizes] = ()) -> StepSizes | None:
-        return choice.serving(step(*sizes), sizes[0], captured)
-
     choice = PromptChoice(wide, sizes)
-    assert choice.next({}) == step(96, 64) and choice.next({step(96, 64)}) == step(128, 64), "nobody wanted any yet"
-    served = [serving(choice, tokens, 2) for tokens in (200, 256, 193, 256, 201, 190)]
-    assert served == [None] * _PROMPTS + [step(256, 64), None]
-    assert choice.next({}) == step(256, 64) and choice.next({step(256, 64)}) == step(192, 64)
-    assert choice.next({step(256, 64), step(192, 64)}) == step(96, 64) and choice.next(sizes) is None
     assert serving(choice, 300, 1, captured={step(384, 64)}) == step(384, 64)
     assert serving(choice, 300, 1, captured={step(384, 200), step(512, 64)}) is None, "it would round otherwise"
     assert serving(choice, 300, 65, captured=sizes) == step(384, 128)
     assert serving(choice, 300, 129, captured=sizes) == step(384, 200)
-    refused = ((192, 129), (300, 2, 201), (1025, 1), (64, 1))
-    assert all(serving(choice, *one, captured=sizes) is None for one in refused)
+    assert serving(choice, 192, 129, captured=sizes) == step(192)
+    assert serving(choice, 300, 2, 201, captured=sizes) is None and serving(choice, 1025, 1, captured=sizes) is None
+
+
+def test_many_that_decode_take_no_graph_of_prompts() -> None:
+    """Kernels of their class round otherwise, and what was captured by then would show."""
+    both = extending(512, 4096)
+    both = both.model_copy(update={"buckets": (plan().buckets[2], *both.buckets)})
+    sizes = prompt_steps(both)
+    choice = PromptChoice(both, sizes)
+    assert choice.serving(step(128), 1, sizes) is None and choice.serving(step(513), 1, sizes) is None
+    assert choice.serving(step(128, 127), 2, sizes) == step(128)
+
+
+def test_under_load_a_graph_comes_once_as_much_was_lost_as_it_takes() -> None:
+    wide = extending(200, 4096)
+    choice = PromptChoice(wide, prompt_steps(wide))
+    captured: set[StepSizes] = set()
+    lost = [0]
+    for number in range(6 * _APART):
+        size = serving(choice, (200, 100, 300)[number % 3], 2, captured=captured)
+        if size is None:
+            lost[-1] += 1
+        elif size not in captured:
+            captured.add(size)
+            lost.append(0)
+    assert captured == {step(256, 64), step(128, 64), step(384, 64)} and lost == [_APART] * 3 + [0]
+
+
+def test_a_size_that_came_seldom_is_not_captured_under_load() -> None:
+    wide = extending(200, 4096)
+    choice = PromptChoice(wide, prompt_steps(wide))
+    seldom = [serving(choice, tokens, rows) for tokens in (100, 200, 300, 400, 600) for rows in (2, 65, 90)]
+    assert len(seldom) > _APART and not any(seldom)
+    served = [serving(choice, 1000, 2) for _ in range(_PROMPTS + 1)]
+    assert served == [None] * _PROMPTS + [step(1024, 64)]
+
+
+def test_sizes_that_prompts_wanted_are_captured_first_while_the_host_waits() -> None:
+    wide = extending(200, 4096)
+    sizes = prompt_steps(wide)
+    choice = PromptChoice(wide, sizes)
+    assert choice.next({}) == step(96, 64) and choice.next({step(96, 64)}) == step(128, 64), "nobody wanted any yet"
+    for tokens in (256, 201, 190):
+        assert serving(choice, tokens, 2) is None
+    captured: set[StepSizes] = set()
+    while (size := choice.next(captured)) is not None:
+        captured.add(size)
+        if len(captured) <= 4:
+            assert size == (step(256, 64), step(192, 64), step(96, 64), step(128, 64))[len(captured) - 1]
+    assert captured == set(sizes) and size is None
 
 
 def test_the_size_nearest_to_the_last_batch_comes_next() -> None:
