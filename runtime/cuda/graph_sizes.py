@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Plan
+from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
 from ingot.runtime.step import StepSizes
 
 # When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the
@@ -63,6 +64,12 @@ def prompt_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
     sizes = [StepSizes(size, count, count, _pages(plan)) for size in tokens for count in _prompt_rows(plan, size)]
     found = _capturable(plan, sizes, most=max(tokens, default=0))
     return {size: bucket for size, bucket in found.items() if not has_few_tokens(bucket.bucket)}
+
+
+def mixed_tokens(plan: Plan) -> list[int]:
+    """Tokens of steps that feed prompts, as they are filled up, where no graph holds them and yet sequences that decode
+    wait for them."""
+    return [size for size in _prompt_tokens(plan) if _MOST_CAPTURED < size <= DEFAULT_MIXED_TOKENS + GRAPH_ROWS[-1]]
 
 
 def filled_up(step: StepSizes, plan: Plan) -> StepSizes:

@@ -117,6 +117,8 @@ def test_serving_takes_what_was_set_aside(healthy: Path) -> None:
     llm.generate([[7] * 250] * 64, params)
     for rows in graph_sizes(LIMITS["max_batch"]):
         llm.generate([[7, 8]] * rows, params)
+    while llm.idle():  # graphs of prompts too
+        pass
     plans = llm._loaded.plans
     need = MemoryNeed.of(plans)
     taken = torch.cuda.memory_reserved(device) - before

@@ -144,6 +144,20 @@ def test_graphs_come_while_nobody_waits(made: Path) -> None:
         assert LLM(made, num_kv_pages=1000, cuda_graphs=others).idle() is False
 
 
+def test_sizes_that_no_graph_holds_run_once_while_nobody_waits(tmp_path: Path) -> None:
+    limits = {**LIMITS, "max_tokens": 1500, "max_batch": 8}
+    compile_model(MODEL.write(tmp_path / "checkpoint"), tmp_path / "a.ingot", target="cuda", **limits)
+    llm, plain = (LLM(tmp_path / "a.ingot", num_kv_pages=1000, cuda_graphs=when) for when in ("idle", "none"))
+    executor: Any = llm._loaded.executor
+    pieces = sum(1 for _ in iter(llm.idle, False))
+    # 1152, 1280 and 1408 tokens; the most ran before the model was ready.
+    assert pieces == len(executor.captured) - 1 + len(executor.captured_prompts) + 3
+    draw = random.Random(17)
+    prompts = [{"prompt_token_ids": [draw.randrange(512) for _ in range(200)]} for _ in range(6)]
+    tokens = [[out.outputs[0].token_ids for out in one.generate(prompts, GREEDY)] for one in (llm, plain)]
+    assert tokens[0] == tokens[1]
+
+
 def test_what_moves_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_DEBUG", "1")
     loaded = load_artifact(made, num_pages=PAGES)

@@ -25,6 +25,7 @@ from ingot.runtime.cuda.graph_sizes import (
     filled_up,
     graph_arena,
     graph_sizes,
+    mixed_tokens,
     prompt_steps,
 )
 from ingot.runtime.debug_switch import debugging
@@ -166,6 +167,8 @@ def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
     found = {tokens: filled_up(step(tokens, 1), wide).T for tokens in range(65, 8193, 7)}
     assert all(tokens <= size <= max(96, (1.5 if tokens < 1024 else 1.125) * tokens) for tokens, size in found.items())
     assert len(set(found.values())) == 32
+    assert mixed_tokens(wide) == sorted(size for size in set(found.values()) if 1024 < size <= 2048 + 512)
+    assert mixed_tokens(extending(2, 1000)) == [] and mixed_tokens(extending(2, 1200)) == [1152, 1200]
 
 
 @pytest.mark.parametrize("batch", [1, 64, 65, 100, 300, 512])
