@@ -209,9 +209,10 @@ class PromptChoice:
         self._lost = 0  # steps without a graph since the last capture that one waited for
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
+        if (served := _serving(self._plan, step.T, most)) is None:
+            return None
         size = replace(filled_up(step, self._plan), P=_pages(self._plan))
-        # Many sequences that decode are of another class, though as large.
-        if size not in self._classes or _serving(self._plan, step.T, most) is not self._classes[size]:
+        if self._classes.get(size) is not served:  # many sequences that decode are of another class, though as large
             return None
         self._wanted[size] += 1
         if size in captured:

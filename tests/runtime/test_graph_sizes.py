@@ -206,6 +206,7 @@ def test_many_that_decode_take_no_graph_of_prompts() -> None:
     choice = PromptChoice(both, sizes)
     assert choice.serving(step(128), 1, sizes) is None and choice.serving(step(513), 1, sizes) is None
     assert choice.serving(step(128, 127), 2, sizes) == step(128)
+    assert choice.serving(step(5000, 1), 5000, sizes) is None, "of no class"
 
 
 def test_under_load_a_graph_comes_once_as_much_was_lost_as_it_takes() -> None:
