@@ -9,21 +9,13 @@ from dataclasses import asdict
 import torch
 
 from ingot.ir.errors import OptionError, StepMemoryError
+from ingot.ir.find_gpu import find_gpu
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.cuda.graph_choice import Capture, DecodeChoice, GraphChoice, PromptChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import (
-    Capture,
-    DecodeChoice,
-    GraphChoice,
-    PromptChoice,
-    decode_steps,
-    graph_arena,
-    has_few_tokens,
-    mixed_tokens,
-    prompt_steps,
-)
+from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, has_few_tokens, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs, to_device
@@ -70,7 +62,7 @@ class CudaExecutor:
         self.stream = torch.cuda.Stream(self.device)
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
         self._buckets = bound_buckets(plan, resident, executables, self.libraries)
-        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan))
+        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
         memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
@@ -81,7 +73,7 @@ class CudaExecutor:
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
         self._prompts = graphs(PromptChoice(plan, prompts), prompts)
         self._ahead = capture == "idle"
-        self._unseen = mixed_tokens(plan)  # sizes that libraries have not set themselves up for
+        self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not set themselves up for
 
     @property
     def captured(self) -> Mapping[int, float]:

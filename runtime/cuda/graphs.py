@@ -9,8 +9,8 @@ import torch
 
 from ingot.runtime.bucket import Bucket
 from ingot.runtime.cuda.addresses import Addresses
+from ingot.runtime.cuda.graph_choice import GraphChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import GraphChoice
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.step_graph import StepGraph
 from ingot.runtime.step import StepSizes

@@ -11,8 +11,8 @@ import torch
 from ingot.ir.errors import InternalError
 from ingot.ir.plan import BucketClass
 from ingot.runtime.cuda import graphs as graphs_module
+from ingot.runtime.cuda.graph_choice import DecodeChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import DecodeChoice
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.step import StepSizes
 
