@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ingot.ir.gpus import Gpu
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Plan
-from ingot.runtime.cuda.launch_bound import is_launch_bound
+from ingot.runtime.cuda.launch_bound import LaunchBound
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
 from ingot.runtime.step import StepSizes
 
@@ -57,11 +57,12 @@ def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
     found = {size: bucket for size, bucket in found.items() if not has_few_tokens(bucket.bucket)}
     short = {size: bucket for size, bucket in found.items() if size.T <= ALWAYS_CAPTURED}
     memory = max(graph_arena(short), int(_MEMORY_SHARE * gpu.memory))
-    return {
-        size: bucket
-        for size, bucket in found.items()
-        if size in short or (graph_arena({size: bucket}) <= memory and is_launch_bound(size, bucket, plan, gpu))
+    long = {
+        size: bucket for size, bucket in found.items() if size not in short and graph_arena({size: bucket}) <= memory
     }
+    classes = {bucket.bucket.name: bucket for bucket in long.values()}
+    bounds = {name: LaunchBound.of(bucket, plan, gpu) for name, bucket in classes.items()}
+    return short | {size: bucket for size, bucket in long.items() if bounds[bucket.bucket.name].holds(size)}
 
 
 def _recurs(tokens: int, rows: int, plan: Plan) -> bool:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from ingot.ir.gpus import Gpu, product_rate
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Instruction, Plan, Ref
-from ingot.ir.types import DTYPE_NAMES
+from ingot.ir.types import DTYPE_NAMES, Size
 from ingot.runtime.step import StepSizes
 
 # Seconds that a call takes the host under load, views and what stands around a step shared among the calls: on an
@@ -21,12 +21,31 @@ _SHARE = 0.56
 _PRODUCTS = frozenset({"ingot.linear", "ingot.quant_linear", "ingot.moe"})
 
 
-def is_launch_bound(size: StepSizes, bucket: BucketPlan, plan: Plan, gpu: Gpu) -> bool:
-    """Whether launching a step of these sizes, of a bucket class of the plan, takes the host longer than the products
-    with weights take the GPU."""
-    calls = [one for one in bucket.instructions if not _is_view(one, bucket)]
-    dims = asdict(size)
-    return _CALL * len(calls) > sum(_product_seconds(one, dims, bucket, plan, gpu) for one in calls)
+@dataclass(frozen=True)
+class LaunchBound:
+    """Of a bucket class on a GPU: the seconds that launching takes the host, and those that a row of products with
+    weights takes the GPU, by the size that tells how many rows there are."""
+
+    launching: float
+    products: Mapping[Size, float]
+
+    @staticmethod
+    def of(bucket: BucketPlan, plan: Plan, gpu: Gpu) -> "LaunchBound":
+        calls = [one for one in bucket.instructions if not _is_view(one, bucket)]
+        products: dict[Size, float] = {}
+        for call in calls:
+            weights = _weights(call, plan) if call.target in _PRODUCTS or call.target.startswith("exe.") else 0
+            if weights and (name := next(filter(None, call.results), None)):
+                made = parse_type(bucket.values[name].type)
+                seconds = 2 * weights / (_SHARE * product_rate(gpu, DTYPE_NAMES[made.dtype]))
+                products[made.shape[0]] = products.get(made.shape[0], 0.0) + seconds
+        return LaunchBound(_CALL * len(calls), products)
+
+    def holds(self, size: StepSizes) -> bool:
+        """Whether the GPU waits for the host in steps of these sizes."""
+        dims = asdict(size)
+        rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.products}
+        return self.launching > sum(rows[dim] * seconds for dim, seconds in self.products.items())
 
 
 def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
@@ -34,11 +53,7 @@ def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
     return bool(made) and all(value.buffer == "view" for value in made)
 
 
-def _product_seconds(call: Instruction, dims: Mapping[str, int], bucket: BucketPlan, plan: Plan, gpu: Gpu) -> float:
-    made = [parse_type(bucket.values[name].type) for name in call.results if name]
-    if not made or not (call.target in _PRODUCTS or call.target.startswith("exe.")):
-        return 0.0
-    rows = made[0].bind(dims)[0]
+def _weights(call: Instruction, plan: Plan) -> int:
+    """Numbers in the weights that a call takes."""
     taken = [parse_type(plan.params[one.ref]) for one in call.args if isinstance(one, Ref) and one.ref in plan.params]
-    elements = sum(math.prod(weight.bind({})) for weight in taken if len(weight.shape) > 1)
-    return 2 * rows * elements / (_SHARE * product_rate(gpu, DTYPE_NAMES[made[0].dtype]))
+    return sum(math.prod(weight.bind({})) for weight in taken)

@@ -10,7 +10,7 @@ import pytest
 from ingot.ir.gpus import TYPICAL, Gpu
 from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Instruction, Plan, Ref, ResidentMemory, Value
 from ingot.runtime.cuda.graph_sizes import graph_arena, prompt_steps
-from ingot.runtime.cuda.launch_bound import is_launch_bound
+from ingot.runtime.cuda.launch_bound import LaunchBound
 from ingot.runtime.cuda.memory import graph_bytes
 from ingot.runtime.step import StepSizes
 
@@ -105,22 +105,20 @@ def test_what_a_step_computes_is_counted() -> None:
     """A GPU of a third of the multiprocessors, and products beside tensor cores."""
 
     def most(some: Plan, gpu: Gpu = H200) -> int:
-        """The most tokens of a step that the host is too slow for, to within 16."""
-        (bucket,) = some.buckets
-        return 16 * bisect_left(
-            range(1, 2048),
-            True,
-            key=lambda tokens: not is_launch_bound(StepSizes(16 * tokens, 64, 64, 1), bucket, some, gpu),
+        """The most tokens of a step that the host is too slow for, to within 8."""
+        bound = LaunchBound.of(some.buckets[0], some, gpu)
+        return 8 * bisect_left(
+            range(1, 4096), True, key=lambda tokens: not bound.holds(StepSizes(8 * tokens, 64, 64, 1))
         )
 
     shape = replace(QWEN3_0_6B, vocab=8)
     whole = most(plan(shape, 64))
     calls, weights = 28 * 9 + 2, 28 * sum(rows * columns for rows, columns in shape.products())
-    assert whole == pytest.approx(40e-6 * calls * 0.56 * 989e12 / (2 * weights), abs=17)
-    assert most(plan(shape, 64), replace(H200, cores=44)) == pytest.approx(whole / 3, abs=17)
-    assert most(plan(shape, 64, "f32")) == pytest.approx(whole * 67 / 989, abs=17)
+    assert whole == pytest.approx(40e-6 * calls * 0.56 * 989e12 / (2 * weights), abs=9)
+    assert most(plan(shape, 64), replace(H200, cores=44)) == pytest.approx(whole / 3, abs=9)
+    assert most(plan(shape, 64, "f32")) == pytest.approx(whole * 67 / 989, abs=9)
     # Rows of logits cost what their product does.
-    assert most(plan(QWEN3_0_6B, 64)) == pytest.approx(whole - 64 * 151_936 * 1024 / weights, abs=17)
+    assert most(plan(QWEN3_0_6B, 64)) == pytest.approx(whole - 64 * 151_936 * 1024 / weights, abs=9)
 
 
 def test_long_steps_take_little_of_the_memory() -> None:
