@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.ir.errors import BackendError, InternalError
 
 # Tensors that the kernels load 16 bytes at once from lie at multiples of this.
@@ -32,6 +33,7 @@ class Library:
             self._run = library.ingot_attention
         except (OSError, AttributeError) as error:
             raise BackendError(f"the library does not load: {error}", where=str(path)) from error
+        self._sizes, self._needed = (0, 0), 0  # of the last call, for the layers of a step are alike
         self._words.restype, self._words.argtypes = ctypes.c_int64, [ctypes.c_int32, ctypes.c_int32]
         self._prepare.restype, self._prepare.argtypes = ctypes.c_char_p, []
         self._run.restype, self._run.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Call)]
@@ -57,13 +59,15 @@ class Library:
         for name, tensor in (("q", q), ("kv", kv)):
             if tensor.data_ptr() % _ALIGNMENT:
                 raise InternalError(f"{name} of a call lies at {tensor.data_ptr():#x}", expected=f"/{_ALIGNMENT}")
-        sequences, width = page_table.shape
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        work = torch.empty(self.work_words(q.shape[0], sequences), dtype=torch.int32, device=q.device)
+        (tokens, heads, size), (sequences, width) = q.shape, page_table.shape
+        if (tokens, sequences) != self._sizes:
+            self._sizes, self._needed = (tokens, sequences), self.work_words(tokens, sequences)
+        out = new_tensor((tokens, heads, size), (heads * size, size, 1), q.dtype)
+        work = new_tensor((self._needed,), (1,), torch.int32)
         call = _Call(
             *(one.data_ptr() for one in (out, kv, q, page_table, q_starts, q_lens, kv_lens, work)),
-            torch.cuda.current_stream(q.device).cuda_stream,
-            q.shape[0], sequences, width, kv.shape[0],
+            current_stream(q.device),
+            tokens, sequences, width, kv.shape[0],
         )  # fmt: skip
         _check(self._run(ctypes.byref(call)))
         return [out]

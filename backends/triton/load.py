@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Launches, evaluate
 from ingot.backends.triton.prepared_launch import PreparedLaunch
 from ingot.ir.errors import BackendError, InternalError
@@ -42,8 +43,9 @@ def load(executable: Executable, directory: Path, *, dependent: bool = True) -> 
 class _Executable:
     def __init__(self, launches: Launches, functions: Mapping[tuple[str, str], Any], *, dependent: bool) -> None:
         self._aligned = launches.aligned
-        self._dims = _dims_by_input(launches.inputs)
-        self._sizes: tuple[int, ...] | None = None  # of the dims in the last call, and the stream that it ran on
+        dims = _dims_by_input(launches.inputs)
+        self._dims, self._places = tuple(dims), tuple(dims.values())
+        self._sizes: list[int] | None = None  # of the dims in the last call, and the stream that it ran on
         self._stream: int | None = None
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._counters = {
@@ -51,10 +53,10 @@ class _Executable:
             for name, buffer in launches.buffers.items()
             if buffer.kind == "counter"
         }
-        self._made = {name: buffer for name, buffer in launches.buffers.items() if buffer.kind != "counter"}
-        self._shapes: list[list[int]] = []
-        self._dtypes = [DTYPES[buffer.dtype] for buffer in self._made.values()]
-        places = {name: place for place, name in enumerate(self._made)}
+        made = {name: buffer for name, buffer in launches.buffers.items() if buffer.kind != "counter"}
+        self._buffers = tuple(made.values())
+        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = []  # in the last call
+        places = {name: place for place, name in enumerate(made)}
         self._outputs = [places[name] for name in launches.outputs]
         fixed = {name: tensor.data_ptr() for name, tensor in self._counters.items()}
         self._launches = [
@@ -63,10 +65,10 @@ class _Executable:
         ]
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        sizes = tuple([tensors[place].shape[axis] for place, axis in self._dims.values()])
+        sizes = [tensors[place].shape[axis] for place, axis in self._places]
         if sizes != self._sizes:
             self._resize(sizes)
-        if (stream := _current_stream(self._device)) != self._stream:
+        if (stream := current_stream(self._device)) != self._stream:
             for launch in self._launches:
                 launch.run_on(stream)
             self._stream = stream
@@ -74,29 +76,24 @@ class _Executable:
         for place in self._aligned:
             if addresses[place] % ALIGNMENT:
                 raise InternalError(f"tensor {place} of a call lies at {addresses[place]:#x}", expected="/16")
-        made = [self._new(shape, dtype) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)]
+        made = [new_tensor(*layout) for layout in self._layouts]
         buffers = [buffer.data_ptr() for buffer in made]
         for launch in self._launches:
             launch(addresses, buffers)
         return [made[place] for place in self._outputs]
 
-    def _resize(self, sizes: tuple[int, ...]) -> None:
+    def _resize(self, sizes: list[int]) -> None:
         """Calls of one step have the same sizes, and layers call the same executable: this is rarely done."""
         self._sizes = None  # until all is done
         named = dict(zip(self._dims, sizes, strict=True))
-        self._shapes = [[evaluate(size, named) for size in buffer.shape] for buffer in self._made.values()]
+        shapes = [tuple(evaluate(size, named) for size in buffer.shape) for buffer in self._buffers]
+        self._layouts = [
+            (shape, torch.empty(shape, device="meta").stride(), DTYPES[buffer.dtype])
+            for shape, buffer in zip(shapes, self._buffers, strict=True)
+        ]
         for launch in self._launches:
             launch.resize(named)
         self._sizes = sizes
-
-    def _new(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device)
-
-
-def _current_stream(device: torch.device) -> int:
-    # What torch.cuda.current_stream wraps, which makes an object at each call.
-    stream: int = torch._C._cuda_getCurrentRawStream(device.index)
-    return stream
 
 
 def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -9,20 +9,13 @@ from dataclasses import asdict
 import torch
 
 from ingot.ir.errors import OptionError, StepMemoryError
+from ingot.ir.find_gpu import find_gpu
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.cuda.graph_choice import Capture, DecodeChoice, GraphChoice, PromptChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import (
-    Capture,
-    DecodeChoice,
-    GraphChoice,
-    PromptChoice,
-    decode_steps,
-    graph_arena,
-    has_few_tokens,
-    prompt_steps,
-)
+from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, has_few_tokens, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs, to_device
@@ -69,7 +62,7 @@ class CudaExecutor:
         self.stream = torch.cuda.Stream(self.device)
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
         self._buckets = bound_buckets(plan, resident, executables, self.libraries)
-        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan))
+        decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
         memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
@@ -80,6 +73,7 @@ class CudaExecutor:
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
         self._prompts = graphs(PromptChoice(plan, prompts), prompts)
         self._ahead = capture == "idle"
+        self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not set themselves up for
 
     @property
     def captured(self) -> Mapping[int, float]:
@@ -167,12 +161,24 @@ class CudaExecutor:
                 if bucket.plan.bucket.q_max is None:
                     for tokens in (last, *(size for size in _WARMED if first <= size < last)):
                         with self._said(f"a step of {tokens} tokens"):
-                            self._run_padding(bucket, StepSizes(T=tokens, B=1, L=1, P=1))
+                            self._run_padding(bucket, tokens)
 
-    def _run_padding(self, bucket: Bucket, step: StepSizes) -> None:
+    def _run_padding(self, bucket: Bucket, tokens: int) -> None:
+        step = StepSizes(T=tokens, B=1, L=1, P=1)
         inputs = PaddedInputs(self._filled_up(bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         to_host(outputs["tokens"])
+        if inputs.sizes.T in self._unseen:
+            self._unseen.remove(inputs.sizes.T)
+
+    def _run_unseen(self) -> bool:
+        """Run the next size on padding that no step has had and no graph will hold, to its end."""
+        if not self._unseen:
+            return False
+        tokens = self._unseen[0]
+        self._run_padding(next(one for one in self._buckets if one.plan.bucket.holds(tokens, tokens)), tokens)
+        self.stream.synchronize()
+        return True
 
     @contextmanager
     def _said(self, what: str) -> Iterator[None]:
@@ -194,7 +200,10 @@ class CudaExecutor:
             return False
         with torch.cuda.stream(self.stream):
             try:
-                return self._decode.capture_next(seconds) or self._prompts.capture_next(seconds)
+                if self._decode.capture_next(seconds) or self._prompts.capture_next(seconds):
+                    return True
+                # Padding runs in front of the next step, so not while one is waited for.
+                return math.isinf(seconds) and self._run_unseen()
             except torch.OutOfMemoryError:  # nobody asked for it; a step that needs it will say so
                 return False
 

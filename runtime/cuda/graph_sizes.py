@@ -1,17 +1,13 @@
-"""Which steps are captured as graphs, and when."""
+"""Which steps can be captured as graphs, and the sizes that steps are filled up to."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, Protocol
 
+from ingot.ir.gpus import Gpu
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Plan
+from ingot.runtime.cuda.launch_bound import LaunchBound
+from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
 from ingot.runtime.step import StepSizes
-
-# When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the
-# latest and otherwise while the host waits, "none" never.
-Capture = Literal["all", "idle", "need", "none"]
-CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
 
 # Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them (1, 2, 4, then steps of
 # 8 to 256 and of 16 above), and twice that where steps are long enough that a row of padding costs little.
@@ -23,20 +19,17 @@ _PROMPT_TOKENS = (
     *(96, 128, 192, 256, 384, 512, 768, 1024),
     *(size * part // 8 for size in (1 << power for power in range(10, 16)) for part in range(9, 17)),
 )
-# Up to so many they are captured. The host takes 2.2 ms to launch 8 layers on an H200's machine; their kernels take as
-# long for some 1000 tokens, and for more of them the host is in front anyway.
-_MOST_CAPTURED = 1024
-# Their sequences, where prompts come one by one: so many rows of logits cost about what one does, reading the weight.
-# Beside larger batches that decode there are as many as these have.
-_PROMPT_ROWS = 64
+# Up to so many they are captured whatever the model: the host takes 2.2 ms to launch 8 layers on an H200's machine, and
+# their kernels take as long for some 1000 tokens.
+ALWAYS_CAPTURED = 1024
+# Of the GPU's memory, what longer steps may take for it, where the short ones do not take as much: the KV cache would
+# have it otherwise.
+_MEMORY_SHARE = 1 / 64
+# Their sequences: up to 64 rows of logits cost about what one does, reading the weight; above, no more than half of the
+# rows are padding. There are no more than tokens.
+_PROMPT_ROWS = (64, 128, 256, GRAPH_ROWS[-1])
 # Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
 _UNCAPTURABLE = frozenset({"reference", "rowwise"})
-# Steps that a larger graph serves, or that are launched one by one, before their own is captured. Capturing takes as
-# long as some tens of steps; padding up to twice the rows costs less than half of a step, and the launches of steps of
-# many sequences take the host no longer than the device computes.
-_PATIENCE = 32
-# Steps that feed prompts of a size before their graph is captured, which takes as long as some ten of them lose.
-_PROMPTS = 4
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
@@ -48,16 +41,46 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
     """The decode steps that graphs can hold, one token of each sequence, up to the largest batch; each with the bucket
     class that it is of."""
     sizes = graph_sizes(plan.dims.get("B", (1, 0))[1])
-    return _capturable(plan, [StepSizes(size, size, size, _pages(plan)) for size in sizes], most=1)
+    return _capturable(plan, [StepSizes(size, size, size, most_pages(plan)) for size in sizes], most=1)
 
 
-def prompt_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
-    """The same of steps that feed prompts, of more tokens than a decode step of few has."""
-    tokens = [size for size in _prompt_tokens(plan) if size <= _MOST_CAPTURED]
-    rows = _prompt_rows(plan)
-    sizes = [StepSizes(size, count, count, _pages(plan)) for size in tokens for count in rows if count <= size]
-    found = _capturable(plan, sizes, most=max(tokens, default=0))
-    return {size: bucket for size, bucket in found.items() if not has_few_tokens(bucket.bucket)}
+def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
+    """The same of steps that feed prompts, of more tokens than a decode step of few has: all short ones, and those of
+    the long ones that come again and again, that the GPU waits for the host in, and that take little of its memory."""
+    sizes = [
+        StepSizes(tokens, rows, rows, most_pages(plan))
+        for tokens in _prompt_tokens(plan)
+        for rows in _prompt_rows(plan, tokens)
+        if tokens <= ALWAYS_CAPTURED or _recurs(tokens, rows, plan)
+    ]
+    found = _capturable(plan, sizes, most=max((size.T for size in sizes), default=0))
+    found = {size: bucket for size, bucket in found.items() if not has_few_tokens(bucket.bucket)}
+    short = {size: bucket for size, bucket in found.items() if size.T <= ALWAYS_CAPTURED}
+    memory = max(graph_arena(short), int(_MEMORY_SHARE * gpu.memory))
+    long = {
+        size: bucket for size, bucket in found.items() if size not in short and graph_arena({size: bucket}) <= memory
+    }
+    classes = {bucket.bucket.name: bucket for bucket in long.values()}
+    bounds = {name: LaunchBound.of(bucket, plan, gpu) for name, bucket in classes.items()}
+    return short | {size: bucket for size, bucket in long.items() if bounds[bucket.bucket.name].holds(size)}
+
+
+def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
+    """Whether steps that are filled up to these sizes come again and again while prompts wait: of as many tokens as a
+    step may have, or of as many of prompts as may stand beside sequences that decode, and one of each of these."""
+    sizes = _prompt_tokens(plan)
+    if tokens == sizes[-1]:
+        return True
+    fewest = max(size for size in sizes if size < tokens) + 1 - DEFAULT_MIXED_TOKENS  # sequences that decode
+    return 0 < fewest <= rows
+
+
+def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
+    """Tokens of steps that feed prompts, as they are filled up, where none of these graphs holds them and yet sequences
+    that decode wait for them."""
+    held = {size.T for size in captured}
+    longest = DEFAULT_MIXED_TOKENS + GRAPH_ROWS[-1]
+    return [size for size in _prompt_tokens(plan) if ALWAYS_CAPTURED < size <= longest and size not in held]
 
 
 def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
@@ -65,7 +88,7 @@ def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
     others, whether or not anything is captured."""
     tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
     needed = max(step.B, step.L)
-    rows = next((count for count in _prompt_rows(plan) if needed <= count <= tokens), None)
+    rows = next((count for count in _prompt_rows(plan, tokens) if needed <= count), None)
     return StepSizes(tokens, rows or step.B, rows or step.L, step.P)
 
 
@@ -80,17 +103,21 @@ def _prompt_tokens(plan: Plan) -> list[int]:
     return [*(size for size in _PROMPT_TOKENS if size < largest), largest]
 
 
-def _prompt_rows(plan: Plan) -> list[int]:
-    batch = plan.dims.get("B", (1, 1))[1]
-    return sorted({min(batch, _PROMPT_ROWS), min(batch, GRAPH_ROWS[-1])})
+def _prompt_rows(plan: Plan, tokens: int) -> list[int]:
+    return graph_sizes(min(plan.dims.get("B", (1, 1))[1], tokens), _PROMPT_ROWS)
 
 
 def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepSizes, BucketPlan]:
-    served = {size: next((one for one in plan.buckets if one.bucket.holds(size.T, most)), None) for size in sizes}
+    served = {size: bucket_serving(plan, size.T, most) for size in sizes}
     return {size: bucket for size, bucket in served.items() if bucket is not None and is_capturable(bucket)}
 
 
-def _pages(plan: Plan) -> int:
+def bucket_serving(plan: Plan, tokens: int, most: int) -> BucketPlan | None:
+    """The bucket class of steps of so many tokens, at most `most` of one sequence."""
+    return next((one for one in plan.buckets if one.bucket.holds(tokens, most)), None)
+
+
+def most_pages(plan: Plan) -> int:
     return plan.dims.get("P", (1, 1))[1]
 
 
@@ -114,96 +141,3 @@ def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
 def _share(size: StepSizes, bucket: BucketPlan) -> float:
     dims = {"T": size.T, "L": size.L}
     return min(1.0, max(count / max(1, bucket.memory.sizes.get(dim, 1)) for dim, count in dims.items()))
-
-
-class GraphChoice(Protocol):
-    """Which graph serves a step. How much time there was for capturing never shows in results: where two graphs, or a
-    graph and single launches, might round a step otherwise, the steps so far decide which of them serves it."""
-
-    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The graph that serves a step of these sizes, at most `most` tokens of one sequence; it is captured when it is
-        not yet. None: no graph does."""
-        ...
-
-    def filled_up(self, step: StepSizes) -> StepSizes | None:
-        """The sizes that a step is launched in which no graph serves, so that it is rounded as by the graph that may
-        come later. None: its own."""
-        ...
-
-    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """What to capture ahead of need, if anything."""
-        ...
-
-
-class DecodeChoice:
-    """Of graphs of decode steps. `classes` are the bucket classes by size."""
-
-    def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
-        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: size.T)}
-        self._when = when
-        self._seen = 1  # sequences of the last decode step
-        self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph in vain
-
-    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        least = self._least(step)
-        if least is None or not self._classes[least].holds(least.T, most):
-            return None
-        larger = self._larger(least, captured)
-        if step.T > step.B:
-            # Pieces of prompts beside decoding: to launch such a step once takes less than capturing it.
-            return larger
-        self._seen = step.B
-        if self._when != "idle" or least in captured:
-            return least
-        self._missed[least] = self._missed.get(least, 0) + 1
-        if self._missed[least] > _PATIENCE or (larger is None and has_few_tokens(self._classes[least])):
-            return least
-        return larger
-
-    def filled_up(self, step: StepSizes) -> StepSizes | None:
-        least = self._least(step)
-        return None if least is None else replace(least, P=step.P)
-
-    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The missing size that is nearest to the batch seen last; of two, the one that holds it."""
-        missing = [size for size in self._classes if size not in captured]
-        return min(missing, key=lambda size: (abs(size.B - self._seen), -size.B), default=None)
-
-    def _least(self, step: StepSizes) -> StepSizes | None:
-        """The least size that holds a step."""
-        return next((size for size in self._classes if size.T >= step.T and size.L >= step.L), None)
-
-    def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
-        own = self._classes[size]
-        if not has_few_tokens(own):
-            return None
-        among = (other for other, one in self._classes.items() if one == own and size.T <= other.T <= 2 * size.T)
-        return next((other for other in among if other in captured), None)
-
-
-class PromptChoice:
-    """Of graphs of steps that feed prompts: one is captured once several steps have wanted it, or while the host waits.
-    Until then such steps are launched in the same sizes (`filled_up`)."""
-
-    def __init__(self, plan: Plan, sizes: Collection[StepSizes]) -> None:
-        self._plan = plan
-        self._sizes = frozenset(sizes)
-        self._wanted: dict[StepSizes, int] = {}
-
-    def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        if step.T <= GPU_FEW_TOKENS or step.T > _MOST_CAPTURED:
-            return None
-        size = replace(filled_up(step, self._plan), P=_pages(self._plan))
-        if size not in self._sizes:
-            return None
-        self._wanted[size] = self._wanted.get(size, 0) + 1
-        return size if size in captured or self._wanted[size] > _PROMPTS else None
-
-    def filled_up(self, step: StepSizes) -> StepSizes | None:
-        return filled_up(step, self._plan)
-
-    def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The missing size that was wanted most."""
-        missing = [size for size in self._wanted if size not in captured]
-        return max(missing, key=self._wanted.__getitem__, default=None)

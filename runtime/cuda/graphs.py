@@ -9,8 +9,8 @@ import torch
 
 from ingot.runtime.bucket import Bucket
 from ingot.runtime.cuda.addresses import Addresses
+from ingot.runtime.cuda.graph_choice import GraphChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import GraphChoice
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.step_graph import StepGraph
 from ingot.runtime.step import StepSizes
@@ -87,9 +87,10 @@ class Graphs:
         return True
 
     def _expected(self, size: StepSizes) -> float:
-        """Seconds that capturing it will take: the most that one of its bucket class took, or any."""
+        """Seconds that capturing it will take: the most that one of its bucket class took, or any; without end where
+        none was captured yet."""
         alike = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
-        return max(alike or self.seconds.values(), default=0.0)
+        return max(alike or self.seconds.values(), default=math.inf)
 
     def _watched(self, graph: StepGraph) -> dict[str, torch.Tensor]:
         return {**(self._resident or {}), **graph.buffers}

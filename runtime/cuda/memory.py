@@ -2,6 +2,8 @@
 
 import torch
 
+from ingot.ir.find_gpu import find_gpu
+from ingot.ir.gpus import Gpu
 from ingot.ir.plan import Plan, Plans
 from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, prompt_steps
 from ingot.runtime.memory import ServingMemory
@@ -19,19 +21,20 @@ def device_memory(device: torch.device, plans: Plans, *, graphs: bool) -> Servin
     """What `device` has to serve `plans` as it stands now, with captured graphs or without."""
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch kept it for the next
-    return serving_memory(free, total, plans, graphs=graphs)
+    return serving_memory(free, total, plans, find_gpu() if graphs else None)
 
 
-def serving_memory(free: int, total: int, plans: Plans, *, graphs: bool) -> ServingMemory:
-    """`device_memory` of a device of `total` bytes, `free` of which nobody has taken."""
-    beside = _LIBRARIES + (sum(map(graph_bytes, plans.plans.values())) if graphs else 0)
+def serving_memory(free: int, total: int, plans: Plans, graphs: Gpu | None) -> ServingMemory:
+    """`device_memory` of a device of `total` bytes, `free` of which nobody has taken; `graphs` says what it is where
+    steps are captured."""
+    beside = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
     return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside)
 
 
-def graph_bytes(plan: Plan) -> int:
+def graph_bytes(plan: Plan, gpu: Gpu) -> int:
     """What captured steps hold beside other steps, as far as there are such: one memory for what lives within a step
     and comes out of it, and the inputs of each."""
-    decode, prompts = decode_steps(plan), prompt_steps(plan)
+    decode, prompts = decode_steps(plan), prompt_steps(plan, gpu)
     # The inputs of a step grow with its tokens, sequences and rows of logits; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))
     inputs = sum(-(-min(size.T, largest) * plan.memory.inputs // largest) for size in (*decode, *prompts))

@@ -180,8 +180,8 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
         assert "ingot.quant_linear" not in {one.target for one in bucket.instructions}, name
         assert is_capturable(bucket) and bucket.nodes_per_provider()["inductor"] == 4 * 3, name
         regions = [region for region in program.regions.values() if region.backend == "inductor"]
-        of_regions = [(name, dim) for region in regions for name, dim in region.body.dims.items()]
-    assert all(program.dims[name] == dim for name, dim in of_regions), "one for all bucket classes"
+        of_regions = [(dim, size) for region in regions for dim, size in region.body.dims.items()]
+        assert all(program.dims[dim] == size for dim, size in of_regions), "one for all bucket classes"
     monkeypatch.setattr(ingot.ir.target, "find_gpu", _no_gpu)
     without = lowered(quantized, "auto")
     assert linked_with(merged_plans({"main": without})) == ()

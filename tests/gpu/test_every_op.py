@@ -42,13 +42,13 @@ def emitted(request: pytest.FixtureRequest, compiling: Emitting) -> dict[Any, li
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that executables make for themselves holds NaN, or a number that means nothing."""
-    make = triton._Executable._new
+    make = triton.new_tensor
 
-    def new(self: Any, *args: Any) -> torch.Tensor:
-        tensor = make(self, *args)
+    def new(*args: Any) -> torch.Tensor:
+        tensor = make(*args)
         return tensor.fill_(float("nan") if tensor.is_floating_point() else 113)
 
-    monkeypatch.setattr(triton._Executable, "_new", new)
+    monkeypatch.setattr(triton, "new_tensor", new)
 
 
 @pytest.mark.gpu

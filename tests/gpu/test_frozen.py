@@ -11,6 +11,7 @@ from frozen_serve import Job, serve, serve_frozen
 from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
+from ingot.ir.find_gpu import find_gpu
 from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
 
 # Prompts whose steps lie in each bucket class, and batches whose decode steps do.
@@ -41,4 +42,4 @@ def test_a_frozen_process_serves_every_bucket_class(tmp_path: Path) -> None:
     sizes = decode_steps(plan)
     assert {served.bucket.name for served in sizes.values()} == {one.bucket.name for one in plan.buckets} - {"extend"}
     assert {min(size.B for size in sizes if count <= size.B) for count in BATCHES} <= set(frozen.graphs)
-    assert {served.bucket.name for served in prompt_steps(plan).values()} == {"extend"}
+    assert {served.bucket.name for served in prompt_steps(plan, find_gpu()).values()} == {"extend"}

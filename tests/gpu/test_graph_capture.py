@@ -137,9 +137,27 @@ def test_graphs_come_while_nobody_waits(made: Path) -> None:
         pieces += 1
         (found,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-    assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"]) and pieces == len(executor.captured) - 1
+    assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"])
+    assert len(executor.captured_prompts) == 8, "of 96, 128, 192 and 256 tokens, of up to 64 and 96 sequences"
+    assert pieces == len(executor.captured) - 1 + len(executor.captured_prompts)
     for others in ("none", "need", "all"):
         assert LLM(made, num_kv_pages=1000, cuda_graphs=others).idle() is False
+
+
+def test_long_steps_come_last_while_nobody_waits(tmp_path: Path, replays: list[tuple[int, int]]) -> None:
+    """Full ones are captured, for the GPU waits for the host in steps of a small model; others run once."""
+    limits = {**LIMITS, "max_tokens": 1500, "max_batch": 8}
+    compile_model(MODEL.write(tmp_path / "checkpoint"), tmp_path / "a.ingot", target="cuda", **limits)
+    llm, plain = (LLM(tmp_path / "a.ingot", num_kv_pages=1000, cuda_graphs=when) for when in ("idle", "none"))
+    executor: Any = llm._loaded.executor
+    pieces = sum(1 for _ in iter(llm.idle, False))
+    assert list(executor.captured_prompts)[-2:] == [(1024, 8), (1500, 8)]
+    assert pieces == len(executor.captured) - 1 + len(executor.captured_prompts) + 3, "1152, 1280 and 1408 tokens"
+    draw = random.Random(17)
+    for length, graph in ((150, False), (182, True)):
+        prompts = [{"prompt_token_ids": [draw.randrange(512) for _ in range(length)]} for _ in range(8)]
+        tokens = [[out.outputs[0].token_ids for out in one.generate(prompts, GREEDY)] for one in (llm, plain)]
+        assert tokens[0] == tokens[1] and ((8 * length, 8) in replays) == graph
 
 
 def test_what_moves_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

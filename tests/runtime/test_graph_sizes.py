@@ -10,24 +10,31 @@ import pytest
 import torch
 
 from ingot.ir.errors import InternalError, OptionError
+from ingot.ir.gpus import TYPICAL
 from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.runtime.cuda.addresses import Addresses
-from ingot.runtime.cuda.graph_sizes import (
+from ingot.runtime.cuda.graph_choice import (
+    _APART,
     _PATIENCE,
     _PROMPTS,
     CAPTURES,
-    GRAPH_ROWS,
     Capture,
     DecodeChoice,
     PromptChoice,
+)
+from ingot.runtime.cuda.graph_sizes import (
+    GRAPH_ROWS,
     decode_steps,
     filled_up,
     graph_arena,
     graph_sizes,
+    mixed_tokens,
     prompt_steps,
 )
 from ingot.runtime.debug_switch import debugging
 from ingot.runtime.step import StepSizes
+
+H200 = TYPICAL["sm_90"]
 
 
 def test_the_largest_batch_fills_its_graph() -> None:
@@ -74,7 +81,7 @@ def test_what_a_graph_cannot_hold_has_none() -> None:
     served = {size.B: bucket.bucket.name for size, bucket in decode_steps(plan()).items()}
     many = {size: "many" for size in (*range(80, 257, 16), 288, 300)}
     assert served == {2: "few", 4: "few", 8: "few", **many}
-    assert prompt_steps(plan()) == {}  # the rows' provider computes them
+    assert prompt_steps(plan(), H200) == {}  # the rows' provider computes them
 
 
 def step(tokens: int, rows: int | None = None, logits: int | None = None) -> StepSizes:
@@ -133,7 +140,7 @@ def test_pieces_of_prompts_take_what_is_there() -> None:
 
 
 def extending(batch: int, tokens: int) -> Plan:
-    """A plan whose steps of more than 8 tokens a graph can hold."""
+    """A plan whose steps of more than 8 tokens a graph can hold; there is nothing that they compute for long."""
     some = plan()
     extend = some.buckets[3].model_copy(update={"instructions": some.buckets[2].instructions})
     return some.model_copy(update={"buckets": (extend,), "dims": {"T": (1, tokens), "B": (1, batch)}})
@@ -141,47 +148,118 @@ def extending(batch: int, tokens: int) -> Plan:
 
 def test_prompts_come_alone_or_beside_a_large_batch() -> None:
     def sizes(batch: int, tokens: int) -> list[tuple[int, int]]:
-        found = prompt_steps(extending(batch, tokens))
+        found = prompt_steps(extending(batch, tokens), H200)
         assert all(size.B == size.L and bucket.bucket.name == "any" for size, bucket in found.items())
         return [(size.T, size.B) for size in found]
 
     assert sizes(16, 128) == [(96, 16), (128, 16)]
-    assert sizes(200, 300) == [(96, 64), (128, 64), (192, 64), (256, 64), (256, 200), (300, 64), (300, 200)]
-    assert sizes(1024, 512)[-2:] == [(512, 64), (512, 512)]
-    assert sizes(64, 4000)[-1] == (1024, 64)
+    assert sizes(100, 192) == [(96, 64), (96, 96), (128, 64), (128, 100), (192, 64), (192, 100)]
+    assert sizes(200, 300)[-6:] == [(256, 64), (256, 128), (256, 200), (300, 64), (300, 128), (300, 200)]
+    assert sizes(1024, 512)[-4:] == [(512, 64), (512, 128), (512, 256), (512, 512)]
+    assert sizes(64, 4000)[-3:] == [(1024, 64), (2304, 64), (4000, 64)], "full steps, and beside sequences that decode"
+    assert sizes(8, 2300)[-2:] == [(1024, 8), (2300, 8)] and sizes(8, 1500)[-1] == (1500, 8)
+    full = [(4096, 64), (4096, 128), (4096, 256), (4096, 512)]
+    beside = [(2304, 64), (2304, 128), (2304, 256), (2304, 512), (2560, 512)]
+    assert sizes(512, 4096)[-9:] == beside + full and sizes(256, 4096)[-6:] == beside[:3] + full[:3]
+    assert len(sizes(512, 4096)) == 26 + 9, "each takes some hundredths of a second, and 8 MiB"
 
 
 def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
     wide = extending(200, 8192)
     assert filled_up(step(65, 1), wide) == step(96, 64)
     assert filled_up(step(300, 64), wide) == step(384, 64)
-    assert filled_up(step(300, 3, 65), wide) == step(384, 200)
-    assert filled_up(step(192, 65), wide) == StepSizes(192, 65, 65, 1), "as many rows as tokens are too many"
+    assert filled_up(step(300, 3, 65), wide) == step(384, 128)
+    assert filled_up(step(192, 129), wide) == step(192), "there are no more rows than tokens"
     assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are rated"
     assert filled_up(step(8192, 9), wide) == step(8192, 64)
     assert filled_up(step(999, 2), extending(2, 1000)) == step(1000, 2)
     found = {tokens: filled_up(step(tokens, 1), wide).T for tokens in range(65, 8193, 7)}
     assert all(tokens <= size <= max(96, (1.5 if tokens < 1024 else 1.125) * tokens) for tokens, size in found.items())
     assert len(set(found.values())) == 32
+    unheld = [size for size in sorted(set(found.values())) if 1024 < size <= 2048 + 512]
+    assert mixed_tokens(wide, ()) == unheld
+    assert mixed_tokens(wide, {step(512, 64), step(2304, 200), step(8192, 64)}) == [n for n in unheld if n != 2304]
+    assert mixed_tokens(extending(2, 1000), ()) == [] and mixed_tokens(extending(2, 1200), ()) == [1152, 1200]
 
 
-def test_a_prompt_of_a_size_is_captured_once_there_were_several() -> None:
+@pytest.mark.parametrize("batch", [1, 64, 65, 100, 300, 512])
+def test_every_step_up_to_1024_tokens_has_a_graph(batch: int) -> None:
+    wide = extending(batch, 8192)
+    graphs = prompt_steps(wide, H200)
+    for tokens in {65, 1024, *range(96, 1025, 16), *range(97, 1025, 32)}:
+        for rows in {1, 2, 64, 65, 128, 129, 256, 257, 511, 512, tokens} & {*range(1, min(batch, tokens) + 1)}:
+            size = filled_up(step(tokens, rows), wide)
+            assert size in graphs and tokens <= size.T and rows <= size.B
+            assert max(64, 2 * rows) >= size.B, "no more than half of the rows are padding"
+
+
+def serving(choice: PromptChoice, tokens: int, *rows: int, captured: Collection[StepSizes] = ()) -> StepSizes | None:
+    return choice.serving(step(tokens, *rows), tokens - rows[0] + 1, captured)
+
+
+def test_prompts_take_what_is_captured() -> None:
     wide = extending(200, 4096)
-    sizes = prompt_steps(wide)
-
-    def serving(choice: PromptChoice, *sizes: int, captured: Collection[StepSizes] = ()) -> StepSizes | None:
-        return choice.serving(step(*sizes), sizes[0], captured)
-
+    sizes = prompt_steps(wide, H200)
     choice = PromptChoice(wide, sizes)
-    assert choice.next({}) is None
-    served = [serving(choice, tokens, 2) for tokens in (200, 256, 193, 256, 201, 190)]
-    assert served == [None] * _PROMPTS + [step(256, 64), None]
-    assert choice.next({}) == step(256, 64) and choice.next({step(256, 64)}) == step(192, 64)
     assert serving(choice, 300, 1, captured={step(384, 64)}) == step(384, 64)
     assert serving(choice, 300, 1, captured={step(384, 200), step(512, 64)}) is None, "it would round otherwise"
-    assert serving(choice, 300, 65, captured=sizes) == step(384, 200)
-    refused = ((192, 65), (300, 2, 201), (1025, 1), (64, 1))
-    assert all(serving(choice, *one, captured=sizes) is None for one in refused)
+    assert serving(choice, 300, 65, captured=sizes) == step(384, 128)
+    assert serving(choice, 300, 129, captured=sizes) == step(384, 200)
+    assert serving(choice, 192, 129, captured=sizes) == step(192)
+    assert serving(choice, 300, 2, 201, captured=sizes) is None and serving(choice, 1025, 1, captured=sizes) is None
+
+
+def test_many_that_decode_take_no_graph_of_prompts() -> None:
+    """Kernels of their class round otherwise, and what was captured by then would show."""
+    both = extending(512, 4096)
+    both = both.model_copy(update={"buckets": (plan().buckets[2], *both.buckets)})
+    sizes = prompt_steps(both, H200)
+    choice = PromptChoice(both, sizes)
+    assert choice.serving(step(128), 1, sizes) is None and choice.serving(step(513), 1, sizes) is None
+    assert choice.serving(step(128, 127), 2, sizes) == step(128)
+    assert choice.serving(step(5000, 1), 5000, sizes) is None, "of no class"
+
+
+def test_under_load_a_graph_comes_once_as_much_was_lost_as_it_takes() -> None:
+    wide = extending(200, 4096)
+    choice = PromptChoice(wide, prompt_steps(wide, H200))
+    captured: set[StepSizes] = set()
+    lost = [0]
+    for number in range(6 * _APART):
+        size = serving(choice, (200, 100, 300)[number % 3], 2, captured=captured)
+        if size is None:
+            lost[-1] += 1
+        elif size not in captured:
+            captured.add(size)
+            lost.append(0)
+    assert captured == {step(256, 64), step(128, 64), step(384, 64)} and lost == [_APART] * 3 + [0]
+
+
+def test_a_size_that_came_seldom_is_not_captured_under_load() -> None:
+    wide = extending(200, 4096)
+    choice = PromptChoice(wide, prompt_steps(wide, H200))
+    seldom = [serving(choice, tokens, rows) for tokens in (100, 200, 300, 400, 600) for rows in (2, 65, 90)]
+    assert len(seldom) > _APART and not any(seldom)
+    served = [serving(choice, 1000, 2) for _ in range(_PROMPTS + 1)]
+    assert served == [None] * _PROMPTS + [step(1024, 64)]
+
+
+def test_sizes_that_prompts_wanted_are_captured_first_while_the_host_waits() -> None:
+    wide = extending(200, 4096)
+    sizes = prompt_steps(wide, H200)
+    choice = PromptChoice(wide, sizes)
+    assert choice.next({}) == step(96, 64) and choice.next({step(96, 64)}) == step(128, 64), "nobody wanted any yet"
+    for tokens in (256, 201, 190):
+        assert serving(choice, tokens, 2) is None
+    captured: dict[StepSizes, None] = {}
+    while (size := choice.next(captured)) is not None:
+        captured[size] = None
+    assert list(captured)[:4] == [step(256, 64), step(192, 64), step(96, 64), step(128, 64)]
+    assert list(captured)[-2:] == [step(2304, 200), step(4096, 200)], "long steps come last"
+    assert {size.T for size in [*captured][:-6]} == {size.T for size in sizes if size.T <= 1024}
+    assert captured.keys() == sizes.keys()
+    choice = PromptChoice(wide, sizes)
+    assert serving(choice, 2300, 150) is None and choice.next({}) == step(2304, 200), "unless somebody wants them"
 
 
 def test_the_size_nearest_to_the_last_batch_comes_next() -> None:

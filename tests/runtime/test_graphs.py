@@ -11,8 +11,8 @@ import torch
 from ingot.ir.errors import InternalError
 from ingot.ir.plan import BucketClass
 from ingot.runtime.cuda import graphs as graphs_module
+from ingot.runtime.cuda.graph_choice import DecodeChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import DecodeChoice
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.step import StepSizes
 
@@ -49,6 +49,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, resident: dict[str, torch.Tensor] | 
 
 def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = graphs(monkeypatch)
+    assert not made.capture_next(1e9) and not made.seconds, "nobody knows yet how long any takes"
     made.capture_for(1)
     assert not made.capture_next(0.49) and list(made.seconds) == [step(1)]  # half of the time is certain
     assert made.capture_next(0.51) and made.capture_next(0.51)
@@ -58,6 +59,11 @@ def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.Monke
     assert made.capture_next(4.1) and not made.capture_next(1e9), "all are there"
     assert made.launch({}, step(7), 1, rated=False) == step(8)
     assert made.launch({}, step(17), 1, rated=False) is None
+
+
+def test_without_an_end_of_the_time_one_is_captured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = graphs(monkeypatch)
+    assert made.capture_next() and [size.B for size in made.seconds] == [1]
 
 
 def test_what_has_moved_stops_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:

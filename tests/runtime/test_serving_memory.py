@@ -10,6 +10,7 @@ import torch
 from run_seed import again, run_seed
 
 from ingot.ir.errors import InternalError, OptionError, TargetError
+from ingot.ir.gpus import TYPICAL
 from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Plan, Plans, ResidentMemory, State
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
@@ -20,6 +21,7 @@ from ingot.runtime.states import States
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GB = 10**9
+GPU = TYPICAL["sm_90"]
 LIMITS = Limits(vocab_size=1000, max_seq_len=1024, max_batch=32, max_tokens=2048, page_size=16)
 
 
@@ -68,15 +70,15 @@ def test_graphs_share_a_pool_and_have_their_inputs() -> None:
     decode, prompts = (1, 2, 4, 8, 16, 24, 32), (96, 128, 192, 256, 384, 512, 768, 1024)
     each = (8 << 20) * len(decode + prompts)
     inputs = 10**3 * sum(min(tokens, 288) for tokens in decode + prompts)
-    assert graph_bytes(plan) == each + inputs + GB // 2, "a step of 1024 tokens is half of the largest"
+    assert graph_bytes(plan, GPU) == each + inputs + GB // 2, "a step of 1024 tokens is half of the largest"
     few = plan.model_copy(update={"buckets": plan.buckets[:2], "dims": {"T": (1, 32), "B": (1, 32)}})
-    assert graph_bytes(few) == (8 << 20) * len(decode) + 10**3 * sum(decode) + 10**7
+    assert graph_bytes(few, GPU) == (8 << 20) * len(decode) + 10**3 * sum(decode) + 10**7
     one = plan.model_copy(update={"dims": {"T": (1, 32), "B": (1, 1)}})
-    assert graph_bytes(one) == (8 << 20) + 10**3 + 10**6
+    assert graph_bytes(one, GPU) == (8 << 20) + 10**3 + 10**6
 
 
 def test_a_gpu_gives_its_pool_what_is_left() -> None:
-    room = serving_memory(140 * GB, 144 * GB, plans(), graphs=True)
+    room = serving_memory(140 * GB, 144 * GB, plans(), GPU)
     assert room.usual == int(USUAL_SHARE * 144 * GB) and room.most == 140 * GB and room.pool is None
     fixed = 16 * GB + GB + 10**8 + 3168 * 10**3 + room.beside
     few, many = plans(), plans(page=60 * 10**6)

@@ -56,7 +56,7 @@ class StepClock:
         """The costs of a step with its times. Raises TargetError where it is to be measured and cannot run here."""
         plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
-        served = served_size(plan, bucket, costs.step)
+        served = served_size(plan, bucket, costs.step, self.device.gpu)
         computed = served or computed_size(plan, bucket, costs.step)
         run = {**sizes, "T": computed.T, "B": computed.B, "L": computed.L}
         found = works(program, bucket, Shape(sizes, run, costs.step.context, self.device.gpu), choices, self.kernels)

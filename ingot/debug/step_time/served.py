@@ -1,22 +1,25 @@
 """The sizes that a step is served in: there are rows of padding where it has fewer."""
 
+from dataclasses import replace
+
 import torch
 
 from ingot.debug.explained import Step
+from ingot.ir.gpus import Gpu
 from ingot.ir.plan import BucketPlan, Plan
-from ingot.runtime.cuda.graph_sizes import decode_steps, filled_up, has_few_tokens, prompt_steps
+from ingot.runtime.cuda.graph_sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
 from ingot.runtime.cuda.staging import HostInputs
 from ingot.runtime.step import StepInputs, StepSizes, step_views
 
 
-def served_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes | None:
+def served_size(plan: Plan, bucket: BucketPlan, step: Step, gpu: Gpu) -> StepSizes | None:
     """Those of the graph that a step of a bucket class is replayed from, once it is captured; None where the host
     launches its calls."""
-    graphs = decode_steps(plan) if step.tokens == step.sequences else prompt_steps(plan)
-    held = (
-        size for size, one in graphs.items() if one is bucket and step.tokens <= size.T and step.sequences <= size.B
-    )
-    return min(held, key=lambda size: (size.T, size.B), default=None)
+    if step.tokens == step.sequences:
+        held = (size for size, one in decode_steps(plan).items() if one is bucket and step.tokens <= size.T)
+        return min(held, key=lambda size: size.T, default=None)
+    size = replace(computed_size(plan, bucket, step), P=most_pages(plan))
+    return size if prompt_steps(plan, gpu).get(size) is bucket else None
 
 
 def computed_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes:

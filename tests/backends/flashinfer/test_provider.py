@@ -17,6 +17,7 @@ from fake_flashinfer import install
 from one_call import MAX_TOKENS, OneCall
 from paged_steps import Heads, PagedStep, paged_step
 
+from ingot.backends.flashinfer import library
 from ingot.backends.flashinfer.build import KERNELS
 from ingot.backends.flashinfer.emit import FlashInfer
 from ingot.backends.flashinfer.library import _Call
@@ -55,7 +56,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 @pytest.fixture
 def on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    """Where no GPU is, torch gives no stream of one, and makes tensors by the function's twin."""
+    monkeypatch.setattr(library, "current_stream", lambda device: 77)
+    monkeypatch.setattr(library, "new_tensor", torch._C._dynamo.guards._empty_strided_cpu)
 
 
 def a_step(mix: list[tuple[int, int]] | None = None, heads: Heads = HEADS, **layout: int) -> PagedStep:
@@ -209,11 +212,12 @@ def test_a_built_call_gives_what_the_reference_gives(machine: Machine, tmp_path:
         assert FlashInfer().workspace(call.body(), executable, folder, sizes, 1) == 4000 * 4 * 64 * 2 + (4000 + 7) * 4
 
 
+@pytest.mark.usefixtures("on_a_stream")
 def test_what_the_library_says_is_the_error(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
     call = attention(a_step())
     run = built(call, tmp_path / "out")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=1))
+    monkeypatch.setattr(library, "current_stream", lambda device: 1)
     with pytest.raises(BackendError, match="attention failed: it is not launched on the current stream"):
         run(*call.tensors)
     moved = torch.empty(call.args[0].numel() + 1, dtype=torch.bfloat16)[1:].view(call.args[0].shape)
