@@ -54,8 +54,9 @@ _US = 1e-6
 # One H200 with CUDA 13.0, Triton 3.6.0 and FlashInfer 0.6.13: medians of rows of equal calls in a CUDA graph, over
 # weights that no cache holds, in 28 steps of Llama-3.2-1B and Llama-3.1-8B with 1 to 2048 tokens, as `ingot explain
 # --measure` takes them and benchmarks/fit_times.py fits them; what is between steps by a profiler's trace. Attention
-# of few tokens is by benchmarks/kernels/tune_attention.py, that of prompts by our kernel from an earlier run of the
-# same steps; the host is a Xeon with Python 3.12.
+# of few tokens is by benchmarks/kernels/tune_attention.py, that of prompts by FlashInfer's kernels by
+# benchmarks/kernels/prefill.py (16 steps with heads of 64 and 128, within a tenth) and by ours from an earlier run of
+# the same steps; the host is a Xeon with Python 3.12.
 H200_TIMES = GpuTimes(
     gpu=TYPICAL["sm_90"],
     kernels={
@@ -64,7 +65,8 @@ H200_TIMES = GpuTimes(
         "cublas linear": KernelTime(1.7 * _US, 0.81, 0.77, wave=2 * _US, stream=1.7e11),
         "decode_attention": KernelTime(4.3 * _US, 0.85, wave=3.6 * _US, stream=4.6e10),
         "prefill_attention": KernelTime(9.1 * _US, 0.8, 0.3),
-        "flashinfer paged_attention": KernelTime(9.3 * _US, 0.52, 0.45),
+        "flashinfer paged_attention": KernelTime(8 * _US, 0.52, 0.8, wave=6 * _US),
+        "flashinfer paged_attention, heads of 64": KernelTime(9 * _US, 0.52, 0.55, wave=5 * _US),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.82, wave=0.14 * _US),
         # Those of deterministic mode are estimates, by the two kernels most like them.
         "linear_blocks": KernelTime(4.2 * _US, 0.85, 0.45),

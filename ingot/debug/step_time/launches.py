@@ -1,7 +1,7 @@
 """The launches of a call, and how their work falls to multiprocessors in one step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,7 +19,7 @@ from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact, malformed
 
 # Tokens of a tile of attention, by the kernel and the size of a head, 0 for any other: lower/attention_prefill.py has
-# those for two bytes an element; backends/flashinfer/kernels/fa3.cu.
+# those for two bytes an element; backends/flashinfer/kernels/fa3.cu. A size that stands here has times of its own.
 _PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0: 128, 64: 192}}
 
 
@@ -68,7 +68,8 @@ def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence
     """A launch as it is, but for attention: what its programs do depends on contexts."""
     if rows := _PROMPT_ROWS.get(launch.name):
         dim = held_type(_arguments(node)["q"]).bind(shape.asked)[2]
-        return replace(launch, uneven=_prompts(node, shape).uneven(rows.get(dim, rows[0]), shape.gpu.cores))
+        name = f"{launch.name}, heads of {dim}" if dim in rows else launch.name
+        return _prompts(node, shape).launched(name, rows.get(dim, rows[0]), shape.gpu.cores)
     tiles = next((one for one in chosen if one.kernel == DECODE_ATTENTION == launch.name), None)
     if tiles is None:
         return launch

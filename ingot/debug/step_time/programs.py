@@ -50,6 +50,12 @@ class Prompts:
     heads: int
     window: int | None = None
 
+    def launched(self, name: str, rows: int, cores: int) -> Launched:
+        """The launch of a kernel with tiles of `rows` tokens of a head. A multiprocessor takes one after the other, and
+        each waits for its first keys: a wave."""
+        tiles = -(-self.tokens // rows) * self.sequences * self.heads
+        return Launched(name, -(-tiles // cores), self.uneven(rows, cores))
+
     def uneven(self, rows: int, cores: int) -> float:
         """The same of tiles of `rows` tokens of a head: a tile goes over all positions that its rows see. The longest
         tiles begin first, each on the multiprocessor that is free first; rows that stand empty count as work."""
