@@ -70,7 +70,7 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
     AdditionalParams additional_params;
   };
 
-  // Raises what CUDA says of a cache that cannot be mapped.
+  // Throws for a cache that cannot be mapped.
   static Params to_params(const Call& call, int window_left, AdditionalParams additional) {
     const auto layout = flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_Q_TOKEN),
                                                     int64_t(INGOT_Q_HEAD));
