@@ -11,7 +11,8 @@ from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.program import Program
 from ingot.runtime.artifact import Artifact
 
-# Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in.
+# Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in, or
+# else all that is fed.
 _PROMPT_TOKENS = 512
 _CONTEXT = 1024
 _OPTION = "--step"
@@ -70,7 +71,8 @@ class AskedStep:
     def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> Step:
         """The step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises OptionError for
         one that the artifact cannot run."""
-        cached = self.context or min(limits.max_seq_len, _CONTEXT)
+        each = math.ceil((self.tokens or 0) / (self.sequences or limits.max_batch))
+        cached = self.context or min(limits.max_seq_len, max(_CONTEXT, each))
         one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
         fed = self.tokens or _default_tokens(bucket, one_each=one_each)
         if self.sequences is not None:

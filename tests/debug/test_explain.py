@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from resign import edit_json, sign
 
-from ingot.debug.asked_step import AskedStep
+from ingot.debug.asked_step import AskedStep, StepLimits
 from ingot.debug.explain import _alike, explain
 from ingot.debug.explained import BucketCosts, Call, Explained
 from ingot.ir.artifact import TIMINGS
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.ops.registry import Cost
+from ingot.ir.plan import BucketClass
 
 # The artifacts that the parity tests compile too, in the worker that has them.
 reference = pytest.mark.xdist_group("parity-llama-plain")
@@ -186,6 +187,21 @@ def test_choosing_and_sorting(plain: Path) -> None:
 def test_steps_that_cannot_be(plain: Path, options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         explain(plain, AskedStep(**options))
+
+
+@pytest.mark.parametrize(
+    ("asked", "sequences", "context"),
+    [
+        (AskedStep(512), 1, 1024),
+        (AskedStep(4000, 1), 1, 4000),
+        (AskedStep(8192), 4, 2048),
+        (AskedStep(512, 4), 4, 1024),
+    ],
+)
+def test_a_context_holds_what_is_fed(asked: AskedStep, sequences: int, context: int) -> None:
+    limits = StepLimits(max_seq_len=8192, max_batch=4, page_size=16, max_tokens=8192)
+    step = asked.step(BucketClass(name="extend", tokens=(65, 8192)), limits)
+    assert (step.tokens, step.sequences, step.context) == (asked.tokens, sequences, context)
 
 
 @reference
