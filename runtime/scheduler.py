@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 
 from ingot.ir.errors import InternalError, RequestError
@@ -147,7 +148,7 @@ class Scheduler:
             )
         self._cache.begin_step()
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
-        room = _Room(self._prompt_tokens([*decodes, *(chunk.request for chunk in chunks)]))
+        room = _Room(self._prompt_tokens(decodes, chunks) if prefilling or self.waiting else 0)
         for request in prefilling:
             if request.status is Status.RUNNING:  # and was not preempted just now
                 self._feed(request, chunks, room)
@@ -294,10 +295,11 @@ class Scheduler:
                 known.append(self._chunk(request, 1))
         return [one for one in self.running if one.num_computed < one.decodes_until], known, prefilling, short
 
-    def _prompt_tokens(self, decoding: Sequence[Request]) -> int:
+    def _prompt_tokens(self, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
         """How many a step takes beside those of sequences that decode. Where somebody waits for their tokens, a long
         step is one long wait; a prompt that may not be cut is not held back even so, or it could be for ever."""
-        left = self.config.max_tokens - len(decoding)
+        left = self.config.max_tokens - len(decodes) - len(chunks)
+        decoding = chain(decodes, (chunk.request for chunk in chunks))
         held_back = self.config.chunked_prefill and any(request.streamed for request in decoding)
         return min(left, self.config.max_mixed_tokens) if held_back else left
 
