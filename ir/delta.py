@@ -3,7 +3,7 @@
 A delta is text too, and exact:
 
     delta 1
-    base trace/04-insert-sampling.delta
+    base trace/04-insert-ending.delta
     sha256 5c1d…                            of the text that comes out, in UTF-8
     =1-40                                   lines 1 to 40 of the base
     +%linear = ingot.linear(…               a line of its own

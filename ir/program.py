@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import OPS
 from ingot.ir.plan import BucketClass, Executable, Plan
 from ingot.ir.recipe import Recipe
@@ -105,7 +106,8 @@ class Region:
 
 @dataclass
 class Program:
-    """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named.
+    """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named. `ending`
+    says what becomes of the outputs.
 
     `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
     every tensor has a placement (`ingot.ir.infer_placement`).
@@ -118,6 +120,7 @@ class Program:
     name: str
     stage: Stage
     dims: dict[str, Dim]
+    ending: EndingUse = EndingUse()
     graph: fx.Graph = field(default_factory=fx.Graph)
     params: dict[str, ParamSpec] = field(default_factory=dict)
     states: dict[str, StateSpec] = field(default_factory=dict)
@@ -216,6 +219,7 @@ class Program:
             name=self.name,
             stage=self.stage,
             dims=dict(self.dims),
+            ending=self.ending,
             graph=graph,
             params=dict(self.params),
             states=dict(self.states),

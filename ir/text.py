@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import InternalError
+from ingot.ir.features.feature import EndingUse
 from ingot.ir.mesh import mesh_text
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, target_name
@@ -91,8 +92,9 @@ def print_program(program: Program) -> str:
     if program.bucket is not None:
         header += f" bucket={bucket_text(program.bucket)}"
     mesh = [f"mesh {mesh_text(program.mesh)}"] if program.mesh else []
+    ending = [f"ending {program.ending}"] if program.ending != EndingUse() else []
     dims = [f"dim {dim}" for dim in program.dims.values()]
-    return "\n".join([header, *mesh, *dims, *_body(program, "")]) + "\n"
+    return "\n".join([header, *mesh, *ending, *dims, *_body(program, "")]) + "\n"
 
 
 def print_region_body(body: Program) -> str:

@@ -359,7 +359,7 @@ def expected_matches(spec: DenseSpec) -> dict[str, int]:
     fusions = 2 * layers - 1 if spec.pre_norm and not spec.parallel and spec.norm == "rms" else 0
     return {
         "insert-paged-kv": layers,
-        "insert-sampling": 1,
+        "insert-ending": 1,
         "merge-linears": merges,
         "fuse-add-rms-norm": fusions,
     }

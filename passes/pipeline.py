@@ -21,7 +21,7 @@ from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
-from ingot.passes.insert_sampling import InsertSampling
+from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.narrow_logits import NarrowLogits
@@ -48,7 +48,7 @@ class Phase:
 
 PIPELINE = (
     Phase(Stage.NORMAL, (Normalize(), EliminateCommonSubexpressions())),
-    Phase(Stage.CACHED, (InsertPagedKV(), InsertSampling())),
+    Phase(Stage.CACHED, (InsertPagedKV(), InsertEnding())),
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
     Phase(
         Stage.FUSED,

@@ -16,6 +16,7 @@ from ingot.ir.ops.dense import (
     silu_mul,
     soft_cap,
 )
+from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
 from ingot.ir.ops.penalties import count_tokens
@@ -32,6 +33,7 @@ __all__ = [
     "Effect",
     "Op",
     "Sample",
+    "accept_drafts",
     "add_rms_norm",
     "advance",
     "all_gather",
@@ -52,6 +54,7 @@ __all__ = [
     "paged_attention",
     "qk_norm_rope_append",
     "quant_linear",
+    "read_rows",
     "redistribute",
     "reduce_scatter",
     "rms_norm",
@@ -63,7 +66,9 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "take_drafts",
     "take_part",
     "top_logprobs",
     "vocab_embedding",
+    "write_rows",
 ]

@@ -74,7 +74,8 @@ class Op:
     take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, "cached" ones with
     them, or only where placements are "open". `across` computes a collective for all ranks of its axis at once: from a
     list for each tensor argument to a list of results. `effect` says when two calls may become one, and when one may
-    go. `flops` counts the operations of a call, by default one for each element of its results, and `traffic` its
+    go. `on_device`: the forms that run compute with tensors alone and copy nothing from the host, so that a captured graph
+    can hold a call of them. `flops` counts the operations of a call, by default one for each element of its results, and `traffic` its
     bytes, by default those of all arguments and results but written states: both look at shapes alone.
     """
 
@@ -95,6 +96,7 @@ class Op:
     legal: str
     effect: Effect
     across: Function | None
+    on_device: bool
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -203,6 +205,7 @@ def define(
     legal: str = "any",
     effect: Effect = Effect.PURE,
     across: Function | None = None,
+    on_device: bool = False,
 ) -> Callable[[Function], Op]:
     """Define an op from its reference implementation, which gives its name and, by its annotations, its schema;
     attributes are keyword-only.
@@ -241,6 +244,7 @@ def define(
             legal="cached" if states else legal,
             effect=Effect.WRITES_STATE if states else effect,
             across=across,
+            on_device=on_device,
         )
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")

@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from ingot.ir.gpus import Gpu
-from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Plan
+from ingot.ir.ops import OPS
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Instruction, Plan
 from ingot.runtime.cuda.launch_bound import LaunchBound
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
 from ingot.runtime.step import StepSizes
@@ -28,8 +29,8 @@ _MEMORY_SHARE = 1 / 64
 # Their sequences: up to 64 rows of logits cost about what one does, reading the weight; above, no more than half of the
 # rows are padding. There are no more than tokens.
 _PROMPT_ROWS = (64, 128, 256, GRAPH_ROWS[-1])
-# Providers whose calls read data on the host, or allocate by it: a graph cannot hold them.
-_UNCAPTURABLE = frozenset({"reference", "rowwise"})
+# Providers whose calls may read data on the host, or allocate by it, unless the op says that it does neither.
+_MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
@@ -125,9 +126,14 @@ def is_capturable(bucket: BucketPlan) -> bool:
     """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code, and aten's
     views and arithmetic."""
     return all(
-        one.calls is not None or one.provider not in _UNCAPTURABLE or one.target.startswith("aten.")
+        one.calls is not None or one.provider not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
     )
+
+
+def _on_device(instruction: Instruction) -> bool:
+    op = OPS.get(instruction.target.removeprefix("ingot."))
+    return op is not None and op.on_device
 
 
 def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:

@@ -32,7 +32,7 @@ def test_the_table_and_the_warnings(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "every contract is kept, on requests of 33, 17 tokens" in numerics
     row = r"^merge-linears +main +rounding +\S+ +\S+ +\S+ +\S+ +\d+ logits were not finite before$"
     assert re.search(row, numerics, re.MULTILINE)
-    assert re.search(r"^insert-sampling +main +exact +0 +0 +0 +0 ", numerics, re.MULTILINE)
+    assert re.search(r"^insert-ending +main +exact +0 +0 +0 +0 ", numerics, re.MULTILINE)
     assert re.search(r"^cse +main +exact +program unchanged$", numerics, re.MULTILINE)
     assert re.search(r"warning: the model itself overflows in main: %silu_mul_1 .* in layer 1 overflows f16", numerics)
     gain = r"^layers\.\*\.attention_norm\.weight +largest gain +96 +6 +2 +1 of 3 +folding the gain"

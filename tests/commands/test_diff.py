@@ -116,7 +116,7 @@ def test_limits_show_in_manifest_plan_and_program(artifacts: Artifacts, diff: Di
         (":cse@NORMAL", ":normal", "no differences"),
         (":cse@main@NORMAL", ":normal", "no differences"),
         (":cse@FUSED", ":merge-linears", "- %add_rms_norm = ingot.add_rms_norm("),
-        (":insert-sampling", ":merge-linears", "  + %slice_1 = aten.slice.Tensor(%linear_15, 1, 0, 60)"),
+        (":insert-ending", ":merge-linears", "  + %slice_1 = aten.slice.Tensor(%linear_15, 1, 0, 60)"),
         (":choose-providers@any", "", "~ stage FUSED -> PLANNED"),
         (":merge-linears", ":choose-providers", "~ bucket – -> any tokens=[1, 32] q_max=any"),
     ],

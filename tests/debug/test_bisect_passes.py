@@ -36,7 +36,7 @@ from ingot.passes.base import Pass
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_paged_kv import InsertPagedKV
-from ingot.passes.insert_sampling import InsertSampling
+from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.quantize import Quantize
 from ingot.passes.rewrite import Rewriter
@@ -166,8 +166,8 @@ FAULTS = (
     Fault(MergeLinears, 3, _swapped_recipe, "layers.1.mlp.gate_up.weight"),
     Fault(InsertPagedKV, 1, _wrong_mask, "paged_attention_1"),
     Fault(InsertPagedKV, 2, _swapped_k_and_v, "kv_append_2"),
-    Fault(InsertSampling, 0, _stale_position, "advance"),
-    Fault(InsertSampling, 0, _unpenalized, "sample"),
+    Fault(InsertEnding, 0, _stale_position, "advance"),
+    Fault(InsertEnding, 0, _unpenalized, "sample"),
 )
 
 

@@ -314,7 +314,7 @@ def test_a_build_that_differs_by_itself_is_located(compiled: Path, tmp_path: Pat
         [
             ("plan.json", lambda text: text.replace('"reference"', '"other"', 1), "plan.json: plans.main.buckets[0]"),
             ("program.ir", lambda text: text.replace("eps=", "eps=1", 1), "program.ir, line "),
-            ("trace/04-insert-sampling.delta", lambda text: text + "+\n", "trace/04-insert-sampling.delta, line "),
+            ("trace/04-insert-ending.delta", lambda text: text + "+\n", "trace/04-insert-ending.delta, line "),
         ]
     ):
         shutil.copytree(compiled, changed := tmp_path / f"{number}.ingot")

@@ -97,7 +97,7 @@ def _scale(program: Program) -> None:
 
 
 CASES_OF_FAULTS: Mapping[str, tuple[str, Callable[[Program], None], str, str, int | None]] = {
-    "in one pass": ("merge-linears", _swap, "insert-sampling", "silu_mul_1", 1),
+    "in one pass": ("merge-linears", _swap, "insert-ending", "silu_mul_1", 1),
     "since the beginning": ("merge-linears", _swap, "trace", "silu_mul_1", 1),
     "in a fused op": ("fuse-add-rms-norm", _eps, "merge-linears", "linear_25", 1),
     "in a call that stayed": ("make-plan", _scale, "choose-providers", "paged_attention_1", 1),
@@ -169,10 +169,10 @@ def _rewirings(program: Program) -> Iterator[tuple[fx.Node, fx.Node, fx.Node]]:
 
 
 def test_bits_are_compared_by_contract(world: World) -> None:
-    before, after = world.recorded("insert-sampling"), world.recorded("merge-linears")
+    before, after = world.recorded("insert-ending"), world.recorded("merge-linears")
     assert first_divergence(before, after, by_contract(Numerics.ROUNDING, torch.float32)) is None
     assert first_divergence(before, before, by_contract(Numerics.EXACT, torch.float32)) is None
-    program = world.alone["insert-sampling"].copy()
+    program = world.alone["insert-ending"].copy()
     node = list(program.calls(ops.linear.overload))[3]
     with program.graph.inserting_after(node):
         narrow = program.graph.call_function(ops.cast.overload, (node,), {"dtype": torch.bfloat16})

@@ -109,7 +109,7 @@ def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tupl
     assert [one.name for one in report.passes] == [one.name for phase in PIPELINE for one in phase.passes]
     assert not report.overflows
     changed = {one.name: one for one in report.passes if one.changed}
-    assert {"insert-paged-kv", "insert-sampling", "merge-linears", "form-regions"} <= changed.keys()
+    assert {"insert-paged-kv", "insert-ending", "merge-linears", "form-regions"} <= changed.keys()
     assert all(0 < one.error <= one.allowed for one in changed.values() if one.allowed)
 
 

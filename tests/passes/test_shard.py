@@ -35,7 +35,7 @@ Opened = Callable[[str], tuple[Model, Callable[[str], torch.Tensor]]]
 OnMesh = Callable[[str], list[Step]]
 MATCHES = Path(__file__).parents[1] / "goldens" / "matches_on_mesh.json"
 MESH = {"tp": 2}
-ENDS = {"insert-collectives": "SHARDED", "insert-sampling": "CACHED", "fuse-qk-norm-rope": "FUSED"}
+ENDS = {"insert-collectives": "SHARDED", "insert-ending": "CACHED", "fuse-qk-norm-rope": "FUSED"}
 quick_first = [pytest.param(name, marks=pytest.mark.slow) if case.slow else name for name, case in CASES.items()]
 
 

@@ -97,7 +97,7 @@ SOURCES: Mapping[str, Source] = {
     "normalize": Source(_in_pass("normalize"), 10),
     "cse": Source(_in_pass("cse"), 14),
     "insert-paged-kv": Source(_in_pass("insert-paged-kv"), 22),
-    "insert-sampling": Source(_in_pass("insert-sampling"), 16, dtypes=("float32",)),
+    "insert-ending": Source(_in_pass("insert-ending"), 16, dtypes=("float32",)),
     "merge-linears": Source(_in_pass("merge-linears"), 24),
     "fuse-add-rms-norm": Source(_in_pass("fuse-add-rms-norm"), 16, models=_NORMED),
     "fuse-qk-norm-rope": Source(_in_pass("fuse-qk-norm-rope"), 14, options=(_FUSED, _KERNELS)),

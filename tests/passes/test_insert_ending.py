@@ -1,4 +1,4 @@
-"""insert-sampling: positions come from device rows; the program samples and moves the rows on."""
+"""insert-ending: positions come from device rows; the program samples and moves the rows on."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ import pytest
 from ingot.ir.errors import PassError
 from ingot.ir.program import Program
 from ingot.ir.record import Numerics, PassRecord
-from ingot.passes.insert_sampling import InsertSampling
+from ingot.passes.insert_ending import InsertEnding
 
 Apply = Callable[..., tuple[Program, PassRecord]]
 
 
 def test_golden(golden: Callable[..., PassRecord]) -> None:
-    record = golden(InsertSampling(), max_batch=4)
+    record = golden(InsertEnding(), max_batch=4)
     assert record.matches == 1 and record.numerics is Numerics.EXACT
 
 
@@ -36,5 +36,5 @@ return hidden=%k, kv.0=%kv_append
 
 @pytest.mark.parametrize("text", [WITHOUT_CACHE, WITHOUT_LOGITS], ids=["cache", "logits"])
 def test_it_needs_a_cache_and_logits(apply: Apply, text: str) -> None:
-    with pytest.raises(PassError, match=r"(?s)no caches or no logits.*insert-sampling.*insert-paged-kv before it"):
-        apply(InsertSampling(), text)
+    with pytest.raises(PassError, match=r"(?s)no caches or no logits.*insert-ending.*insert-paged-kv before it"):
+        apply(InsertEnding(), text)

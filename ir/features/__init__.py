@@ -1,0 +1,40 @@
+"""Features and endings: what a step takes from the host, what it keeps by row, and what becomes of a model's outputs."""
+
+from ingot.ir.features import endings as endings  # registers them
+from ingot.ir.features.fed import Fed, Rated
+from ingot.ir.features.feature import Ending, EndingUse, Feature, OpCall, RowState
+from ingot.ir.features.registry import (
+    ENDINGS,
+    FEATURES,
+    features_of,
+    find_ending,
+    find_input,
+    register_ending,
+    register_feature,
+    row_tables,
+    step_inputs,
+)
+from ingot.ir.features.step_input import RowTable, StepInput, asked, one_of
+
+__all__ = [
+    "ENDINGS",
+    "FEATURES",
+    "Ending",
+    "EndingUse",
+    "Fed",
+    "Feature",
+    "OpCall",
+    "Rated",
+    "RowState",
+    "RowTable",
+    "StepInput",
+    "asked",
+    "features_of",
+    "find_ending",
+    "find_input",
+    "one_of",
+    "register_ending",
+    "register_feature",
+    "row_tables",
+    "step_inputs",
+]

@@ -1,0 +1,103 @@
+"""What a feature is: step inputs, rows of state, and the calls that it puts into a program; and what an ending is."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.features.step_input import RowTable, StepInput
+from ingot.ir.types import Size
+
+# Sizes that a row of state may have beside numbers: known when the ending is put into a program.
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RowState:
+    """A state with a row for each running sequence: `dtype` and `shape` are those of a row. A size may be named:
+    "vocab", or an attribute of the ending. `like`: dtype and shape are those of a row of this value of the program."""
+
+    name: str
+    dtype: torch.dtype = torch.int32
+    shape: tuple[Size, ...] = ()
+    like: str = ""
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """A call by name. The op's parameters are found among the values of the program by their own names: step inputs,
+    rows of state, outputs of the entry, results of earlier calls; `given` names another value for some. Attributes are
+    found among those of the ending. `results` name what the call gives, "" for what nothing takes; one with the name of
+    a state is the next version of it, and one with the name of an earlier value takes its place.
+    """
+
+    op: str
+    results: tuple[str, ...]
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a step can do beside the model's own work.
+
+    `front` are calls in front of the model's own, `behind` those behind the ending's. `tables` is what the host keeps
+    by device row beside what inputs ask.
+    """
+
+    name: str
+    inputs: tuple[StepInput, ...] = ()
+    rows: tuple[RowState, ...] = ()
+    front: tuple[OpCall, ...] = ()
+    behind: tuple[OpCall, ...] = ()
+    tables: tuple[RowTable, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What becomes of the outputs of an entry: the second segment of its plan.
+
+    needs        outputs that the entry must have, besides those that only pass through
+    features     by name, in the order in which their calls stand in front
+    calls        in order, behind the model's own
+    outputs      what the entry gives, in front of its own outputs: the value by the name of the output
+    read         the outputs that the host reads after every step
+    attributes   numbers of the ending, with their defaults: a definition may set them
+    lengths      tokens of one sequence that a decode step feeds at most, from the attributes
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    features: tuple[str, ...]
+    calls: tuple[OpCall, ...]
+    outputs: Mapping[str, str]
+    read: tuple[str, ...]
+    attributes: Mapping[str, int] = field(default_factory=dict)
+    lengths: Callable[[Mapping[str, int]], int] = lambda attributes: 1
+
+
+@dataclass(frozen=True)
+class EndingUse:
+    """The ending of an entry: which, with which attributes, and with which features beside its own."""
+
+    name: str = "sample"
+    attributes: tuple[tuple[str, int], ...] = ()
+    features: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        given = [*(f"{name}={value}" for name, value in self.attributes), *self.features]
+        return f"{self.name}({', '.join(given)})" if given else self.name
+
+    @staticmethod
+    def parse(text: str) -> "EndingUse":
+        """The inverse of `str`. Raises VerifyError."""
+        found = re.fullmatch(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?", text)
+        if found is None:
+            raise VerifyError(f"the ending '{text}' does not read", expected="name(attribute=number, feature)")
+        items = [item.strip() for item in (found[2] or "").split(",") if item.strip()]
+        attributes = [item.split("=") for item in items if "=" in item]
+        if odd := [item for item in attributes if len(item) != 2 or not item[1].strip().isdigit()]:
+            raise VerifyError(f"the ending '{text}' has '{'='.join(odd[0])}'", expected="attribute=number")
+        pairs = tuple((name.strip(), int(value)) for name, value in attributes)
+        return EndingUse(found[1], pairs, tuple(item for item in items if "=" not in item))

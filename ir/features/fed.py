@@ -1,0 +1,83 @@
+"""What a step feeds, in the terms that inputs are filled from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ingot.ir.errors import InternalError
+from ingot.ir.features.step_input import Array
+
+
+@dataclass(frozen=True)
+class Rated:
+    """Rows of logits from `first` on that rate the next tokens of a prompt, `targets`, with `count` likely ones."""
+
+    first: int
+    targets: Sequence[int]
+    count: int
+
+
+@dataclass
+class Fed:
+    """B sequences, the tokens that each feeds, laid end to end, and the rows of logits that are asked for.
+
+    rows           i32[B], the device row of each sequence
+    lengths        i32[B], the tokens that it feeds
+    starts         i32[B], the position of the first of them; -1: the device's own
+    begins         bool[B], it has no state yet that stands once per sequence
+    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row
+    logit_rows     i32[L], which of T
+    sample_index   i32[B], the last of its rows of logits, from which a token is taken; -1: none
+    asking         i32[L], the device row that says how a token is chosen there; -1: nothing is asked
+    tables         what sequences ask for by device row, by the name of the table
+    pages          i32[rows, P], the pages of every device row
+    page_size      tokens of a page
+    totals         gives i32[n], for each of the first n rows of logits: most tokens that its sequence then has
+    rated          the rows of logits that rate prompts
+    places         i32[B], where each sequence stands, also where `starts` leaves it to the device; None: not known
+    """
+
+    rows: Array
+    lengths: Array
+    starts: Array
+    begins: Array
+    tokens: Array
+    logit_rows: Array
+    sample_index: Array
+    asking: Array
+    tables: Mapping[str, Array]
+    pages: Array
+    page_size: int
+    totals: Callable[[], Array]
+    rated: Sequence[Rated] = field(default=())
+    places: Array | None = None
+
+    @cached_property
+    def ends(self) -> Array:
+        """i32[B]: where in T each sequence ends."""
+        return np.cumsum(self.lengths, dtype=np.int32)
+
+    @cached_property
+    def seqs(self) -> Array:
+        """i32[T]: the sequence of each token."""
+        return np.repeat(np.arange(len(self.rows), dtype=np.int32), self.lengths)
+
+    @cached_property
+    def has_idle_rows(self) -> bool:
+        """Whether some row of logits is there for which no sequence asks anything."""
+        return bool((self.asking < 0).any())
+
+    @property
+    def known_places(self) -> Array:
+        """`places`, where they are known. Raises InternalError."""
+        if self.places is None:
+            raise InternalError("the positions of a step are asked for, which only the device knows")
+        return self.places
+
+    @cached_property
+    def positions(self) -> Array:
+        """i32[T]: the position of each token, where it is known."""
+        begins = self.known_places - (self.ends - self.lengths)
+        return begins[self.seqs] + np.arange(len(self.tokens), dtype=np.int32)

@@ -1,0 +1,48 @@
+"""Log-probabilities of the tokens that were taken, of the most likely ones, and of the tokens of a prompt."""
+
+import numpy as np
+import torch
+
+from ingot.ir.features.fed import Fed
+from ingot.ir.features.feature import Feature
+from ingot.ir.features.step_input import Array, Asking, RowTable, StepInput, one_of
+from ingot.ir.types import TensorType
+
+_INT = TensorType(torch.int32, ("L",))
+
+
+def _num_logprobs(sequence: Asking) -> int | None:
+    count: int | None = sequence.params.logprobs
+    return count
+
+
+def _targets(array: Array, fed: Fed) -> None:
+    array[:] = -1
+    for one in fed.rated:
+        array[one.first : one.first + len(one.targets)] = one.targets
+
+
+def _counts(array: Array, fed: Fed) -> None:
+    np.take(fed.tables["num_logprobs"], fed.asking, axis=0, out=array, mode="clip")
+    if fed.has_idle_rows:
+        array[fed.asking < 0] = -1
+    for one in fed.rated:
+        array[one.first : one.first + len(one.targets)] = one.count
+
+
+LOGPROBS = Feature(
+    "logprobs",
+    inputs=(
+        # The token whose log-probability is asked for; -1: the one that is taken.
+        StepInput("targets", _INT, -1, _targets, draw=one_of(torch.int32, -1, 7)),
+        # The most likely tokens to list beside it; -1: no log-probabilities.
+        StepInput(
+            "num_logprobs",
+            _INT,
+            -1,
+            _counts,
+            table=RowTable("num_logprobs", torch.int32, -1, _num_logprobs),
+            draw=one_of(torch.int32, -1, 0, 5),
+        ),
+    ),
+)

@@ -1,0 +1,77 @@
+"""Penalties for tokens that a sequence holds already, and tokens that it may not take yet."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.ir.features.fed import Fed
+from ingot.ir.features.feature import Feature, OpCall, RowState
+from ingot.ir.features.step_input import Array, Asking, RowTable, StepInput, asked, one_of
+from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.ir.types import TensorType
+
+_FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",))
+
+
+def _penalty(name: str) -> Any:
+    return lambda sequence: getattr(sequence.params, name) if sequence.params.penalizes else None
+
+
+def _prompt_end(sequence: Asking) -> int | None:
+    return len(sequence.prompt_ids) if sequence.params.penalizes else None
+
+
+def _count_row(sequence: Asking) -> int | None:
+    return sequence.row if sequence.params.penalizes else None
+
+
+PENALTIES = Feature(
+    "penalties",
+    inputs=(
+        # The prompt's length, for penalties; -1: the sequence's tokens are not counted.
+        asked("prompt_ends", TensorType(torch.int32, ("B",)), -1, _prompt_end),
+        asked("count_rows", _INT, -1, _count_row),  # the row of state whose counts penalize it; -1: no penalty
+        asked("repetition", _FLOAT, 1.0, _penalty("repetition_penalty"), one_of(torch.float32, 1.0, 1.3)),
+        asked("frequency", _FLOAT, 0.0, _penalty("frequency_penalty"), one_of(torch.float32, 0.0, 0.2)),
+        asked("presence", _FLOAT, 0.0, _penalty("presence_penalty"), one_of(torch.float32, 0.0, 0.1)),
+    ),
+    rows=(RowState("token_counts", torch.int32, ("vocab",)),),
+    front=(OpCall("count_tokens", ("token_counts",), {"ids": "tokens"}),),
+)
+
+
+def _banned_ids(sequence: Asking) -> list[int] | None:
+    """The tokens that end a sequence, which it may not take before it has its `min_tokens`."""
+    return sorted(sequence.end_tokens()) if sequence.params.min_tokens else None
+
+
+def _unbanned_at(sequence: Asking) -> int | None:
+    return min(len(sequence.prompt_ids) + sequence.params.min_tokens, sequence.max_total)
+
+
+def _banned(array: Array, fed: Fed) -> None:
+    """Row by row what its sequence may not take, as long as it has too few tokens."""
+    totals = fed.totals()
+    rows = fed.asking[: len(totals)]
+    np.take(fed.tables["banned"], rows, axis=0, out=array[: len(totals)], mode="clip")
+    array[: len(totals)][(totals >= fed.tables["unbanned_at"][rows]) | (rows < 0)] = -1
+    array[len(totals) :] = -1
+
+
+_BANNED = TensorType(torch.int32, ("L", MAX_BANNED))
+BANS = Feature(
+    "bans",
+    inputs=(
+        StepInput(  # tokens that may not be taken; -1: none
+            "banned",
+            _BANNED,
+            -1,
+            _banned,
+            varies=True,
+            table=RowTable("banned", torch.int32, -1, _banned_ids, MAX_BANNED),
+        ),
+    ),
+    # With so many tokens, prompt included, a sequence may take all.
+    tables=(RowTable("unbanned_at", torch.int32, 0, _unbanned_at),),
+)

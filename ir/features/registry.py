@@ -1,0 +1,87 @@
+"""The features and endings that there are, and their step inputs by name."""
+
+from collections.abc import Iterable, Mapping
+
+from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
+from ingot.ir.features.feature import Ending, Feature
+from ingot.ir.features.logprobs import LOGPROBS
+from ingot.ir.features.paging import PAGING
+from ingot.ir.features.penalties import BANS, PENALTIES
+from ingot.ir.features.sampling import SAMPLING
+from ingot.ir.features.sequences import SEQUENCES
+from ingot.ir.features.slots import SLOTS
+from ingot.ir.features.step_input import RowTable, StepInput
+
+FEATURES: dict[str, Feature] = {}
+ENDINGS: dict[str, Ending] = {}
+_INPUTS: dict[str, tuple[StepInput, Feature]] = {}
+
+
+def register_feature(feature: Feature) -> Feature:
+    """Make a feature known. Raises InternalError for a name, of it or of an input, that stands for another one."""
+    if feature.name in FEATURES:
+        raise InternalError(f"the feature '{feature.name}' is defined twice")
+    for one in feature.inputs:
+        if one.name in _INPUTS:
+            raise InternalError(f"the step input '{one.name}' is declared twice", where=f"feature {feature.name}")
+        if one.dim not in ("T", "B", "L"):
+            raise InternalError(f"the step input '{one.name}' is {one.type}", expected="T, B or L in front")
+    FEATURES[feature.name] = feature
+    _INPUTS.update({one.name: (one, feature) for one in feature.inputs})
+    return feature
+
+
+def forget_feature(name: str) -> None:
+    """Take back `register_feature`, for features that only a test has."""
+    for one in FEATURES.pop(name).inputs:
+        del _INPUTS[one.name]
+
+
+def register_ending(ending: Ending) -> Ending:
+    """Make an ending known. Raises InternalError for a name that stands for another one."""
+    if ending.name in ENDINGS:
+        raise InternalError(f"the ending '{ending.name}' is defined twice")
+    if unknown := [name for name in ending.features if name not in FEATURES]:
+        raise InternalError(f"the ending '{ending.name}' has the unknown feature '{unknown[0]}'")
+    ENDINGS[ending.name] = ending
+    return ending
+
+
+def forget_ending(name: str) -> None:
+    """Take back `register_ending`."""
+    del ENDINGS[name]
+
+
+def find_ending(name: str) -> Ending:
+    """The ending `name`. Raises VerifyError for an unknown one."""
+    if name not in ENDINGS:
+        raise VerifyError(f"unknown ending '{name}'", expected=", ".join(ENDINGS))
+    return ENDINGS[name]
+
+
+def step_inputs() -> Mapping[str, StepInput]:
+    """Every declared step input by name."""
+    return {name: one for name, (one, _) in _INPUTS.items()}
+
+
+def find_input(name: str) -> StepInput | None:
+    """The step input `name`, or None."""
+    found = _INPUTS.get(name)
+    return found[0] if found else None
+
+
+def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
+    """The features that own these step inputs, each once."""
+    return tuple({feature.name: feature for name in inputs for feature in (_INPUTS[name][1],)}.values())
+
+
+def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
+    """What the host keeps by device row for these step inputs."""
+    names = tuple(inputs)
+    own = [one.table for name in names if (one := _INPUTS[name][0]).table is not None]
+    return (*own, *(table for feature in features_of(names) for table in feature.tables))
+
+
+for _feature in (SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS):
+    register_feature(_feature)

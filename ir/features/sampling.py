@@ -1,0 +1,35 @@
+"""How a token is chosen from a row of logits: greedily, or by chance."""
+
+from typing import Any
+
+import torch
+
+from ingot.ir.features.feature import Feature
+from ingot.ir.features.step_input import Asking, asked, one_of
+from ingot.ir.types import TensorType
+
+_FLOAT, _INT, _LONG = (TensorType(dtype, ("L",)) for dtype in (torch.float32, torch.int32, torch.int64))
+# Seeds have 63 bits; those that are drawn need more than 32 of them.
+_SEED_BITS = 40
+
+
+def _drawn(name: str) -> Any:
+    """A sampling parameter that says nothing about greedy rows."""
+    return lambda sequence: None if sequence.params.greedy else getattr(sequence.params, name)
+
+
+def _seed(sequence: Asking) -> int:
+    return sequence.seed
+
+
+SAMPLING = Feature(
+    "sampling",
+    inputs=(
+        # Random numbers are keyed by (seed, position).
+        asked("seeds", _LONG, 0, _seed, lambda n, generator: torch.randint(1 << _SEED_BITS, (n,), generator=generator)),
+        asked("temperature", _FLOAT, 0.0, _drawn("temperature"), one_of(torch.float32, 0.0, 0.7, 1.3)),  # 0: greedy
+        asked("top_k", _INT, 0, _drawn("top_k"), one_of(torch.int32, 0, 5)),  # 0: off
+        asked("top_p", _FLOAT, 1.0, _drawn("top_p"), one_of(torch.float32, 1.0, 0.9)),
+        asked("min_p", _FLOAT, 0.0, _drawn("min_p"), one_of(torch.float32, 0.0, 0.05)),
+    ),
+)

@@ -1,0 +1,135 @@
+"""Drafts: tokens that are fed before they are known to be right, and rows of state that entries leave each other."""
+
+import torch
+
+from ingot.ir.ops.registry import Effect, Sample, define
+
+
+def _ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _take_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    drafts = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]], dtype=torch.int32)
+    return [Sample((_ints(-1, -2, -3, 42, 43, -1, 0), _ints(0, 0, 0, 1, 1, 2, -1), _ints(2, 0, 3, -1), drafts))]
+
+
+@define(
+    samples=_take_samples,
+    fake=lambda tokens, *_: torch.empty_like(tokens),
+    fusible=False,
+    legal="cached",
+    effect=Effect.READS_STATE,
+    on_device=True,
+)
+def take_drafts(
+    tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor
+) -> torch.Tensor:
+    """`tokens` i32[T] with the drafts in them: token -2 - i of sequence b = `token_seqs[t]` stands for draft i of its
+    row, `drafts[rows[b], i]` of the state i32[S, K]. Other tokens, -1 among them, stay as they are."""
+    row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
+    place = (-2 - tokens).clamp(min=0, max=drafts.shape[1] - 1).long()
+    return torch.where((tokens < -1) & (token_seqs >= 0), drafts[row, place], tokens)
+
+
+def _accept_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    # Drafts 11 and 12 behind 10, of which the first is right; a prompt of three; one token; and padding.
+    tokens, seqs = _ints(10, 11, 12, 5, 6, 7, 9, 0), (_ints(0, 3, 6, 0), _ints(3, 3, 1, 0))
+    rows = _ints(0, 1, 2, 5, 6)
+    return [
+        Sample((tokens, _ints(11, 90, 91, 92, 93), rows, *seqs, _ints(2, 3, 4, -1))),
+        Sample((tokens, _ints(11, 12, 91, 92, 93), rows, *seqs, _ints(2, 3, 4, -1))),
+        Sample((tokens, _ints(1, 12, 91, 92, -1), rows, *seqs, _ints(2, 3, 4, -1))),
+    ]
+
+
+@define(
+    samples=_accept_samples,
+    fake=lambda tokens, sampled, logit_rows, q_starts, *_: (torch.empty_like(q_starts), torch.empty_like(q_starts)),
+    fusible=False,
+    legal="cached",
+    on_device=True,
+)
+def accept_drafts(
+    tokens: torch.Tensor,
+    sampled: torch.Tensor,
+    logit_rows: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    sample_index: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rejected i32[B], taken i32[B]): how many of the last tokens that a sequence feeds are not kept, and the row of
+    logits behind the last kept one, -1 where `sample_index` is.
+
+    A sequence that gets a row of logits for each token, the last of them `sample_index[b]`, keeps a token as long as
+    the row in front of it has `sampled` it. One with fewer rows, as a prompt has, keeps all.
+    """
+    ends = q_starts + q_lens
+    follows = (logit_rows + 1).clamp(max=tokens.shape[0] - 1).long()
+    row = torch.arange(logit_rows.shape[0], dtype=torch.int32, device=tokens.device)
+    own = (row[None, :] <= sample_index[:, None]) & (row[None, :] > (sample_index - q_lens)[:, None])
+    inside = own & (logit_rows >= q_starts[:, None]) & (logit_rows + 1 < ends[:, None])
+    wrong = inside & (tokens[follows] != sampled)[None, :]
+    kept = torch.where(wrong, logit_rows[None, :] + 1, ends[:, None]).amin(-1)
+    rejected = (ends - kept).int()
+    return rejected, torch.where(sample_index >= 0, sample_index - rejected, -1).int()
+
+
+def _row_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    state = torch.randn(5, 3, generator=g).to(dtype)
+    return [Sample((state, _ints(3, 0, -1))), Sample((torch.arange(5, dtype=torch.int32), _ints(4, -1, 1)))]
+
+
+@define(
+    samples=_row_samples,
+    fake=lambda state, rows: state.new_empty((rows.shape[0], *state.shape[1:])),
+    fusible=False,
+    legal="cached",
+    effect=Effect.READS_STATE,
+    on_device=True,
+)
+def read_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows `rows` i32[B] of a state [S, …]; zeros for a row of -1, which is padding."""
+    there = (rows >= 0).view(-1, *[1] * (state.dim() - 1))
+    return torch.where(there, state[rows.clamp(min=0).long()], torch.zeros((), dtype=state.dtype, device=state.device))
+
+
+def _write_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    state, values = torch.randn(5, 3, generator=g).to(dtype), torch.randn(4, 3, generator=g).to(dtype)
+    return [
+        Sample((state, _ints(3, 0, -1), values, _ints(3, -1, 0))),
+        Sample((state, _ints(1, 0, -1, 4), values)),
+    ]
+
+
+def _write(
+    state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None
+) -> None:
+    source = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device) if index is None else index
+    written = (rows >= 0) & (source >= 0)
+    # Which rows are written is not known to the host: all are, those that are not with what they hold. No two
+    # sequences have one row, but the padding may name row 0, so padding takes what row 0 ends with.
+    places = torch.where(written, rows, -1).long()
+    slot = torch.arange(state.shape[0], device=state.device)
+    match = slot[:, None] == places[None, :]
+    chosen = values[source.clamp(min=0).long()][match.int().argmax(-1)]
+    hit = match.any(-1).view(-1, *[1] * (state.dim() - 1))
+    state.copy_(torch.where(hit, chosen, state))
+
+
+@define(
+    samples=_write_samples,
+    fake=lambda state, *_: torch.empty_like(state),
+    states=("state",),
+    in_place=_write,
+    fusible=False,
+    on_device=True,
+)
+def write_rows(
+    state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The state [S, …] with row `rows[b]` as `values[index[b]]`, `values` [N, …], or as `values[b]` without `index`
+    i32[B]. A row or an index of -1 writes nothing."""
+    result = state.clone()
+    _write(result, rows, values, index)
+    return result

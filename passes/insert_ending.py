@@ -1,0 +1,164 @@
+"""insert-ending: the program takes its positions from device rows, and its ending makes of its outputs what is asked."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import fx
+
+from ingot.ir.errors import PassError
+from ingot.ir.features import FEATURES, Ending, Feature, OpCall, RowState, find_ending, find_input
+from ingot.ir.ops import OPS
+from ingot.ir.program import StateSpec, tensor_type
+from ingot.ir.record import Numerics
+from ingot.ir.types import Dim, StateType, TensorType
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter, trimmed
+
+
+@dataclass(frozen=True)
+class InsertEnding(Pass):
+    """The calls of the ending and of its features (`ingot.ir.features`): some in front of the model's own, which read
+    rows of state, the others behind, which choose, and move the rows on."""
+
+    name: ClassVar[str] = "insert-ending"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        ending = find_ending(program.ending.name)
+        features = [FEATURES[name] for name in (*ending.features, *program.ending.features)]
+        outputs = program.output_nodes()
+        if missing := [name for name in ending.needs if name not in outputs]:
+            raise PassError(
+                f"the ending '{ending.name}' needs the output '{missing[0]}'",
+                where=f"entry {program.name}",
+                expected=f"an entry that gives {', '.join(ending.needs)}",
+            )
+        if not rewriter.take(outputs[ending.needs[0]]):
+            return
+        program.dims.setdefault("B", Dim("B", 1, context.max_batch))
+        program.dims["S"] = Dim("S", 1, context.max_batch)
+        _Builder(rewriter, ending, _attributes(program.ending.attributes, ending)).build(features)
+
+
+def _attributes(given: Sequence[tuple[str, int]], ending: Ending) -> dict[str, int]:
+    if odd := [name for name, _ in given if name not in ending.attributes]:
+        raise PassError(f"the ending '{ending.name}' has no attribute '{odd[0]}'", expected=", ".join(ending.attributes))
+    return {**ending.attributes, **dict(given)}
+
+
+@dataclass
+class _Builder:
+    """Puts calls into a program. `values` are what their arguments are found among, by name."""
+
+    rewriter: Rewriter
+    ending: Ending
+    attributes: dict[str, int]
+    values: dict[str, fx.Node] = field(default_factory=dict)
+
+    def build(self, features: Sequence[Feature]) -> None:
+        program = self.rewriter.program
+        outputs = program.output_nodes()
+        caches = [spec for spec in program.states.values() if spec.kind == "paged_kv"]
+        if caches:
+            page_size = caches[0].type.shape[2]
+            assert isinstance(page_size, int)
+            self.attributes["page_size"] = page_size
+        given = {str(node.target): node for node in program.placeholders("input")}
+        self.values = {**given, **outputs}
+        for row in [row for feature in features for row in feature.rows]:
+            if row.name not in program.states:
+                self.values[row.name] = self._row(row)
+        made = self._in_front(features, given)
+        for name, node in outputs.items():
+            self.values[name] = node
+        self._give(given, made)
+        end = program.graph.output_node()
+        for call in (*self.ending.calls, *(call for feature in features for call in feature.behind)):
+            self._call(call, end)
+        states = {name: self.values[name] for name in program.states if name in self.values}
+        assert all(isinstance(node.meta["type"], StateType) for node in states.values())
+        own = {name: self.values[value] for name, value in self.ending.outputs.items()}
+        passed = {name: node for name, node in outputs.items() if not isinstance(node.meta["type"], StateType)}
+        caches_out = {name: node for name, node in outputs.items() if isinstance(node.meta["type"], StateType)}
+        program.set_outputs({**own, **passed, **caches_out, **states})
+
+    def _row(self, row: RowState) -> fx.Node:
+        """The state of a row for each running sequence."""
+        program = self.rewriter.program
+        if row.like:
+            like = tensor_type(self._value(row.like, f"row {row.name}"))
+            dtype, shape = like.dtype, like.shape[1:]
+        else:
+            vocab = {"vocab": tensor_type(self.values["logits"]).shape[-1]} if "vocab" in row.shape else {}
+            sizes = {**self.attributes, **vocab}
+            dtype, shape = row.dtype, tuple(sizes[one] if isinstance(one, str) else one for one in row.shape)
+        return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("S", *shape))))
+
+    def _in_front(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
+        """The calls in front of the model's own. Gives all of them."""
+        program = self.rewriter.program
+        first = next(program.calls())
+        made: set[fx.Node] = set()
+        for call in [call for feature in features for call in feature.front]:
+            made |= self._call(call, first)
+        return made
+
+    def _give(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
+        """Let the model take what the calls in front give in place of what the host gave."""
+        for name, node in given.items():
+            fed = self.values[name]
+            if fed is not node:
+                node.replace_all_uses_with(fed, delete_user_cb=lambda user: user not in made)
+                if not node.users:  # the host still gives what a call in front reads
+                    self.rewriter.program.graph.erase_node(node)
+
+    def _call(self, call: OpCall, before: fx.Node) -> set[fx.Node]:
+        """One call, and the results that it has several of."""
+        op = OPS[call.op]
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter in op.overload._schema.arguments:
+            name = call.given.get(parameter.name, parameter.name)
+            if parameter.kwarg_only:
+                kwargs[parameter.name] = self._attribute(name, call)
+            elif parameter.has_default_value() and name not in self.values and find_input(name) is None:
+                args.append(parameter.default_value)
+            else:
+                args.append(self._value(name, f"the call of {call.op}"))
+        origin = InsertEnding.name
+        node = self.rewriter.call(op, *trimmed(args), before=before, origin=origin, **kwargs)
+        made = {node}
+        if len(call.results) == 1:
+            self.values[call.results[0]] = node
+            return made
+        for index, name in enumerate(call.results):
+            if name:
+                item = self.rewriter.call(operator.getitem, node, index, before=before, origin=origin)
+                self.values[name] = item
+                made.add(item)
+        return made
+
+    def _attribute(self, name: str, call: OpCall) -> int:
+        if name not in self.attributes:
+            raise PassError(
+                f"{call.op} takes the attribute '{name}'",
+                where=f"entry {self.rewriter.program.name}, ending {self.ending.name}",
+                expected="an entry with a cache" if name == "page_size" else ", ".join(self.attributes),
+            )
+        return self.attributes[name]
+
+    def _value(self, name: str, what: str) -> fx.Node:
+        """A value by name; a declared step input that the program does not take yet becomes one of its inputs."""
+        if name not in self.values:
+            declared = find_input(name)
+            if declared is None:
+                raise PassError(
+                    f"{what} takes '{name}', and nothing fills it",
+                    where=f"entry {self.rewriter.program.name}, ending {self.ending.name}",
+                    expected="a step input of a feature, a row of state, or an output of the entry",
+                )
+            self.values[name] = self.rewriter.program.add_input(name, declared.type)
+        return self.values[name]
