@@ -19,7 +19,7 @@ from results import Figure, add_json_option, report
 
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Request
+from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
@@ -85,10 +85,10 @@ def request_figures(load: Load) -> dict[str, Figure]:
     draw = random.Random(0)
     trunk = _prompt(draw, load.prompt)
     scheduler = _scheduler(load, prefix_caching=True)
-    _serve(scheduler, Request("first", [*trunk, 1], SamplingParams(max_tokens=1)))
+    _serve(scheduler, Request(Given("first", [*trunk, 1], SamplingParams(max_tokens=1))))
     add, admit = [], []
     for number in range(_TRIES * 8):
-        request = Request(str(number), [*trunk, 2], SamplingParams(max_tokens=1))
+        request = Request(Given(str(number), [*trunk, 2], SamplingParams(max_tokens=1)))
         begin = time.thread_time()
         scheduler.add(request)
         added = time.thread_time()
@@ -123,7 +123,7 @@ def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
     draw, scheduler = random.Random(0), _scheduler(load, prefix_caching=prefix_caching)
     for number in range(load.running + load.waiting):
         params = SamplingParams(max_tokens=None, ignore_eos=True)
-        scheduler.add(Request(str(number), _prompt(draw, load.prompt), params))
+        scheduler.add(Request(Given(str(number), _prompt(draw, load.prompt), params)))
     while any(not request.output_ids for request in scheduler.running) or len(scheduler.running) < load.running:
         _retire(scheduler, scheduler.schedule())
     return scheduler

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +47,8 @@ _MAP_FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.p
 class Checkpoint:
     """An open checkpoint: its parsed config.json, where each tensor lies, and which tokenizer files there are.
 
+    `others` are checkpoints beside it, by alias: their tensors are known as "alias:tensor".
+
     `auto_map` in the configuration, which names Python code in the folder, stays data: nothing here imports it.
     """
 
@@ -54,6 +56,7 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     tokenizer_files: Mapping[str, Path]
+    others: Mapping[str, "Checkpoint"] = field(default_factory=dict)
     _maps: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -67,6 +70,11 @@ class Checkpoint:
         config = _read_config(folder / CONFIG)
         tokenizer_files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
+
+    def beside(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
+        """This checkpoint with others beside it, by alias."""
+        theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
+        return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
 
     def read(self, name: str) -> torch.Tensor:
         """Returns one tensor, of the dtype and shape of `tensors[name]`, backed by the file's pages: for reading only.
@@ -89,16 +97,23 @@ class Checkpoint:
     def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
         """Returns the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by the file's name in the folder.
 
-        The files hold the tensors' names, dtypes, shapes and values. Raises CheckpointError when one cannot be read.
+        The files hold the tensors' names, dtypes, shapes and values; those of a checkpoint beside it are "alias:file".
+        Raises CheckpointError when one cannot be read.
         """
-        files = sorted({info.file for info in self.tensors.values()})
+        own = {name: info for name, info in self.tensors.items() if name.partition(":")[0] not in self.others}
+        files = sorted({info.file for info in own.values()})
+        theirs = {
+            f"{alias}:{file}": digests
+            for alias, one in self.others.items()
+            for file, digests in one.digests(threads).items()
+        }
         try:
             chunks = digest_files(files, threads)
         except OSError as error:
             raise CheckpointError(
                 f"a tensor file cannot be read: {error.strerror}", where=str(error.filename)
             ) from error
-        return {file.name: digests for file, digests in zip(files, chunks, strict=True)}
+        return {**{file.name: digests for file, digests in zip(files, chunks, strict=True)}, **theirs}
 
     def _map(self, info: TensorInfo) -> mmap.mmap:
         if (known := self._maps.get(info.file)) is not None:

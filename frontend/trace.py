@@ -1,5 +1,6 @@
 """From a ModelSpec to a traced Model: the definition runs once on the meta device, and no weight is read."""
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ import torch
 from torch import fx, nn
 
 from ingot.ir import build
-from ingot.ir.errors import InternalError
+from ingot.ir.errors import ConfigError, InternalError, VerifyError
+from ingot.ir.features import find_ending, find_feature, find_input, step_inputs
 from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, Stage
 from ingot.ir.recipe import Recipe, cast
 from ingot.ir.types import DTYPES, Dim, TensorType
@@ -25,9 +27,6 @@ class Limits:
     max_tokens: int
 
 
-INPUTS = {"tokens": "T", "positions": "T", "token_seqs": "T", "logit_rows": "L"}
-
-
 def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None = None) -> Model:
     """Trace each entry of the definition of `spec` into a program at stage TRACED, `main` first.
 
@@ -39,6 +38,8 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
         module = definition.build(spec.dims, spec.dtype, limits.max_seq_len)
         main = Entry(module, definition.expected_matches(spec.dims))
         entries = {"main": main, **definition.more_entries(spec.dims, module)}
+    if unknown := [name for name in definition.round if name not in entries]:
+        raise InternalError(f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries))
     recipes = definition.weight_map(spec.dims, limits.max_seq_len)
     parameters = dict(module.named_parameters())
     if recipes.keys() != parameters.keys():
@@ -53,45 +54,127 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
         for name, parameter in parameters.items()
     }
     names = {id(parameter): name for name, parameter in parameters.items()}
-    programs = {name: _trace_entry(name, entry.module, params, names, limits) for name, entry in entries.items()}
+    programs: dict[str, Program] = {}
+    for name, entry in entries.items():
+        tracing = _Entry(spec.family, name, entry, limits)
+        own = tracing.own_params(names, stored or {})
+        programs[name] = tracing.program({**params, **own}, names)
     expected = {name: entry.expected_matches for name, entry in entries.items()}
-    return Model(spec, programs, expected, definition.tp_plan(spec.dims))
+    return Model(spec, programs, expected, definition.tp_plan(spec.dims), definition.round)
 
 
-def _trace_entry(
-    entry: str, module: nn.Module, params: Mapping[str, ParamSpec], names: Mapping[int, str], limits: Limits
-) -> Program:
-    """The program of one entry. `names` tells a parameter, by its identity, from what the module calls it."""
-    dims = {
-        "T": Dim("T", 1, limits.max_tokens),
-        "L": Dim("L", 1, limits.max_tokens),
-    }
-    symbols = {name: torch.export.Dim(name, min=1, max=max(dim.hi, 8)) for name, dim in dims.items()}
-    exported = torch.export.export(
-        module,
-        (),
-        kwargs={name: torch.zeros(4, dtype=torch.int32, device="meta") for name in INPUTS},
-        dynamic_shapes={name: {0: symbols[dim]} for name, dim in INPUTS.items()},
-        strict=False,
-    )
-    program = Program(entry, Stage.TRACED, dims)
-    values: dict[fx.Node, Any] = {}
-    own = dict(module.named_parameters(remove_duplicate=False))
-    param_of = exported.graph_signature.inputs_to_parameters
-    for node in exported.graph.nodes:
-        if node.op == "placeholder":
-            if node.name not in param_of:
-                values[node] = program.add_input(node.name, TensorType(torch.int32, (INPUTS[node.name],)))
-            elif node.users:  # an entry may use a part of the model only
-                name = names[id(own[param_of[node.name]])]
-                values[node] = program.add_param(name, params[name])
-        elif node.op == "call_function":
-            args = fx.node.map_arg(node.args, values.__getitem__)
-            kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
-            values[node] = build.call(program, node.target, args, kwargs, origin=_origin(node))
-        elif node.op == "output":
-            program.set_outputs({"logits": values[node.args[0][0]]})
-    return program
+@dataclass(frozen=True)
+class _Entry:
+    """An entry that is traced, and what messages say of it."""
+
+    family: str
+    name: str
+    entry: Entry
+    limits: Limits
+
+    @property
+    def where(self) -> str:
+        """Definition, entry, and the file and line of its module."""
+        module = type(self.entry.module)
+        try:
+            line = f", {inspect.getsourcefile(module)}:{inspect.getsourcelines(module)[1]}"
+        except (OSError, TypeError):  # a class without a source file
+            line = ""
+        return f"definition {self.family}, entry {self.name}{line}"
+
+    def own_params(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> dict[str, ParamSpec]:
+        """The parameters that this entry alone has: "NAME.PARAMETER". Raises ConfigError where one has no recipe, or a
+        recipe no parameter."""
+        module, weights = self.entry.module, self.entry.weights
+        own = {name: value for name, value in module.named_parameters() if id(value) not in names}
+        if odd := sorted(own.keys() ^ weights.keys()):
+            has = "no recipe" if odd[0] in own else "a recipe, and the module has no such parameter of its own"
+            raise ConfigError(
+                f"the parameter '{odd[0]}' has {has}", where=self.where, expected="a recipe for each in Entry.weights"
+            )
+        return {
+            f"{self.name}.{name}": ParamSpec(
+                TensorType(value.dtype, tuple(value.shape)), _in_dtype(weights[name], value.dtype, dict(stored))
+            )
+            for name, value in own.items()
+        }
+
+    def program(self, params: Mapping[str, ParamSpec], names: Mapping[int, str]) -> Program:
+        """The traced program. `names` tells a parameter of `main`, by its identity, from what the module calls it."""
+        module, inputs, outputs = self.entry.module, self.entry.inputs, self.entry.outputs
+        self._check()
+        bounds = {"T": self.limits.max_tokens, "L": self.limits.max_tokens, "B": self.limits.max_batch}
+        used = dict.fromkeys(size for one in inputs.values() for size in one.shape if isinstance(size, str))
+        dims = {name: Dim(name, 1, bounds[name]) for name in used}
+        symbols = {name: torch.export.Dim(name, min=1, max=max(dim.hi, 8)) for name, dim in dims.items()}
+        exported = torch.export.export(
+            module,
+            (),
+            kwargs={
+                name: torch.zeros(one.bind(dict.fromkeys(dims, 4)), dtype=one.dtype, device="meta")
+                for name, one in inputs.items()
+            },
+            dynamic_shapes={
+                name: {axis: symbols[size] for axis, size in enumerate(one.shape) if isinstance(size, str)}
+                for name, one in inputs.items()
+            },
+            strict=False,
+        )
+        program = Program(self.name, Stage.TRACED, dims, self.entry.ending)
+        values: dict[fx.Node, Any] = {}
+        own = dict(module.named_parameters(remove_duplicate=False))
+        param_of = exported.graph_signature.inputs_to_parameters
+        for node in exported.graph.nodes:
+            if node.op == "placeholder":
+                if node.name not in param_of:
+                    values[node] = program.add_input(node.name, inputs[node.name])
+                elif node.users:  # an entry may use a part of the model only
+                    called = param_of[node.name]
+                    name = names.get(id(own[called]), f"{self.name}.{called}")
+                    values[node] = program.add_param(name, params[name])
+            elif node.op == "call_function":
+                args = fx.node.map_arg(node.args, values.__getitem__)
+                kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+                values[node] = build.call(program, node.target, args, kwargs, origin=_origin(node))
+            elif node.op == "output":
+                given = node.args[0]
+                if len(given) != len(outputs):
+                    raise ConfigError(
+                        f"the module returns {len(given)} tensors, and {len(outputs)} outputs are declared",
+                        where=self.where,
+                        expected=f"one for each of {', '.join(outputs)}, in order",
+                    )
+                program.set_outputs({name: values[value] for name, value in zip(outputs, given, strict=True)})
+        return program
+
+    def _check(self) -> None:
+        """Every input is filled, and the ending has what it needs. Raises ConfigError."""
+        use = self.entry.ending
+        try:
+            ending = find_ending(use.name)
+            features = [find_feature(name) for name in (*ending.features, *use.features)]
+        except VerifyError as error:
+            raise ConfigError(error.what, where=self.where, expected=error.expected) from None
+        filled = {name for feature in features for call in feature.front for name in call.results}
+        for name, value_type in self.entry.inputs.items():
+            declared = find_input(name)
+            if declared is None and name not in filled:
+                raise ConfigError(
+                    f"nothing fills the input '{name}'",
+                    where=self.where,
+                    expected="a step input of a feature, or what a feature of the ending reads",
+                    hint=f"step inputs: {', '.join(step_inputs())}",
+                )
+            if declared is not None and declared.type != value_type:
+                raise ConfigError(
+                    f"the input '{name}' is {value_type}", where=self.where, expected=f"{declared.type}, as declared"
+                )
+        if missing := [name for name in ending.needs if name not in self.entry.outputs]:
+            raise ConfigError(
+                f"the ending '{ending.name}' needs the output '{missing[0]}'",
+                where=self.where,
+                expected=f"an entry that gives {', '.join(ending.needs)}; it gives {', '.join(self.entry.outputs)}",
+            )
 
 
 def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: dict[str, torch.dtype]) -> Recipe:

@@ -91,6 +91,7 @@ def compile_model(
     trace: Level = "full",
     tune: bool = False,
     tuning_log: str | Path | Mapping[str, Any] | None = None,
+    checkpoints: Mapping[str, str | Path] | None = None,
     jobs: int | None = None,
     check_numerics: bool = False,
     progress: Progress = lambda phase, done, total: None,
@@ -109,7 +110,8 @@ def compile_model(
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
     kernels are taken from it. `tune` times sizes for what it does not have, on this machine's GPU, which must be the
-    target's; the cache keeps what was found. `jobs` bounds the compiler processes (default: the cores).
+    target's; the cache keeps what was found. `checkpoints` are folders by the aliases that the model's definition asks
+    for beside its own, as one whose draft was trained apart. `jobs` bounds the compiler processes (default: the cores).
     `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError when
     one breaks it.
     `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
@@ -134,6 +136,7 @@ def compile_model(
             trace=trace,
             tune=tune,
             tuning_log=tuning_log,
+            checkpoints=checkpoints,
         )
         return _compile(request, writer, _Clock(progress), jobs, on_pass, check_numerics=check_numerics)
 
@@ -212,7 +215,7 @@ def _compile(
             params = resident_params(lowered)
             packed = pack_weights(params, request.checkpoint.read, writer, step, request.mesh)
         with clock.phase("write"):
-            plans = merged_plans(lowered)
+            plans = merged_plans(lowered, model.round)
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
             write_program(writer, model, lowered, plans, choices)
             if used := [one for executable in plans.all_executables() for one in choices[executable.id]]:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from ingot.ir.errors import VerifyError
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable, Plan, Plans, ResidentMemory
-from ingot.ir.program import ParamSpec, Program, merged_params
+from ingot.ir.program import ParamSpec, Program, StateSpec, merged_params
 from ingot.passes.manager import Lowered
 from ingot.passes.plan_memory import weight_bytes
 
@@ -16,11 +17,27 @@ def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
     return merged_params(program for one in lowered.values() for program in one.programs.values())
 
 
-def merged_plans(lowered: Mapping[str, Lowered]) -> Plans:
-    """The plans of all entries, by name."""
+def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> Plans:
+    """The plans of all entries, by name; `order` names those that run in each step. Raises VerifyError where two entries
+    mean different states by one name."""
+    _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
     merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
-    return Plans(plans={entry: _with_weights(plan, weights) for entry, plan in merged.items()})
+    return Plans(plans={entry: _with_weights(plan, weights) for entry, plan in merged.items()}, round=order)
+
+
+def _check_states(lowered: Mapping[str, Lowered]) -> None:
+    known: dict[str, tuple[str, StateSpec]] = {}
+    for entry, one in lowered.items():
+        for name, spec in one.fused.states.items():
+            other, wanted = known.setdefault(name, (entry, spec))
+            if spec != wanted:
+                made = next((node.meta.get("origin", "") for node in one.fused.find(name).users), "")
+                raise VerifyError(
+                    f"the state '{name}' is {spec.type} ({spec.kind}, group {spec.group})",
+                    where=f"entry {entry}, {made}",
+                    expected=f"{wanted.type} ({wanted.kind}, group {wanted.group}), as in the entry {other}",
+                )
 
 
 def _merged_plan(programs: list[Program]) -> Plan:

@@ -76,6 +76,7 @@ class Request:
         trace: Level = "full",
         tune: bool = False,
         tuning_log: str | Path | Mapping[str, Any] | None = None,
+        checkpoints: Mapping[str, str | Path] | None = None,
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
         if dtype not in ("auto", *MODEL_DTYPES):
@@ -94,6 +95,7 @@ class Request:
         _check_tunable(backends, machine, tune=tune)
         opened = Checkpoint.open(checkpoint)
         spec = read_spec(opened.config, str(opened.folder / "config.json"))
+        opened = _with_others(opened, checkpoints or {}, spec)
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
         _check_dtype(spec, machine)
@@ -121,6 +123,7 @@ class Request:
                 "trace": trace,
                 "tune": tune,
                 "tuning_log": None if log is None else log.model_dump(mode="json"),
+                "checkpoints": {alias: str(one.folder.absolute()) for alias, one in opened.others.items()},
             },
             spec=spec,
             limits=limits,
@@ -176,8 +179,10 @@ class Request:
 
     def identity(self, model: Model) -> Document:
         """All that decides the artifact. Reads every byte of the checkpoint once."""
-        # Those left out are there with what they stand for: the target, the backends that compete, the pipeline.
-        options = {name: value for name, value in self.options.items() if name not in ("target", "backend", "passes")}
+        # Those left out are there with what they stand for: the target, the backends that compete, the pipeline, the
+        # digests of the checkpoints.
+        left_out = ("target", "backend", "passes", "checkpoints")
+        options = {name: value for name, value in self.options.items() if name not in left_out}
         return request_document(
             self.checkpoint, self.spec.config, model.entries, self.pipeline(), self.backends, self.target, options
         )
@@ -197,6 +202,18 @@ class Request:
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
     """Of the choices that let the same backends compete, the first one."""
     return next(name for name, among in choices.items() if among == choices[choice])
+
+
+def _with_others(opened: Checkpoint, given: Mapping[str, str | Path], spec: ModelSpec) -> Checkpoint:
+    """The checkpoint with those beside it that the model's definition asks for. Raises OptionError where others are
+    given."""
+    asked = ARCHITECTURES[spec.architecture].definition.checkpoints
+    if odd := sorted(given.keys() ^ set(asked)):
+        what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not asked for")
+        raise OptionError(
+            what, where=f"checkpoints of {spec.family}", expected=", ".join(asked) or "none beside the model's own"
+        )
+    return opened.beside({alias: Checkpoint.open(folder) for alias, folder in given.items()}) if given else opened
 
 
 def _compiled_from(artifact: Artifact) -> str:

@@ -9,12 +9,14 @@ from ingot.ir.plan import Plan
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
+from ingot.runtime.round import max_drafts
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
 from ingot.runtime.spare_time import nothing_to_do
+from ingot.runtime.step import layout_of
 
 
 def make_engine(
@@ -40,10 +42,12 @@ def make_engine(
         chunked_prefill=chunked_prefill,
         prefix_caching=_prefix_caching(prefix_caching, loaded.plan),
         policy=policy,
+        max_drafts=max_drafts(loaded.plans),
     )
+    layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
     return Engine(
-        loaded.executor,
-        Scheduler(config, PagePool(loaded.num_pages, limits.page_size)),
+        loaded.round,
+        Scheduler(config, PagePool(loaded.num_pages, limits.page_size), layout),
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.ir.errors import VerifyError
+from ingot.ir.features import FedSequence, fed_of, step_values
 from ingot.ir.interpret import Watch, interpret, interpret_ranks
 from ingot.ir.mesh import Rank, ranks
-from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.program import ParamSpec, Program
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import TensorType
@@ -195,25 +195,9 @@ def step_inputs(
     return steps
 
 
-def _ints(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(list(values), dtype=torch.int32)
-
-
 def _whole(inputs: Mapping[str, TensorType], requests: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    total = sum(len(request) for request in requests)
-    known = {
-        "tokens": _ints([token for request in requests for token in request]),
-        "positions": _ints([place for request in requests for place in range(len(request))]),
-        "token_seqs": _ints([index for index, request in enumerate(requests) for _ in request]),
-        "logit_rows": _ints(range(total)),
-    }
-    return _only(known, inputs)
-
-
-def _only(known: Mapping[str, torch.Tensor], inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-    if unknown := inputs.keys() - known.keys():
-        raise VerifyError(f"the harness has no value for the inputs {', '.join(sorted(unknown))}")
-    return {name: known[name] for name in inputs}
+    """All tokens of all requests in one step of a program without a cache."""
+    return step_values(inputs, fed_of([_fed(row, request, 0, ()) for row, request in enumerate(requests)], 1))
 
 
 def _step(
@@ -225,41 +209,13 @@ def _step(
     page_size: int,
 ) -> dict[str, torch.Tensor]:
     """The inputs of one step that feeds `fed` behind the `done` tokens of each request."""
-    batch, counts = [index for index, _ in fed], [count for _, count in fed]
-    places = [(index, done[index] + i) for index, count in zip(batch, counts, strict=True) for i in range(count)]
-    total = len(places)
-    table = torch.zeros(len(batch), max(map(len, tables)), dtype=torch.int32)
-    for row, index in enumerate(batch):
-        table[row, : len(tables[index])] = _ints(tables[index])
-    nothing = torch.full((total,), -1, dtype=torch.int32)
-    known = {
-        "tokens": _ints([requests[index][place] for index, place in places]),
-        "positions": _ints([place for _, place in places]),
-        "slots": torch.tensor([tables[i][p // page_size] * page_size + p % page_size for i, p in places]),
-        "token_seqs": _ints([batch.index(index) for index, _ in places]),
-        "page_table": table,
-        "q_starts": _ints([sum(counts[:i]) for i in range(len(batch))]),
-        "q_lens": _ints(counts),
-        "kv_lens": _ints([done[index] + count for index, count in zip(batch, counts, strict=True)]),
-        "rows": _ints(batch),
-        # The first step says where a sequence begins; later ones rely on the device's own position.
-        "starts": _ints([0 if done[index] == 0 else -1 for index in batch]),
-        "state_read": _ints([-1 if done[index] == 0 else index for index in batch]),
-        "state_write": _ints(batch),
-        "logit_rows": _ints(range(total)),
-        "sample_index": _ints([sum(counts[: i + 1]) - 1 for i in range(len(batch))]),
-        "temperature": torch.zeros(total),
-        "top_k": torch.zeros(total, dtype=torch.int32),
-        "top_p": torch.ones(total),
-        "min_p": torch.zeros(total),
-        "seeds": torch.zeros(total, dtype=torch.int64),
-        "prompt_ends": torch.full((len(batch),), -1, dtype=torch.int32),
-        "count_rows": nothing,
-        "repetition": torch.ones(total),
-        "frequency": torch.zeros(total),
-        "presence": torch.zeros(total),
-        "banned": nothing[:, None].expand(total, MAX_BANNED).contiguous(),
-        "targets": nothing,
-        "num_logprobs": nothing,
-    }
-    return _only(known, inputs)
+    sequences = [
+        _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index])
+        for index, count in fed
+    ]
+    return step_values(inputs, fed_of(sequences, page_size, width=max(map(len, tables))))
+
+
+def _fed(row: int, tokens: Sequence[int], place: int, pages: Sequence[int]) -> FedSequence:
+    # The first step says where a sequence begins; later ones rely on the device's own position.
+    return FedSequence(row, tokens, place, 0 if place == 0 else -1, pages, rows=len(tokens))

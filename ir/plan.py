@@ -174,13 +174,15 @@ class ResidentMemory(BaseModel):
 
 
 class BucketPlan(BaseModel):
-    """The instructions of one bucket class, in order."""
+    """The instructions of one bucket class, in order: those in front of the number `ending` are the forward segment,
+    and from there on they are the ending's."""
 
     model_config = _FROZEN
     bucket: BucketClass
     instructions: tuple[Instruction, ...]
     values: dict[str, Value]
     memory: BucketMemory
+    ending: Annotated[int, Field(ge=0)]
 
     def nodes_per_provider(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -192,12 +194,13 @@ class BucketPlan(BaseModel):
 class Plan(BaseModel):
     """The plan of one entry: what the executor needs, and nothing that it would have to decide.
 
-    `outputs` are the types of what each bucket class gives; logits of one may be of a narrower dtype (`ir.outputs`).
+    `ending` is that of the entry, as text (`ingot.ir.features.EndingUse`). `outputs` are the types of what each bucket class gives; logits of one may be of a narrower dtype (`ir.outputs`).
     `executables` are regions by id, `libraries` the kernels of op providers by provider.
     """
 
     model_config = _FROZEN
     entry: str
+    ending: str
     dims: dict[str, tuple[int, int]]
     inputs: dict[str, str]
     params: dict[str, str]
@@ -216,10 +219,13 @@ class Plans(BaseModel):
     """plan.json: the plan of every entry of a model, by the entry's name.
 
     Entries share: params and states of one name are one tensor, executables and libraries of one id are loaded once.
+    `round` names the entries that run in each step, in order, `main` first: each takes those of the step's inputs that
+    it has, and leaves what others need of it in states.
     """
 
     model_config = _FROZEN
     plans: dict[str, Plan]
+    round: tuple[str, ...] = ("main",)
 
     @property
     def states(self) -> dict[str, State]:

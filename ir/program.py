@@ -292,13 +292,14 @@ class Model:
 
     What has one name in two entries is one thing. `expected` holds, by entry, the number of matches that each pass owes
     it, by formula from the model's layers and flags. `tp_plan` says how a mesh splits the params, by the ends of their
-    names; what it does not name is replicated.
+    names; what it does not name is replicated. `round` names the entries that run in each step, in order.
     """
 
     spec: ModelSpec
     entries: dict[str, Program]
     expected: Mapping[str, Mapping[str, int]]
     tp_plan: Mapping[str, Split] = field(default_factory=dict)
+    round: tuple[str, ...] = ("main",)
 
     @property
     def params(self) -> dict[str, ParamSpec]:

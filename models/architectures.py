@@ -2,33 +2,54 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ingot.ir.errors import ConfigError
+from ingot.ir.features.feature import EndingUse
 from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Placement, Split
+from ingot.ir.types import Placement, Split, TensorType
 from ingot.models import dense, families
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 
 
+# What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
+INPUTS: Mapping[str, TensorType] = {
+    name: TensorType(torch.int32, (dim,))
+    for name, dim in {"tokens": "T", "positions": "T", "token_seqs": "T", "logit_rows": "L"}.items()
+}
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A program of a model: the module that is traced, over parameters of the built one, and what passes owe it."""
+    """A program of a model: the module that is traced, and what passes owe it.
+
+    inputs    types of the module's arguments, by name; tokens, positions, sequences and rows of logits by default
+    outputs   names of what the module returns, in order: a tensor, or a tuple of them
+    ending    what becomes of the outputs
+    weights   the recipe of each parameter that the module of `main` does not have, by its name in this module
+    """
 
     module: nn.Module
     expected_matches: Mapping[str, int]
+    inputs: Mapping[str, TensorType] = field(default_factory=lambda: INPUTS)
+    outputs: tuple[str, ...] = ("logits",)
+    ending: EndingUse = EndingUse()
+    weights: Mapping[str, Recipe] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Definition:
     """What the rest of Ingot asks of a model definition, as functions of its own spec.
 
-    `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module.
+    `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module. One
+    named `main` takes the place of what `build` and `expected_matches` say of it. `round` names the entries that run in
+    each step, in order. `checkpoints` are aliases of checkpoints beside the model's own, whose tensors recipes name
+    "alias:tensor".
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
@@ -38,6 +59,8 @@ class Definition:
     tp_plan: Callable[[Any], Mapping[str, Split]]
     expected_matches: Callable[[Any], dict[str, int]]
     more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
+    round: tuple[str, ...] = ("main",)
+    checkpoints: tuple[str, ...] = ()
 
 
 DENSE = Definition(

@@ -80,7 +80,7 @@ class _Builder:
             self._call(call, end)
         states = {name: self.values[name] for name in program.states if name in self.values}
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())
-        own = {name: self.values[value] for name, value in self.ending.outputs.items()}
+        own = {one.name: self.values[one.value] for one in self.ending.outputs}
         passed = {name: node for name, node in outputs.items() if not isinstance(node.meta["type"], StateType)}
         caches_out = {name: node for name, node in outputs.items() if isinstance(node.meta["type"], StateType)}
         program.set_outputs({**own, **passed, **caches_out, **states})

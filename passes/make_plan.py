@@ -15,6 +15,7 @@ from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.record import Numerics
 from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
+from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.plan_memory import bucket_memory, region_workspaces, resident_memory
 from ingot.passes.rewrite import Rewriter
 from ingot.passes.storages import Storage, storages
@@ -40,6 +41,7 @@ class MakePlan(Pass):
         ]
         program.plan = Plan(
             entry=program.name,
+            ending=str(program.ending),
             dims={dim.name: (dim.lo, dim.hi) for dim in program.dims.values()},
             inputs={name: str(value_type) for name, value_type in program.input_types().items()},
             params={name: str(spec.type) for name, spec in program.params.items()},
@@ -55,8 +57,14 @@ class MakePlan(Pass):
             executables={executable.id: executable for executable in executables},
             libraries=dict(sorted(program.libraries.items())),
             memory=resident_memory(program, memory.sizes),
-            buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values, memory=memory),),
+            buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values, memory=memory, ending=_ending(nodes)),),
         )
+
+
+def _ending(nodes: Sequence[fx.Node]) -> int:
+    """The number of the first instruction that is the ending's: behind all that are the model's own."""
+    own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
+    return own[-1] + 1 if own else 0
 
 
 def _executable(program: Program, region: str) -> Executable:

@@ -8,6 +8,7 @@ from torch import fx
 
 from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import PassError
+from ingot.ir.features import find_ending
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.interpret import interpret
 from ingot.ir.logprob_limits import MAX_SCORED
@@ -100,8 +101,8 @@ def weight_bytes(specs: Iterable[ParamSpec]) -> int:
 def largest_step(program: Program) -> dict[str, int]:
     """The dims of the largest step of the program's bucket class.
 
-    A sequence feeds a token at least and gets one row of logits at most, and so many rows more rate prompts: the
-    scheduler takes no other steps, whatever else the program could do.
+    A sequence feeds a token at least and gets one row of logits at most, or as many as its ending takes tokens of, and
+    so many rows more rate prompts: the scheduler takes no other steps, whatever else the program could do.
     """
     assert program.bucket is not None
     sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name != "pages"}
@@ -109,7 +110,8 @@ def largest_step(program: Program) -> dict[str, int]:
     if "B" in sizes:
         sizes["B"] = min(sizes["B"], sizes["T"])
     if "L" in sizes:
-        sizes["L"] = min(sizes["L"], sizes["T"], sizes.get("B", sizes["T"]) + MAX_SCORED)
+        rows = sizes.get("B", sizes["T"]) * find_ending(program.ending.name).fed(program.ending)
+        sizes["L"] = min(sizes["L"], sizes["T"], rows + MAX_SCORED)
     return sizes
 
 

@@ -8,30 +8,18 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from ingot.ir.errors import ArtifactError, IngotError
-from ingot.ir.logprob_limits import MAX_LOGPROBS
+from ingot.ir.errors import ArtifactError, IngotError, VerifyError
+from ingot.ir.features import FEATURES, Ending, EndingUse, find_ending, find_input, step_inputs
 from ingot.ir.ops import OPS
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Plans, Ref
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.types import DTYPE_NAMES, DTYPES
-from ingot.runtime.step import STEP_FIELDS
+from ingot.ir.types import DTYPES
 
 OP_PROVIDERS = ("reference", "rowwise", "cublas")
 # Sizes that are known when an artifact is loaded; the other dims come with each step.
 LOAD_DIMS = frozenset({"pages", "S"})
-# What the plan may take from a step, and what it must give.
-_STEP_INPUTS = {name: f"{DTYPE_NAMES[dtype]}[{', '.join(map(str, dims))}]" for name, dtype, dims in STEP_FIELDS}
-_STATE_INPUTS = frozenset({"state_read", "state_write"})  # of use to a model with states per sequence alone
-_WIDTH = 1 + MAX_LOGPROBS  # the chosen token, then the most likely ones
-_TOKENS = "tokens"
-_STEP_OUTPUTS = {
-    _TOKENS: "i32[L]",
-    "logprob_ids": f"i32[L, {_WIDTH}]",
-    "logprobs": f"f32[L, {_WIDTH}]",
-    "ranks": "i32[L]",
-}
 _MAIN = "main"
 # The aten calls of the dialect: how many arguments they take.
 _ATEN_ARITY = {
@@ -48,6 +36,8 @@ def check_plans(plans: Plans) -> None:
     states and executables."""
     if _MAIN not in plans.plans:
         raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
+    if plans.round[:1] != (_MAIN,) or any(name not in plans.plans for name in plans.round):
+        raise _error(f"a step runs {', '.join(plans.round) or 'nothing'}", "round", f"main, then {', '.join(plans.plans)}")
     shared: dict[tuple[str, str], object] = {}
     for entry, plan in plans.plans.items():
         if plan.entry != entry:
@@ -64,13 +54,17 @@ def check_plans(plans: Plans) -> None:
 def check_plan(plan: Plan) -> None:
     """Raise ArtifactError, naming the place, for a plan that the executor could not run."""
     _check_names([*plan.params, *plan.states, *plan.inputs], "plan.json")
+    ending = _ending(plan)
     for name, text in plan.inputs.items():
-        if text != _STEP_INPUTS.get(name):
-            raise _error(f"the input '{name}' is {text}", "inputs", _STEP_INPUTS.get(name) or ", ".join(_STEP_INPUTS))
+        if (declared := find_input(name)) is None or not declared.known:
+            known = ", ".join(one.name for one in step_inputs().values() if one.known)
+            raise _error(f"the input '{name}' is declared by no feature", "inputs", known)
+        if text != str(declared.type):
+            raise _error(f"the input '{name}' is {text}", "inputs", str(declared.type))
     # What a request asks for by an input that the plan does not take would be ignored in silence.
-    needed = [name for name in _STEP_INPUTS if name not in _STATE_INPUTS] if plan.entry == _MAIN else []
-    if absent := [name for name in needed if name not in plan.inputs]:
-        raise _error(f"the input '{absent[0]}' is missing", "inputs", _STEP_INPUTS[absent[0]])
+    for declared in (one for name in ending.features for one in FEATURES[name].inputs if one.known):
+        if declared.name not in plan.inputs:
+            raise _error(f"the input '{declared.name}' is missing", "inputs", str(declared.type))
     step_dims = _dims(plan.inputs.values())
     for name, text in plan.params.items():
         _check_type(text, f"params, {name}", frozenset())
@@ -78,9 +72,9 @@ def check_plan(plan: Plan) -> None:
         _check_type(state.type, f"states, {name}", LOAD_DIMS)
     for name, text in plan.outputs.items():
         _check_type(text, f"outputs, {name}", step_dims)
-    for name, text in _STEP_OUTPUTS.items() if plan.entry == _MAIN else [(_TOKENS, _STEP_OUTPUTS[_TOKENS])]:
-        if plan.outputs.get(name) != text:
-            raise _error(f"the output '{name}' is {plan.outputs.get(name, 'missing')}", "outputs", text)
+    for one in ending.outputs:
+        if plan.outputs.get(one.name) != str(one.type):
+            raise _error(f"the output '{one.name}' is {plan.outputs.get(one.name, 'missing')}", "outputs", str(one.type))
     for key, executable in plan.executables.items():
         if executable.id != key:
             raise _error(f"an executable's id is '{executable.id}'", f"executables, {key}", "the key itself")
@@ -94,6 +88,16 @@ def check_plan(plan: Plan) -> None:
     for bucket in plan.buckets:
         _check_bucket(plan, bucket, step_dims)
     _check_memory(plan)
+
+
+def _ending(plan: Plan) -> Ending:
+    try:
+        use = EndingUse.parse(plan.ending)
+        if odd := [name for name in use.features if name not in FEATURES]:
+            raise _error(f"the ending has the feature '{odd[0]}'", "ending", ", ".join(FEATURES))
+        return find_ending(use.name)
+    except VerifyError as error:
+        raise _error(error.what, "ending", error.expected) from None
 
 
 def _check_memory(plan: Plan) -> None:
@@ -120,6 +124,8 @@ def _check_memory(plan: Plan) -> None:
 
 def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> None:
     where = f"bucket class {bucket.bucket.name}"
+    if bucket.ending > len(bucket.instructions):
+        raise _error(f"the ending begins at instruction {bucket.ending}", where, f"at most {len(bucket.instructions)}")
     # An output may have the name of an input, which it then replaces: they share a slot of the executor's table.
     _check_names([*plan.params, *plan.states, *(plan.inputs.keys() - plan.outputs.keys()), *bucket.values], where)
     for name, value in bucket.values.items():

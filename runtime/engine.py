@@ -16,7 +16,7 @@ from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
-from ingot.runtime.request import INVALID_TOKEN, Request
+from ingot.runtime.request import INVALID_TOKEN, End, Given, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.spare_time import SpareTime, Work, nothing_to_do
@@ -30,6 +30,11 @@ class StepHandle(Protocol):
 
     def tokens(self) -> list[int]:
         """The sampled tokens, one per logit row; waits for the step. -1 where the logits were not finite."""
+        ...
+
+    def rejected(self) -> list[int]:
+        """Of each sequence, how many of the last tokens that it fed were not kept; asked only of steps that feed
+        drafts."""
         ...
 
     def logprobs(self) -> StepLogprobs:
@@ -74,19 +79,19 @@ class _Sequence:
     """One of the n sequences of a request."""
 
     request: Request
-    detokenizer: Detokenizer | None
     logprobs: SequenceLogprobs | None
 
     def output(self, index: int, told: "_Told") -> CompletionOutput:
-        request, detokenizer, logprobs = self.request, self.detokenizer, self.logprobs
+        request, logprobs = self.request, self.logprobs
+        reason, stop = (None, None) if request.end is None else request.end
         return CompletionOutput(
             index,
-            "" if detokenizer is None else detokenizer.text,
+            "" if request.text is None else request.text.text,
             told(request.output_ids),
             None if logprobs is None else logprobs.cumulative,
             None if logprobs is None else told(logprobs.entries),
-            request.finish_reason,
-            request.stop_reason,
+            reason,
+            stop,
         )
 
 
@@ -103,7 +108,7 @@ class _Group:
 
     @property
     def finished(self) -> bool:
-        return None not in [sequence.request.finish_reason for sequence in self.sequences]
+        return None not in [sequence.request.end for sequence in self.sequences]
 
     def output(self, finished: bool) -> RequestOutput:
         # Most outputs are only to say what has come since the one before: all else is not copied for them.
@@ -115,7 +120,7 @@ class _Group:
             [sequence.output(index, told) for index, sequence in enumerate(self.sequences)],
             finished,
             None if self.prompt_logprobs is None else told(self.prompt_logprobs.entries),
-            self.sequences[0].request.num_cached,
+            self.sequences[0].request.cached.num_found,
         )
 
 
@@ -235,8 +240,7 @@ class Engine:
         if group is None:
             return None
         for sequence in group.sequences:
-            if self._scheduler.abort(sequence.request.request_id) and sequence.detokenizer is not None:
-                sequence.detokenizer.finish()
+            self._scheduler.abort(sequence.request.request_id)
         self._forget(group)
         return group.output(finished=True)
 
@@ -269,24 +273,22 @@ class Engine:
             # The serial number keeps ids apart whatever callers choose; the rest is for people who read messages.
             self._serial += 1
             request = Request(
-                f"{given.request_id}[{index}]#{self._serial}",
-                prompt_ids,
-                params,
-                eos_ids=self._eos_ids,
-                scores_prompt=index == 0 and params.prompt_logprobs is not None,  # the others have the same prompt
-                cache_salt=cache_salt,
-                priority=given.priority,
-                streamed=given.stream,
+                Given(
+                    f"{given.request_id}[{index}]#{self._serial}",
+                    prompt_ids,
+                    params,
+                    eos_ids=self._eos_ids,
+                    scores_prompt=index == 0 and params.prompt_logprobs is not None,  # the others have the same prompt
+                    cache_salt=cache_salt,
+                    priority=given.priority,
+                    streamed=given.stream,
+                )
             )
             if index == 0:
                 self._check(request)
-            sequences.append(
-                _Sequence(
-                    request,
-                    None if tokenizer is None else Detokenizer(tokenizer, params, prompt_ids, stops),
-                    None if params.logprobs is None else SequenceLogprobs(tokenizer),
-                )
-            )
+            if tokenizer is not None:
+                request.text = Detokenizer(tokenizer, params, prompt_ids, stops)
+            sequences.append(_Sequence(request, None if params.logprobs is None else SequenceLogprobs(tokenizer)))
         prompt_logprobs = None if params.prompt_logprobs is None else SequenceLogprobs(tokenizer, [None])
         return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
 
@@ -316,13 +318,12 @@ class Engine:
         if logprobs is not None:
             self._rate_prompts(batch, logprobs)
         changed: dict[str, _Group] = {}
-        for request, token, row in self._scheduler.retire(batch, tokens):
+        rejected = None if batch.rows is None else handle.rejected()
+        for request, token, row in self._scheduler.retire(batch, tokens, rejected):
             group, sequence = self._by_sequence[request.request_id]
             if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
                 sequence.logprobs.add(logprobs, row)
-            if sequence.detokenizer is not None:
-                self._detokenize(request, token, sequence.detokenizer)
-            if group.stream or request.finish_reason is not None:
+            if group.stream or request.end is not None:
                 changed[group.request_id] = group
         outputs: list[RequestOutput] = []
         for group in changed.values():
@@ -337,10 +338,8 @@ class Engine:
         """End a sequence that a step has no memory for though it has no other; None where there is something to try."""
         if request is None or request.finished:
             return []
-        group, sequence = self._by_sequence[request.request_id]
-        self._scheduler.finish(request, "error", reason)
-        if sequence.detokenizer is not None:
-            sequence.detokenizer.finish()
+        group, _ = self._by_sequence[request.request_id]
+        self._scheduler.finish(request, End("error", reason))
         finished = group.finished
         if finished:
             self._forget(group)
@@ -348,22 +347,13 @@ class Engine:
 
     def _rate_prompts(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
         """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""
-        row = len(batch.sampled)
+        row = batch.num_sampled_rows
         for request, count in batch.scored:
             group, _ = self._by_sequence.get(request.request_id, (None, None))
             if group is not None and group.prompt_logprobs is not None:
                 for index in range(row, row + count):
                     group.prompt_logprobs.add(logprobs, index)
             row += count
-
-    def _detokenize(self, request: Request, token: int, detokenizer: Detokenizer) -> None:
-        ended_by_token = request.finish_reason == "stop"
-        if token != INVALID_TOKEN and (not ended_by_token or request.params.include_stop_str_in_output):
-            detokenizer.push(token)
-        if request.finished:
-            detokenizer.finish()
-        if detokenizer.matched is not None:
-            self._scheduler.finish(request, "stop", detokenizer.matched)
 
     def _forget(self, group: _Group) -> None:
         del self._groups[group.request_id]

@@ -29,6 +29,10 @@ class StepHandle:
         """The sampled token of each row of logits; -1 where the logits were not finite."""
         return [int(token) for token in self.outputs["tokens"].tolist()]
 
+    def rejected(self) -> list[int]:
+        """Of each sequence, how many of the last tokens that it fed were not kept."""
+        return [int(count) for count in self.outputs["rejected"].tolist()]
+
     def logprobs(self) -> "OutputLogprobs":
         """The log-probabilities that were asked for, by row of logits."""
         return OutputLogprobs(self.outputs["logprob_ids"], self.outputs["logprobs"], self.outputs["ranks"])

@@ -30,11 +30,13 @@ from ingot.runtime.cuda.graph_choice import CAPTURES, Capture
 from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import WeightCopy
 from ingot.runtime.debug_switch import debugging
+from ingot.runtime.engine import Executor as StepLauncher
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.memory import host_memory, kv_pages
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
+from ingot.runtime.round import make_round
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.runtime.weights import map_weights
@@ -79,6 +81,11 @@ class Loaded:
     def executor(self) -> AnyExecutor:
         """The executor of the entry `main`."""
         return self.executors["main"]
+
+    @property
+    def round(self) -> "StepLauncher":
+        """What runs the entries of a step."""
+        return make_round([self.executors[entry] for entry in self.plans.round])
 
 
 def load_artifact(

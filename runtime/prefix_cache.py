@@ -43,24 +43,24 @@ class PrefixCache:
 
     def begin(self, request: Request, like: Request | None = None) -> None:
         """Hash the prompt of a new request, unless it is that of `like`, which was begun just now."""
-        if like is not None and like.hashes is not None:
-            request.hashes = like.hashes.copy()
+        if like is not None and like.cached.hashes is not None:
+            request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
-            request.hashes = BlockHashes(self._pool.page_size, salt=request.cache_salt)
-            request.hashes.extend(request.prompt_ids)
+            request.cached.hashes = BlockHashes(self._pool.page_size, salt=request.given.cache_salt)
+            request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> None:
         """Hash the block that a token has filled."""
-        hashes = request.hashes
+        hashes = request.cached.hashes
         if hashes is not None and request.num_known // self._pool.page_size > len(hashes.digests):
             hashes.extend(request.known_tokens(hashes.num_tokens, request.num_known))
 
     def find(self, request: Request) -> list[int]:
         """The pages that a waiting request need not compute."""
-        if request.hashes is None:
+        if request.cached.hashes is None:
             return []
         count = _most_cached(request) // self._pool.page_size
-        return self._pool.find(request.hashes.digests[:count])
+        return self._pool.find(request.cached.hashes.digests[:count])
 
     def begin_step(self) -> None:
         """Nothing is written yet by the step that is being made."""
@@ -68,29 +68,29 @@ class PrefixCache:
 
     def feed(self, request: Request, length: int) -> None:
         """The step feeds so many tokens of a prompt."""
-        if request.hashes is not None:
+        if request.cached.hashes is not None:
             size, start = self._pool.page_size, request.num_computed
-            self._coming.update(request.hashes.digests[start // size : (start + length) // size])
+            self._coming.update(request.cached.hashes.digests[start // size : (start + length) // size])
 
     def is_coming(self, request: Request, found: int) -> bool:
         """Whether a waiting request that has found so many pages finds in the next step what it had better not feed in
         this one."""
-        if request.hashes is None or not self._coming:
+        if request.cached.hashes is None or not self._coming:
             return False
         size = self._pool.page_size
-        behind = request.hashes.digests[found : _most_cached(request) // size]
+        behind = request.cached.hashes.digests[found : _most_cached(request) // size]
         coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
         return 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
         """Count what a request that is admitted with `found` tokens has found."""
-        if request.num_cached is None:
-            request.num_cached = found
-            if request.hashes is not None and _most_cached(request):
+        if request.cached.num_found is None:
+            request.cached.num_found = found
+            if request.cached.hashes is not None and _most_cached(request):
                 self.stats.queries += request.num_tokens
                 self.stats.hits += found
         else:
-            self.stats.recomputed += max(0, request.num_lost - found)
+            self.stats.recomputed += max(0, request.cached.num_lost - found)
 
     def keep(self, request: Request) -> list[tuple[int, int]]:
         """Let others find the full pages of a request that holds pages.
@@ -98,20 +98,20 @@ class PrefixCache:
         Gives (place, page) where the request is to hold another page instead, which has held the same for longer.
         """
         size = self._pool.page_size
-        if request.hashes is None or request.num_computed < (request.num_kept + 1) * size:
+        if request.cached.hashes is None or request.num_computed < (request.cached.num_kept + 1) * size:
             return []
         full = min(request.num_known, request.num_computed) // size
         others: list[tuple[int, int]] = []
-        for place in range(request.num_kept, full):
-            page = self._pool.keep(request.pages[place], request.hashes.digests[place])
+        for place in range(request.cached.num_kept, full):
+            page = self._pool.keep(request.pages[place], request.cached.hashes.digests[place])
             if page != request.pages[place]:
                 others.append((place, page))
-        request.num_kept = max(full, request.num_kept)
+        request.cached.num_kept = max(full, request.cached.num_kept)
         return others
 
 
 def _most_cached(request: Request) -> int:
     """How many tokens a request may find instead of feeding them."""
-    if request.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
+    if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
         return request.num_scored  # the others' logits are asked for
     return request.num_tokens - 1

@@ -2,8 +2,10 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ingot.runtime.block_hashes import BlockHashes
+from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.outputs import FinishReason
 from ingot.runtime.sampling_params import SamplingParams
 
@@ -16,44 +18,80 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(eq=False, slots=True)
-class Request:
-    """One sequence: its tokens, where it stands, what it holds. Changed by the scheduler alone.
+class End(NamedTuple):
+    """Why a sequence ended: `FinishReason`, and the stop string, the stop token, or what was missing."""
 
-    seed           keys the random numbers, with the position
+    reason: FinishReason
+    stop: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller gave.
+
     eos_ids        the model's end tokens
+    scores_prompt  its prompt's log-probabilities are asked for, and no other sequence of the same prompt gives them
     cache_salt     keeps its cached pages to requests of the same salt
     priority       the lower, the sooner it is served
-    streamed       somebody waits for each of its tokens, and not for all of them together
-    rank           who comes first, of those that wait and of those that run; set when it is added
-    max_total      most tokens, prompt and output together; set when it is added
-    row            its device row while it runs, else -1
-    pages          its KV pages, in the order of positions
-    scores_prompt  its prompt's log-probabilities are asked for, and no other sequence of the same prompt gives them
-    num_scored     positions of the prompt that have them, from a step that ran or is in flight
-    num_computed   tokens whose KV is written or being written by a step in flight
-    in_flight      sampled tokens that the host does not know yet
-    miscounted     penalties ask for its tokens, and its row does not count those that are computed
-    preemptions    how often its pages were taken away
-    decodes_until  while fewer tokens are computed, each step feeds the one that the step before gave, and nothing has
-                   to be looked at: pages and length allow it. 0 where somebody has to look
-    looks_at       outputs with which a block is full or the sequence ends; set when it is added
-    ends           the tokens that end it; set when it is added
-    hashes         of its full blocks; None where it shares no pages
-    num_kept       pages in front that others can find
-    num_cached     tokens that it found in the prefix cache when it was first admitted; None before
-    num_lost       tokens whose KV it had when it was last preempted
+    streamed       its caller takes each token as it comes, and not all of them together
     """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
-    seed: int = 0
     eos_ids: frozenset[int] = frozenset()
     scores_prompt: bool = False
     cache_salt: bytes = b""
     priority: int = 0
     streamed: bool = True
+
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end the sequence: the model's own, unless they are ignored, and the request's."""
+        own = frozenset() if self.params.ignore_eos else self.eos_ids
+        return own | frozenset(self.params.stop_token_ids)
+
+
+@dataclass(slots=True)
+class Cached:
+    """What a sequence has to do with the prefix cache.
+
+    hashes      of its full blocks; None where it shares no pages
+    num_kept    pages in front that others can find
+    num_found   tokens that it found when it was first admitted; None before
+    num_lost    tokens whose KV it had when it was last preempted
+    """
+
+    hashes: BlockHashes | None = None
+    num_kept: int = 0
+    num_found: int | None = None
+    num_lost: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence: its tokens, where it stands, what it holds. Changed by the scheduler alone.
+
+    seed           keys the random numbers, with the position
+    text           the text of its outputs, whose stop strings end it; None without a tokenizer
+    rank           the order of those that wait and of those that run; set when it is added
+    max_total      most tokens, prompt and output together; set when it is added
+    row            its device row while it runs, else -1
+    pages          its KV pages, in the order of positions
+    num_scored     positions of the prompt that have log-probabilities, from a step that ran or is in flight
+    num_computed   tokens whose KV is written or being written by a step in flight, at most: of drafts that a step in
+                   flight feeds it is not known how many are kept
+    in_flight      tokens to come from steps in flight, at most
+    miscounted     penalties ask for its tokens, and its row does not count those that are computed
+    preemptions    how often its pages were taken away
+    decodes_until  see `ingot.runtime.steady_decode`
+    looks_at       outputs with which a block is full or the sequence ends; set when it is added
+    ends           the tokens that end it; set when it is added
+    end            why it ended; None while it runs
+    """
+
+    given: Given
+    seed: int = 0
+    text: Detokenizer | None = None
     rank: tuple[int, int] = (0, 0)
     max_total: int = 0
     output_ids: list[int] = field(default_factory=list)
@@ -68,12 +106,20 @@ class Request:
     decodes_until: int = 0
     looks_at: int = 0
     ends: frozenset[int] = frozenset()
-    hashes: BlockHashes | None = None
-    num_kept: int = 0
-    num_cached: int | None = None
-    num_lost: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    cached: Cached = field(default_factory=Cached)
+    end: End | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.given.request_id
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.given.prompt_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.given.params
 
     @property
     def finished(self) -> bool:
@@ -82,7 +128,7 @@ class Request:
     @property
     def num_known(self) -> int:
         """Tokens whose ids the host knows: the prompt and the outputs so far."""
-        return len(self.prompt_ids) + len(self.output_ids)
+        return len(self.given.prompt_ids) + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -98,27 +144,47 @@ class Request:
 
     def scored_in(self, start: int, stop: int) -> range:
         """The positions in start..stop-1 whose logits rate the prompt's next token, and which no step has rated."""
-        if not self.scores_prompt:
+        if not self.given.scores_prompt:
             return range(0)
         first = max(start, self.num_scored)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
 
     def end_tokens(self) -> frozenset[int]:
-        """The tokens that end the sequence: the model's own, unless they are ignored, and the request's."""
-        own = frozenset() if self.params.ignore_eos else self.eos_ids
-        return own | frozenset(self.params.stop_token_ids)
+        """The tokens that end the sequence."""
+        return self.given.end_tokens()
 
-    def end_after(self, token: int) -> tuple[FinishReason, int | None] | None:
-        """Whether the sequence ends with `token`, its last output: (finish_reason, stop_reason), or None.
-
-        Stop strings are looked for where there is text; here are the ends that token ids and lengths tell.
-        """
+    def take(self, token: int) -> bool:
+        """Add a token to the outputs, and set `end` where the sequence ends with it: here and nowhere else is it
+        decided that a sequence has come to its end. True where a block may be full too."""
         if token == INVALID_TOKEN:
-            return "error", None
-        if token in self.eos_ids and not self.params.ignore_eos:
-            return "stop", None
+            self.stop(End("error"))
+            return False
+        self.output_ids.append(token)
+        looked = len(self.output_ids) >= self.looks_at or token in self.ends
+        end = self._end_after(token) if looked else None
+        text = self.text
+        if text is not None:
+            if end is None or end.reason != "stop" or self.params.include_stop_str_in_output:
+                text.push(token)
+            if end is not None:
+                text.finish()
+            if text.matched is not None:
+                end = End("stop", text.matched)
+        self.end = end
+        return looked
+
+    def stop(self, end: End) -> None:
+        """End the sequence for a reason that no token of its own gives."""
+        if self.text is not None and self.end is None:
+            self.text.finish()
+        self.end = end
+
+    def _end_after(self, token: int) -> End | None:
+        """Whether token ids and lengths end the sequence with `token`, its last output."""
+        if token in self.given.eos_ids and not self.params.ignore_eos:
+            return End("stop")
         if token in self.params.stop_token_ids:
-            return "stop", token
+            return End("stop", token)
         if self.num_known >= self.max_total:
-            return "length", None
+            return End("length")
         return None

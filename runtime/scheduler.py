@@ -21,14 +21,15 @@ from operator import attrgetter
 
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
-from ingot.runtime.batch import Chunk, RowTables, StepBatch, build_step
+from ingot.runtime import steady_decode
+from ingot.runtime.batch import Chunk, StepBatch, build_step
 from ingot.runtime.occupancy import Occupancy
-from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
-from ingot.runtime.request import INVALID_TOKEN, Request, Status
+from ingot.runtime.request import End, Request, Status
+from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
-from ingot.runtime.step import StepBuffer, StepSizes
+from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 
 _rank = attrgetter("rank")
 # A token that counts: whose it is, which, and the row of logits that it was chosen from. A step makes one for each
@@ -56,9 +57,9 @@ class _Room:
 
 class Scheduler:
     """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
-    meanwhile."""
+    meanwhile. `layout` is that of the steps' inputs; without one it holds every input that the host knows."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: PagePool, layout: StepLayout | None = None) -> None:
         if pool.page_size != config.page_size:
             raise InternalError(f"pages of {pool.page_size} tokens in the pool, {config.page_size} in the scheduler")
         self.config = config
@@ -67,12 +68,13 @@ class Scheduler:
         self.waiting: list[Request] = []  # by rank, as those that run
         self.running: list[Request] = []
         max_pages = pool.pages_for(config.max_seq_len)
+        layout = layout or StepLayout.usual()
         # A token fed gives at most one row of logits.
-        max_rows = min(config.max_tokens, config.max_batch + MAX_SCORED)
+        max_rows = min(config.max_tokens, config.max_batch * (1 + config.max_drafts) + MAX_SCORED)
         largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages)
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
-        self._buffers = [StepBuffer(largest, config.pin_memory) for _ in range(2)]
-        self._tables = RowTables(config.max_batch, max_pages)
+        self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
+        self._tables = RowTables(layout.tables, config.max_batch, max_pages)
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
@@ -133,7 +135,7 @@ class Scheduler:
         self.check(request)
         request.max_total = max_total(request, self.config)
         request.ends = request.end_tokens()
-        request.rank = request.priority, self._num_arrived
+        request.rank = request.given.priority, self._num_arrived
         self._num_arrived += 1
         self._cache.begin(request, like)
         self._look_again(request)
@@ -158,7 +160,7 @@ class Scheduler:
             self._admit(chunks, room)
         if not decodes and not chunks:
             return None
-        batch = build_step(self._next_step, decodes, chunks, self._tables, self._buffers[self._next_step % 2])
+        batch = build_step(self._next_step, decodes, chunks, self._tables, self._buffers[self._next_step % 2], self.pool.page_size)
         self._next_step += 1
         self._in_flight.append(batch)
         for request in decodes:
@@ -166,16 +168,17 @@ class Scheduler:
             request.in_flight += 1
         for chunk in chunks:
             chunk.request.num_computed += chunk.length
-            chunk.request.in_flight += chunk.samples
+            chunk.request.in_flight += chunk.rows
             chunk.request.num_scored += len(chunk.scored)
             chunk.request.miscounted = False
         return batch
 
-    def retire(self, batch: StepBatch, tokens: Sequence[int]) -> list[Accepted]:
-        """Take the tokens of the oldest step in flight, one per logit row.
+    def retire(self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int] | None = None) -> list[Accepted]:
+        """Take the tokens of the oldest step in flight, one per logit row. Of a sequence that was fed drafts, the last
+        `rejected` tokens fed were not kept, by its place in the step; None: all were.
 
-        Returns those that count, in order: a request that has ended meanwhile drops its token. The requests that end
-        here by token or by length are finished when this returns; `INVALID_TOKEN` ends one as "error".
+        Returns those that count, in order: a request that has ended meanwhile drops its tokens, and one that ends here
+        those behind its end. The requests that end here are finished when this returns.
         """
         if not self._in_flight or self._in_flight[0] is not batch:
             raise InternalError(
@@ -186,23 +189,42 @@ class Scheduler:
         self._in_flight.popleft()
         self.pool.retire(batch.step)
         accepted: list[Accepted] = []
+        if batch.rows is not None:
+            self._retire_drafted(batch, tokens, rejected or [0] * batch.inputs.sizes.B, accepted)
+            return accepted
         # Behind the sampled rows stand scored ones, or a dummy.
         for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
             request.in_flight -= 1
-            if request.finish_reason is not None:
-                continue
-            accepted.append((request, token, row))
-            if token == INVALID_TOKEN:
-                self.finish(request, "error")
-                continue
-            output_ids = request.output_ids
-            output_ids.append(token)
-            if len(output_ids) >= request.looks_at or token in request.ends:
-                self._cache.extend(request)
-                self._look_again(request)
-                if (end := request.end_after(token)) is not None:
-                    self.finish(request, *end)
+            if request.end is None:
+                accepted.append((request, token, row))
+                self._accept(request, token)
         return accepted
+
+    def _retire_drafted(
+        self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
+    ) -> None:
+        """The tokens of a step that fed drafts: of each sequence those behind the tokens that were kept."""
+        assert batch.rows is not None
+        places = [*range(len(batch.decodes)), *(len(batch.decodes) + i for i, one in enumerate(batch.chunks) if one.rows)]
+        first = 0
+        for request, rows, place in zip(batch.sampled, batch.rows, places, strict=True):
+            request.in_flight -= rows
+            if request.status is Status.RUNNING:
+                request.num_computed -= rejected[place]  # one that was preempted has none
+            for row in range(first, first + rows - rejected[place]):
+                if request.end is not None:
+                    break
+                accepted.append((request, tokens[row], row))
+                self._accept(request, tokens[row])
+            first += rows
+
+    def _accept(self, request: Request, token: int) -> None:
+        """Add a token to a request's outputs, and finish the request where it ends with it."""
+        if request.take(token):
+            self._cache.extend(request)
+            self._look_again(request)
+        if request.end is not None:
+            self.finish(request, request.end)
 
     def withdraw(self, batch: StepBatch) -> Request | None:
         """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
@@ -219,14 +241,14 @@ class Scheduler:
             request.in_flight -= 1
             request.num_computed -= 1
         for chunk in batch.chunks:
-            chunk.request.in_flight -= chunk.samples
+            chunk.request.in_flight -= chunk.rows
             chunk.request.num_scored -= len(chunk.scored)
             chunk.request.num_computed = chunk.start
         fed = batch.requests
         for request in fed:
             # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
             request.miscounted = request.params.penalizes
-            request.decodes_until = 0
+            steady_decode.leave(request)
         if len(fed) == 1:
             return fed[0]
         ids = {request.request_id for request in fed}
@@ -236,9 +258,10 @@ class Scheduler:
         self._most_running = last
         return None
 
-    def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End a request and free what it holds. For one that has ended already only the reasons are changed."""
-        request.finish_reason, request.stop_reason = reason, stop_reason
+    def finish(self, request: Request, end: End) -> None:
+        """End a request that is being served, and free what it holds."""
+        if request.end is None:
+            request.stop(end)
         if request.finished:
             return
         if request.status is Status.RUNNING:
@@ -254,32 +277,30 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return False
-        self.finish(request, "abort")
+        self.finish(request, End("abort"))
         return True
 
     def reset(self) -> None:
         """End all requests as "abort" and forget the steps in flight, whose tokens will never come."""
         for request in list(self.requests.values()):
-            self.finish(request, "abort")
+            self.finish(request, End("abort"))
         self._in_flight.clear()
         self.pool.retire(self._next_step)
         self.pool.forget_all()  # whatever those steps were to write may not be there
 
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
-        """One token of every sequence that has only one left to feed, by rank.
+        """One token of every sequence that has only one left to feed, by rank, and the drafts behind it.
 
-        Gives those whose token their device rows hold; those whose token the host knows, as chunks; those that have
-        more left; and whether pages were short.
+        Gives those whose token their device rows hold; as chunks those whose token the host knows, and those with
+        drafts; those that have more left; and whether pages were short.
         """
-        known: list[Chunk] = []
+        chunks: list[Chunk] = []
         prefilling: list[Request] = []
         short = False
-        # With a step in flight, most of them get a token from it and go on as before.
-        steady = bool(self._in_flight)
-        for request in [one for one in self.running if not steady or one.num_computed >= one.decodes_until]:
+        for request in steady_decode.others(self.running, in_flight=bool(self._in_flight)):
             if request.status is not Status.RUNNING:
                 continue  # preempted just now
-            request.decodes_until = 0
+            steady_decode.leave(request)
             # What the step in flight writes, others can find: steps run in the order of their launches.
             self._exchange(request, self._cache.keep(request))
             num_tokens = request.num_tokens
@@ -289,18 +310,40 @@ class Scheduler:
                 pass  # its last token is in flight
             elif request.num_computed == len(request.pages) * self.pool.page_size and not self._grow(request):
                 short = True
-            elif request.in_flight and not request.miscounted:
-                request.decodes_until = min(len(request.pages) * self.pool.page_size, request.max_total - 1)
+            elif not request.in_flight or request.miscounted:
+                chunks.append(self._chunk(request, 1))
+            elif self.config.max_drafts and (drafts := self._drafts(request, chunks)):
+                chunks.append(self._drafted(request, drafts))
             else:
-                known.append(self._chunk(request, 1))
-        return [one for one in self.running if one.num_computed < one.decodes_until], known, prefilling, short
+                steady_decode.enter(request, self.pool.page_size)
+        return steady_decode.steady(self.running), chunks, prefilling, short
+
+    def _drafts(self, request: Request, chunks: Sequence[Chunk]) -> int:
+        """How many drafts a sequence feeds behind its last token, which the step in flight takes.
+
+        None where what a token is taken from depends on how many there are: penalties, and tokens that may not end the
+        sequence yet. No more than the length, the pages at hand and the step's tokens allow.
+        """
+        params = request.params
+        if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
+            return 0
+        step = self.config.max_tokens - len(self.running) - sum(chunk.length - 1 for chunk in chunks)
+        wanted = min(self.config.max_drafts, request.max_total - request.num_tokens - 1, step)
+        pages = self.pool.pages_for(request.num_computed + 1 + max(0, wanted)) - len(request.pages)
+        if 0 < pages <= self.pool.num_free - len(self.running):  # drafts preempt none
+            self._take_pages(request, pages)
+        return max(0, min(wanted, len(request.pages) * self.pool.page_size - request.num_computed - 1))
+
+    def _drafted(self, request: Request, drafts: int) -> Chunk:
+        count = 1 + drafts
+        return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
 
     def _prompt_tokens(self, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
         """How many a step takes beside those of sequences that decode. Where somebody waits for their tokens, a long
         step is one long wait; a prompt that may not be cut is not held back even so, or it could be for ever."""
-        left = self.config.max_tokens - len(decodes) - len(chunks)
+        left = self.config.max_tokens - len(decodes) - sum(chunk.length for chunk in chunks)
         decoding = chain(decodes, (chunk.request for chunk in chunks))
-        held_back = self.config.chunked_prefill and any(request.streamed for request in decoding)
+        held_back = self.config.chunked_prefill and any(request.given.streamed for request in decoding)
         return min(left, self.config.max_mixed_tokens) if held_back else left
 
     def _admit(self, chunks: list[Chunk], room: _Room) -> None:
@@ -324,7 +367,7 @@ class Scheduler:
             self._tables.set_request(request.row, request)
             self.pool.share(found)
             self._add_pages(request, found)
-            request.num_computed, request.num_kept = start, len(found)
+            request.num_computed, request.cached.num_kept = start, len(found)
             request.miscounted = request.params.penalizes
             self._cache.admit(request, start)
             self._take_pages(request, self.pool.pages_for(request.num_tokens) - len(found))
@@ -345,8 +388,8 @@ class Scheduler:
             start,
             length,
             on_device=start >= num_known,
-            samples=start + length == num_known + request.in_flight,
-            scored=request.scored_in(start, start + length) if request.scores_prompt else range(0),
+            rows=int(start + length == num_known + request.in_flight),
+            scored=request.scored_in(start, start + length) if request.given.scores_prompt else range(0),
             recounts=request.miscounted and start > 0,
         )
 
@@ -384,12 +427,12 @@ class Scheduler:
         """Find out with how many outputs a request needs a look."""
         prompt_len = len(request.prompt_ids)
         request.looks_at = request.max_total - prompt_len
-        if request.hashes is not None:
-            block = (len(request.hashes.digests) + 1) * self.pool.page_size
+        if (hashes := request.cached.hashes) is not None:
+            block = (len(hashes.digests) + 1) * self.pool.page_size
             request.looks_at = min(request.looks_at, block - prompt_len)
 
     def _preempt(self, request: Request) -> None:
-        request.num_lost = request.num_computed
+        request.cached.num_lost = request.num_computed
         self._release(request)
         request.status = Status.WAITING
         request.num_computed = 0
@@ -404,7 +447,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Take row and pages from a request that runs."""
         del self.running[bisect_left(self.running, request.rank, key=_rank)]
-        if request.finish_reason == "error":
+        if request.end is not None and request.end.reason == "error":
             self.pool.forget(request.pages)  # they may hold what is not finite
         else:
             self._exchange(request, self._cache.keep(request))
@@ -413,4 +456,5 @@ class Scheduler:
         self.pool.free(request.pages, self._busy_until)
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
-        request.pages, request.row, request.num_kept, request.decodes_until = [], -1, 0, 0
+        request.pages, request.row, request.cached.num_kept = [], -1, 0
+        steady_decode.leave(request)

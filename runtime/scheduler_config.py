@@ -28,6 +28,7 @@ class SchedulerConfig:
     policy            who comes first: "fcfs", the request that came first; "priority", the one of lower priority, and
                       of equal ones the one that came first
     max_mixed_tokens  tokens of prompts in a step that gives others a token for which somebody waits
+    max_drafts        tokens that a sequence may feed behind its last one, which the model proposed for it
     """
 
     max_batch: int
@@ -39,6 +40,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     policy: Policy = "fcfs"
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size"):
@@ -81,7 +83,7 @@ def check_servable(request: Request, config: SchedulerConfig, pool: PagePool) ->
             expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
             hint="turn chunked prefill on, or compile with larger max_tokens",
         )
-    if request.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
+    if request.given.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
         raise RequestError(
             f"the prompt has {prompt_len} tokens, and their log-probabilities are asked for",
             where=where,
@@ -96,9 +98,9 @@ def check_servable(request: Request, config: SchedulerConfig, pool: PagePool) ->
             expected=f"at most {pool.num_pages} pages of {pool.page_size} tokens, which is the whole cache",
             hint="ask for fewer max_tokens, or serve with a larger KV cache",
         )
-    if request.priority and config.policy != "priority":
+    if request.given.priority and config.policy != "priority":
         raise RequestError(
-            f"priority {request.priority} where requests are served in the order in which they come",
+            f"priority {request.given.priority} where requests are served in the order in which they come",
             where=where,
             expected="priority 0",
             hint='ask for the scheduling policy "priority"',

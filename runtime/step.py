@@ -1,11 +1,14 @@
 """One step's inputs on the host: views of one flat buffer, so that a device needs one copy."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.ir.errors import InternalError
+from ingot.ir.features import Fed, RowTable, StepInput, find_input, row_tables, step_inputs
 from ingot.runtime.token_counts import Recount
 
 
@@ -19,91 +22,131 @@ class StepSizes:
     P: int
 
 
-Dims = tuple[str | int, ...]
+@dataclass(frozen=True)
+class StepLayout:
+    """The inputs of a step, as they lie one behind the other in a flat buffer of i32."""
 
-# name, dtype, shape: what the program takes. The 8-byte field stands first, so that it is aligned wherever the buffer
-# is.
-STEP_FIELDS: tuple[tuple[str, torch.dtype, Dims], ...] = (
-    ("seeds", torch.int64, ("L",)),  # random numbers are keyed by (seed, position)
-    ("tokens", torch.int32, ("T",)),  # -1: the row's last sampled token, which the host does not know yet
-    ("token_seqs", torch.int32, ("T",)),  # which sequence, 0..B-1
-    ("q_starts", torch.int32, ("B",)),  # where in T the sequence begins
-    ("q_lens", torch.int32, ("B",)),  # tokens fed of it
-    ("rows", torch.int32, ("B",)),  # its device row, 0..max_batch-1
-    ("starts", torch.int32, ("B",)),  # position of its first token fed; -1: the device's position[row]
-    ("state_read", torch.int32, ("B",)),  # the slot that its per-sequence state is read from; -1: it has none yet
-    ("state_write", torch.int32, ("B",)),  # the slot that the state after the step is written to
-    ("sample_index", torch.int32, ("B",)),  # its logit row, 0..L-1; -1: no token sampled
-    ("prompt_ends", torch.int32, ("B",)),  # its prompt's length, for penalties; -1: its tokens are not counted
-    ("page_table", torch.int32, ("B", "P")),  # unused entries 0
-    ("logit_rows", torch.int32, ("L",)),  # which of T
-    ("temperature", torch.float32, ("L",)),  # 0: greedy
-    ("top_k", torch.int32, ("L",)),  # 0: off
-    ("top_p", torch.float32, ("L",)),
-    ("min_p", torch.float32, ("L",)),
-    ("count_rows", torch.int32, ("L",)),  # the device row whose counts penalize it; -1: no penalty
-    ("repetition", torch.float32, ("L",)),
-    ("frequency", torch.float32, ("L",)),
-    ("presence", torch.float32, ("L",)),
-    ("banned", torch.int32, ("L", MAX_BANNED)),  # tokens that may not be sampled; -1: none
-    ("targets", torch.int32, ("L",)),  # the token whose log-probability is asked for; -1: the sampled one
-    ("num_logprobs", torch.int32, ("L",)),  # most likely tokens to list beside it; -1: no log-probabilities
-)
+    inputs: tuple[StepInput, ...]
 
-# What differs from step to step even while the same sequences decode.
-VARYING = frozenset({"page_table", "banned"})
+    @staticmethod
+    @cache
+    def of(names: frozenset[str]) -> "StepLayout":
+        """The layout of these inputs, which features declare. Raises InternalError for one that none declares.
+
+        Inputs of 8 bytes stand first, so that they are aligned wherever the buffer is; the others as declared.
+        """
+        if unknown := sorted(name for name in names if find_input(name) is None):
+            raise InternalError(f"no feature declares the step input '{unknown[0]}'", expected=", ".join(step_inputs()))
+        declared = [one for name, one in step_inputs().items() if name in names]
+        return StepLayout(tuple(sorted(declared, key=lambda one: -one.type.dtype.itemsize)))
+
+    @staticmethod
+    def usual() -> "StepLayout":
+        """The layout of every input that the host knows."""
+        return StepLayout.of(frozenset(name for name, one in step_inputs().items() if one.known))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.inputs)
+
+    @property
+    def varying(self) -> tuple[StepInput, ...]:
+        """Those that differ from step to step even while the same sequences decode."""
+        return tuple(one for one in self.inputs if one.varies)
+
+    @property
+    def tables(self) -> tuple[RowTable, ...]:
+        """What the host keeps for them by device row."""
+        return row_tables(self.names)
+
+    def views(self, flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
+        """The inputs as views of `flat` (i32, one-dimensional, 8-byte aligned, `words(sizes)` long or longer).
+
+        The same on the host and on a device that got a copy of `flat`.
+        """
+        views: dict[str, torch.Tensor] = {}
+        offset = 0
+        for one in self.inputs:
+            shape = _shape(one, sizes)
+            words = math.prod(shape) * one.type.dtype.itemsize // 4
+            views[one.name] = flat[offset : offset + words].view(one.type.dtype).view(shape)
+            offset += words
+        return views
+
+    def words(self, sizes: StepSizes) -> int:
+        """4-byte words that `views` needs."""
+        return sum(math.prod(_shape(one, sizes)) * one.type.dtype.itemsize // 4 for one in self.inputs)
 
 
-def _shape(dims: Dims, sizes: StepSizes) -> list[int]:
-    return [getattr(sizes, dim) if isinstance(dim, str) else dim for dim in dims]
-
-
-def step_views(flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
-    """The fields as views of `flat` (i32, one-dimensional, 8-byte aligned, `step_words(sizes)` long or longer).
-
-    The same on the host and on a device that got a copy of `flat`.
-    """
-    views: dict[str, torch.Tensor] = {}
-    offset = 0
-    for name, dtype, dims in STEP_FIELDS:
-        shape = _shape(dims, sizes)
-        words = math.prod(shape) * dtype.itemsize // 4
-        views[name] = flat[offset : offset + words].view(dtype).view(shape)
-        offset += words
-    return views
-
-
-def step_words(sizes: StepSizes) -> int:
-    """4-byte words that `step_views` needs."""
-    return sum(math.prod(_shape(dims, sizes)) * dtype.itemsize // 4 for _, dtype, dims in STEP_FIELDS)
+def _shape(one: StepInput, sizes: StepSizes) -> list[int]:
+    return [getattr(sizes, dim) if isinstance(dim, str) else dim for dim in one.type.shape]
 
 
 class StepInputs(dict[str, torch.Tensor]):
-    """The program's inputs by name, on the host: `STEP_FIELDS`, all views of `flat` (i32), which one copy moves.
+    """The inputs of `layout` by name, on the host: all views of `flat` (i32), which one copy moves.
 
     `arrays` are the same memory for numpy. `recounts` are rows of token counts that are made anew in front of the step.
-    Inputs of equal `stamp`, other than None, differ in `VARYING` alone. Valid until the step has retired; then the
-    buffer serves another step.
+    Inputs of equal `stamp`, other than None, differ in the layout's `varying` alone. Valid until the step has retired;
+    then the buffer serves another step.
     """
 
-    def __init__(self, flat: torch.Tensor, sizes: StepSizes) -> None:
-        super().__init__(step_views(flat, sizes))
+    def __init__(self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes) -> None:
+        super().__init__(layout.views(flat, sizes))
+        self.layout = layout
         self.flat = flat
         self.sizes = sizes
         self.arrays = {name: view.numpy() for name, view in self.items()}
         self.recounts: tuple[Recount, ...] = ()
         self.stamp: tuple[bytes, object] | None = None
+        self._fed: Fed | None = None
+
+    def fill(self, fed: Fed) -> None:
+        """Write the values of a step."""
+        self._fed = fed
+        for one in self.layout.inputs:
+            one.fill(self.arrays[one.name], fed)
+
+    def fill_varying(self, fed: Fed, asking: Mapping[str, set[int]]) -> None:
+        """Write what varies. `asking` are the device rows that ask for something, by the name of the input's table."""
+        for one in self.layout.varying:
+            if one.table is None or asking[one.table.name]:
+                one.fill(self.arrays[one.name], fed)
+
+    @property
+    def fed(self) -> Fed:
+        """What was filled in last."""
+        assert self._fed is not None, "nothing was filled in"
+        return self._fed
+
+    @property
+    def rates(self) -> bool:
+        """Whether any row of logits gets log-probabilities."""
+        counts = self.arrays.get("num_logprobs")
+        return counts is not None and bool((counts >= 0).any())
 
 
 class StepBuffer:
-    """A flat i32 buffer for steps of up to `largest`, allocated once."""
+    """A flat i32 buffer for steps of `layout` of up to `largest`, allocated once."""
 
-    def __init__(self, largest: StepSizes, pin_memory: bool = False) -> None:
-        self._flat = torch.zeros(step_words(largest), dtype=torch.int32, pin_memory=pin_memory)
+    def __init__(self, layout: StepLayout, largest: StepSizes, pin_memory: bool = False) -> None:
+        self._layout = layout
+        self._flat = torch.zeros(layout.words(largest), dtype=torch.int32, pin_memory=pin_memory)
         self._last: StepInputs | None = None
 
     def views(self, sizes: StepSizes) -> StepInputs:
         """Inputs of these sizes, to be filled. Contents are those of an older step."""
         if self._last is None or self._last.sizes != sizes:  # decode steps mostly repeat their sizes
-            self._last = StepInputs(self._flat[: step_words(sizes)], sizes)
+            self._last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
         return self._last
+
+
+def filled(layout: StepLayout, fed: Fed, sizes: StepSizes) -> StepInputs:
+    """The inputs of one step, in memory of their own."""
+    inputs = StepBuffer(layout, sizes).views(sizes)
+    inputs.fill(fed)
+    return inputs
+
+
+def layout_of(plans: Iterable[Iterable[str]]) -> StepLayout:
+    """The layout of all inputs that any of the plans takes."""
+    return StepLayout.of(frozenset(name for names in plans for name in names))

@@ -1,13 +1,15 @@
 """Features and endings: what a step takes from the host, what it keeps by row, and what becomes of a model's outputs."""
 
 from ingot.ir.features import endings as endings  # registers them
+from ingot.ir.features.by_hand import FedSequence, fed_of, step_values
 from ingot.ir.features.fed import Fed, Rated
-from ingot.ir.features.feature import Ending, EndingUse, Feature, OpCall, RowState
+from ingot.ir.features.feature import Ending, EndingUse, Feature, OpCall, Output, RowState
 from ingot.ir.features.registry import (
     ENDINGS,
     FEATURES,
     features_of,
     find_ending,
+    find_feature,
     find_input,
     register_ending,
     register_feature,
@@ -22,19 +24,24 @@ __all__ = [
     "Ending",
     "EndingUse",
     "Fed",
+    "FedSequence",
     "Feature",
     "OpCall",
+    "Output",
     "Rated",
     "RowState",
     "RowTable",
     "StepInput",
     "asked",
     "features_of",
+    "fed_of",
     "find_ending",
+    "find_feature",
     "find_input",
     "one_of",
     "register_ending",
     "register_feature",
     "row_tables",
     "step_inputs",
+    "step_values",
 ]

@@ -2,11 +2,21 @@
 
 from collections.abc import Mapping
 
-from ingot.ir.features.feature import Ending, OpCall
+import torch
+
+from ingot.ir.features.feature import Ending, OpCall, Output
 from ingot.ir.features.registry import register_ending
+from ingot.ir.logprob_limits import MAX_LOGPROBS
+from ingot.ir.types import TensorType
 
 _SCORES = ("logprob_ids", "logprobs", "ranks")
-_RATED = {name: name for name in _SCORES}
+_WIDTH = 1 + MAX_LOGPROBS  # the chosen token, then the most likely ones
+_TOKENS = Output("tokens", "sampled", TensorType(torch.int32, ("L",)), read=True)
+_RATED = (
+    Output("logprob_ids", "logprob_ids", TensorType(torch.int32, ("L", _WIDTH))),
+    Output("logprobs", "logprobs", TensorType(torch.float32, ("L", _WIDTH))),
+    Output("ranks", "ranks", TensorType(torch.int32, ("L",))),
+)
 _CHOSEN = (
     OpCall("select_rows", ("token_positions",), {"x": "positions", "rows": "logit_rows"}),
     OpCall("sample", ("sampled",), {"positions": "token_positions"}),
@@ -20,8 +30,7 @@ SAMPLE = register_ending(
         needs=("logits",),
         features=("sequences", "penalties", "bans", "sampling", "logprobs"),
         calls=(*_CHOSEN, OpCall("advance", ("last_token", "position"))),
-        outputs={"tokens": "sampled", **_RATED},
-        read=("tokens",),
+        outputs=(_TOKENS, *_RATED),
     )
 )
 
@@ -42,8 +51,7 @@ VERIFY = register_ending(
             OpCall("accept_drafts", ("rejected", "taken")),
             OpCall("advance", ("last_token", "position")),
         ),
-        outputs={"tokens": "sampled", "rejected": "rejected", **_RATED},
-        read=("tokens", "rejected"),
+        outputs=(_TOKENS, Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True), *_RATED),
         attributes={"drafted": 1},
         lengths=_fed,
     )
@@ -56,7 +64,5 @@ PROPOSE = register_ending(
         needs=("proposed",),
         features=("proposals",),
         calls=(OpCall("write_rows", ("drafts",), {"state": "drafts", "values": "proposed"}),),
-        outputs={},
-        read=(),
     )
 )

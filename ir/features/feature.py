@@ -8,7 +8,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.features.step_input import RowTable, StepInput
-from ingot.ir.types import Size
+from ingot.ir.types import Size, TensorType
 
 # Sizes that a row of state may have beside numbers: known when the ending is put into a program.
 Sizes = Mapping[str, int]
@@ -55,14 +55,23 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class Output:
+    """What an ending gives: the output `name` is the value `value`, of `type`. `read`: by the host, after every step."""
+
+    name: str
+    value: str
+    type: TensorType
+    read: bool = False
+
+
+@dataclass(frozen=True)
 class Ending:
     """What becomes of the outputs of an entry: the second segment of its plan.
 
     needs        outputs that the entry must have, besides those that only pass through
     features     by name, in the order in which their calls stand in front
     calls        in order, behind the model's own
-    outputs      what the entry gives, in front of its own outputs: the value by the name of the output
-    read         the outputs that the host reads after every step
+    outputs      what the entry gives in front of its own outputs
     attributes   numbers of the ending, with their defaults: a definition may set them
     lengths      tokens of one sequence that a decode step feeds at most, from the attributes
     """
@@ -71,10 +80,18 @@ class Ending:
     needs: tuple[str, ...]
     features: tuple[str, ...]
     calls: tuple[OpCall, ...]
-    outputs: Mapping[str, str]
-    read: tuple[str, ...]
+    outputs: tuple[Output, ...] = ()
     attributes: Mapping[str, int] = field(default_factory=dict)
     lengths: Callable[[Mapping[str, int]], int] = lambda attributes: 1
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The outputs that the host reads after every step."""
+        return tuple(one.name for one in self.outputs if one.read)
+
+    def fed(self, use: "EndingUse") -> int:
+        """Tokens of one sequence that a decode step feeds at most."""
+        return self.lengths({**self.attributes, **dict(use.attributes)})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a step feeds, in the terms that inputs are filled from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,10 @@ class Rated:
     count: int
 
 
+def _unknown() -> Array:
+    raise InternalError("how many tokens the sequences of a step have is not known")
+
+
 @dataclass
 class Fed:
     """B sequences, the tokens that each feeds, laid end to end, and the rows of logits that are asked for.
@@ -34,7 +38,7 @@ class Fed:
     tables         what sequences ask for by device row, by the name of the table
     pages          i32[rows, P], the pages of every device row
     page_size      tokens of a page
-    totals         gives i32[n], for each of the first n rows of logits: most tokens that its sequence then has
+    totals         gives i32[n], for each of the first n rows of logits: tokens that its sequence then has at most
     rated          the rows of logits that rate prompts
     places         i32[B], where each sequence stands, also where `starts` leaves it to the device; None: not known
     """
@@ -50,8 +54,8 @@ class Fed:
     tables: Mapping[str, Array]
     pages: Array
     page_size: int
-    totals: Callable[[], Array]
-    rated: Sequence[Rated] = field(default=())
+    totals: Callable[[], Array] = _unknown
+    rated: Sequence[Rated] = ()
     places: Array | None = None
 
     @cached_property

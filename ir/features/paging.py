@@ -27,8 +27,7 @@ PAGING = Feature(
     inputs=(
         # A page is added while the same sequences decode. Unused entries are 0.
         StepInput("page_table", TensorType(torch.int32, ("B", "P")), 0, _page_table, varies=True),
-        # Where rows of state do not know the positions:
-        StepInput("slots", TensorType(torch.int64, ("T",)), -1, _slots),
-        StepInput("kv_lens", TensorType(torch.int32, ("B",)), 0, _kv_lens),
+        StepInput("slots", TensorType(torch.int64, ("T",)), -1, _slots, known=False),
+        StepInput("kv_lens", TensorType(torch.int32, ("B",)), 0, _kv_lens, known=False),
     ),
 )

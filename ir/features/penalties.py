@@ -52,11 +52,11 @@ def _unbanned_at(sequence: Asking) -> int | None:
 
 def _banned(array: Array, fed: Fed) -> None:
     """Row by row what its sequence may not take, as long as it has too few tokens."""
-    totals = fed.totals()
-    rows = fed.asking[: len(totals)]
-    np.take(fed.tables["banned"], rows, axis=0, out=array[: len(totals)], mode="clip")
-    array[: len(totals)][(totals >= fed.tables["unbanned_at"][rows]) | (rows < 0)] = -1
-    array[len(totals) :] = -1
+    np.take(fed.tables["banned"], fed.asking, axis=0, out=array, mode="clip")
+    array[fed.asking < 0] = -1
+    if (array >= 0).any():
+        totals = fed.totals()
+        array[: len(totals)][totals >= fed.tables["unbanned_at"][fed.asking[: len(totals)]]] = -1
 
 
 _BANNED = TensorType(torch.int32, ("L", MAX_BANNED))

@@ -60,6 +60,13 @@ def find_ending(name: str) -> Ending:
     return ENDINGS[name]
 
 
+def find_feature(name: str) -> Feature:
+    """The feature `name`. Raises VerifyError for an unknown one."""
+    if name not in FEATURES:
+        raise VerifyError(f"unknown feature '{name}'", expected=", ".join(FEATURES))
+    return FEATURES[name]
+
+
 def step_inputs() -> Mapping[str, StepInput]:
     """Every declared step input by name."""
     return {name: one for name, (one, _) in _INPUTS.items()}

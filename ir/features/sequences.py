@@ -53,7 +53,7 @@ SEQUENCES = Feature(
     inputs=(
         StepInput("tokens", _ints("T"), 0, _tokens),  # -1: the row's last token, which the host does not know yet
         StepInput("token_seqs", _ints("T"), -1, _token_seqs),  # which sequence, 0..B-1
-        StepInput("positions", _ints("T"), 0, _positions),  # where rows of state do not know them
+        StepInput("positions", _ints("T"), 0, _positions, known=False),
         StepInput("q_starts", _ints("B"), 0, _q_starts),  # where in T the sequence begins
         StepInput("q_lens", _ints("B"), 0, _q_lens),  # tokens fed of it
         StepInput("rows", _ints("B"), -1, _rows),  # its device row, 0..max_batch-1

@@ -64,7 +64,8 @@ class StepInput:
     that no sequence has, and what a sequence has that asks for nothing. `fill(array, fed)` writes the values of a step
     into an array of its shape. `varies`: they differ from step to step even while the same sequences decode; an input
     that varies and has a `table` is filled only where some running sequence asks for it. `table` keeps by device row
-    what sequences ask for. `draw` gives values that requests may ask for, to tests and to debugging: of so many rows,
+    what sequences ask for. `known`: the host has it; else rows of state tell it, and only a program without them takes
+    it from the host. `draw` gives values that requests may ask for, to tests and to debugging: of so many rows,
     from a generator.
     """
 
@@ -74,6 +75,7 @@ class StepInput:
     fill: Callable[[Array, "Fed"], None]
     varies: bool = False
     table: RowTable | None = None
+    known: bool = True
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None
 
     @property

@@ -21,7 +21,8 @@ from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs, to_device
 from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
 from ingot.runtime.states import States
-from ingot.runtime.step import StepSizes, step_views
+from ingot.runtime.step import StepInputs, StepLayout, StepSizes
+from ingot.runtime.step_outputs import StepOutputs
 from ingot.runtime.token_counts import recount
 
 # Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
@@ -63,12 +64,13 @@ class CudaExecutor:
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
         self._buckets = bound_buckets(plan, resident, executables, self.libraries)
         decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
+        self._layout, self._gives = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
         memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
         def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
             buckets = {size: by_plan[id(served)] for size, served in steps.items()}
-            return Graphs(choice, buckets, self.sizes, memory, self.device, resident if strict else None)
+            return Graphs(choice, buckets, self._layout, self._gives, self.sizes, memory, self.device, resident if strict else None)
 
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
         self._prompts = graphs(PromptChoice(plan, prompts), prompts)
@@ -100,7 +102,11 @@ class CudaExecutor:
             ) from error
 
     def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle:
-        rated = "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
+        rated = (
+            inputs.rates
+            if isinstance(inputs, StepInputs)
+            else "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
+        )
         # Another entry than main may take less than a graph needs.
         step = _sizes(inputs) if inputs.keys() >= _SIZED else None
         with torch.cuda.stream(self.stream):
@@ -124,12 +130,13 @@ class CudaExecutor:
         if step is None or filled is None:
             outputs = bucket.run(self._sent(inputs), sizes, watch)
         else:
-            given = PaddedInputs(filled)
+            given = PaddedInputs(self._layout, filled)
             given.fill(inputs)
             outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)}, watch)
-            outputs = {name: value[: step.L] for name, value in outputs.items()}
-        tokens = to_host(outputs["tokens"])
-        return CudaStepHandle(bucket.plan.bucket.name, outputs, tokens.tolist, torch.cuda.Event(), rated=rated)
+            outputs = self._gives.cut(outputs, step)
+        read = {name: to_host(outputs[name]) for name in self._gives.read}
+        name = bucket.plan.bucket.name
+        return CudaStepHandle(name, outputs, lambda one: read[one].tolist(), torch.cuda.Event(), rated=rated)
 
     def _filled_up(self, bucket: Bucket, step: StepSizes | None) -> StepSizes | None:
         """The sizes that a step is launched in, where these are not its own: libraries may round another size
@@ -165,9 +172,10 @@ class CudaExecutor:
 
     def _run_padding(self, bucket: Bucket, tokens: int) -> None:
         step = StepSizes(T=tokens, B=1, L=1, P=1)
-        inputs = PaddedInputs(self._filled_up(bucket, step) or step)
+        inputs = PaddedInputs(self._layout, self._filled_up(bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
-        to_host(outputs["tokens"])
+        for name in self._gives.read:
+            to_host(outputs[name])
         if inputs.sizes.T in self._unseen:
             self._unseen.remove(inputs.sizes.T)
 
@@ -209,12 +217,13 @@ class CudaExecutor:
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""
-        flat, sizes = getattr(inputs, "flat", None), getattr(inputs, "sizes", None)
-        if flat is None or sizes is None:
+        if not isinstance(inputs, StepInputs):
             return {name: value.to(self.device) for name, value in inputs.items()}
-        return step_views(to_device(flat, self.device), sizes)
+        return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)
 
 
 def _sizes(inputs: Mapping[str, torch.Tensor]) -> StepSizes:
+    if isinstance(inputs, StepInputs):
+        return inputs.sizes
     tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
     return StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])

@@ -13,7 +13,8 @@ from ingot.runtime.cuda.graph_choice import GraphChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.step_graph import StepGraph
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.step_outputs import StepOutputs
 
 # A capture that is begun ends: only half of the time that there is can be counted on.
 _CERTAIN = 0.5
@@ -22,7 +23,7 @@ _CERTAIN = 0.5
 class Graphs:
     """Graphs of the steps in `buckets`, captured and launched on the current stream, as `choice` says.
 
-    `sizes` are the load-time dims, `memory` what graphs share. With `resident`, the weights and states as everybody
+    Steps take the inputs of `layout` and give `gives`. `sizes` are the load-time dims, `memory` what graphs share. With `resident`, the weights and states as everybody
     else sees them, each launch checks that nothing has moved. `seconds` tells how long each capture took.
     """
 
@@ -30,6 +31,8 @@ class Graphs:
         self,
         choice: GraphChoice,
         buckets: Mapping[StepSizes, Bucket],
+        layout: StepLayout,
+        gives: StepOutputs,
         sizes: Mapping[str, int],
         memory: GraphMemory,
         device: torch.device,
@@ -38,6 +41,7 @@ class Graphs:
         self.seconds: dict[StepSizes, float] = {}
         self._choice = choice
         self._buckets = buckets
+        self._layout, self._gives = layout, gives
         self._sizes, self._memory, self._device = sizes, memory, device
         self._resident = resident
         self._graphs: dict[StepSizes, StepGraph] = {}
@@ -62,7 +66,10 @@ class Graphs:
         """The graph of these sizes, captured when it is not there yet."""
         if size not in self._graphs:
             begin = time.perf_counter()
-            graph = StepGraph(self._buckets[size], size, {**self._sizes, **asdict(size)}, self._device, self._memory)
+            dims = {**self._sizes, **asdict(size)}
+            graph = StepGraph(
+                self._buckets[size], self._layout, self._gives, size, dims, self._device, self._memory
+            )
             if self._resident is not None:
                 self._addresses[size] = Addresses.of(self._watched(graph), graph.what)
             self._graphs[size] = graph

@@ -10,8 +10,8 @@ from ingot.runtime.executor import OutputLogprobs
 class CudaStepHandle:
     """A launched step of the bucket class `bucket`.
 
-    `outputs` lie on the device. `read` gives the tokens once the event `done` has come, which is recorded here on the
-    current stream. Whoever asks the handle for anything waits for that. `lend` gives out outputs that are there for a
+    `outputs` lie on the device. `read` gives one that the host reads, by name, once the event `done` has come, which is
+    recorded here on the current stream. Every question to the handle waits for that. `lend` gives out outputs that are there for a
     time only.
     """
 
@@ -19,7 +19,7 @@ class CudaStepHandle:
         self,
         bucket: str,
         outputs: Mapping[str, torch.Tensor],
-        read: Callable[[], list[int]],
+        read: Callable[[str], list[int]],
         done: torch.cuda.Event,
         *,
         rated: bool,
@@ -44,7 +44,12 @@ class CudaStepHandle:
     def tokens(self) -> list[int]:
         """The sampled token of each row of logits; -1 where the logits were not finite."""
         self._done.synchronize()
-        return self._read()
+        return self._read("tokens")
+
+    def rejected(self) -> list[int]:
+        """Of each sequence, how many of the last tokens that it fed were not kept."""
+        self._done.synchronize()
+        return self._read("rejected")
 
     def logprobs(self) -> OutputLogprobs:
         """The log-probabilities that were asked for, by row of logits."""

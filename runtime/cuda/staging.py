@@ -10,29 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ingot.runtime.batch import NOTHING_ASKED
+from ingot.ir.features import StepInput
 from ingot.runtime.cuda.device_view import device_view
-from ingot.runtime.step import STEP_FIELDS, VARYING, StepInputs, StepSizes, step_views, step_words
-
-# What a row of a step holds that no sequence has; `feed` and `advance` know it (ingot.ir.ops.step).
-_PADDING: Mapping[str, float] = {
-    "tokens": 0,
-    "token_seqs": -1,
-    "q_starts": 0,
-    "q_lens": 0,
-    "rows": -1,
-    "starts": 0,
-    "state_read": -1,
-    "state_write": -1,
-    "sample_index": -1,
-    "prompt_ends": -1,
-    "page_table": 0,
-    "logit_rows": 0,
-    **NOTHING_ASKED,
-}
-_VARYING = tuple(field for field in STEP_FIELDS if field[0] in VARYING)
-# Inputs that tell a step's sizes.
-_COUNTED: Mapping[str, str] = {"T": "tokens", "B": "rows", "L": "logit_rows"}
+from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
 
 class PinnedInts:
@@ -58,57 +38,66 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class PaddedInputs:
-    """The inputs of steps of these sizes or smaller ones on the host, in `memory`: padding at first, to be filled."""
+    """The inputs of `layout` of steps of these sizes or smaller ones on the host, in `memory`: padding at first, to be
+    filled."""
 
-    def __init__(self, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
+    def __init__(self, layout: StepLayout, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
+        self.layout = layout
         self.sizes = sizes
-        self.memory = torch.empty(step_words(sizes), dtype=torch.int32) if memory is None else memory
-        self._arrays = {name: view.numpy() for name, view in step_views(self.memory, sizes).items()}
+        self.memory = torch.empty(layout.words(sizes), dtype=torch.int32) if memory is None else memory
+        arrays = {name: view.numpy() for name, view in layout.views(self.memory, sizes).items()}
+        self._all = [(one, arrays[one.name]) for one in layout.inputs]
+        self._varying = [(one, arrays[one.name]) for one in layout.varying]
         self._filled = {"T": 0, "B": 0, "L": 0}
         self._stamp: object = None
-        for name, array in self._arrays.items():
-            array[...] = _PADDING[name]
+        for one, array in self._all:
+            array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take the inputs of a step; what is behind them is padding again."""
+        """Take the inputs of a step; what is behind them is padding again. Inputs that the layout has not are left
+        out."""
         stamp: object = None
         arrays: Mapping[str, np.ndarray]
         if isinstance(inputs, StepInputs):
-            stamp, arrays = inputs.stamp, inputs.arrays
+            stamp, arrays, counts = inputs.stamp, inputs.arrays, _counts(inputs.sizes)
         else:
             arrays = {name: value.numpy() for name, value in inputs.items()}
-        fields = _VARYING if stamp is not None and stamp == self._stamp else STEP_FIELDS
+            counts = {one.dim: arrays[one.name].shape[0] for one, _ in self._all}
+        fields: list[tuple[StepInput, np.ndarray]]
+        fields = self._varying if stamp is not None and stamp == self._stamp else self._all
         self._stamp = stamp
-        counts = {dim: arrays[name].shape[0] for dim, name in _COUNTED.items()}
-        for name, _, (dim, *_) in fields:
-            array, count = self._arrays[name], counts[str(dim)]
-            if name in arrays:
-                given = arrays[name]
-                if name == "page_table":
-                    array[:count, : given.shape[1]] = given  # nobody reads what stands behind
-                else:
-                    array[:count] = given
-            if count < (filled := self._filled[str(dim)]):
-                array[count:filled] = _PADDING[name]
-        self._filled = counts
+        for one, array in fields:
+            given, count = arrays[one.name], counts[one.dim]
+            if given.ndim == 2:
+                array[:count, : given.shape[1]] = given  # what stands behind the width of a step is not read
+            else:
+                array[:count] = given
+            if count < (filled := self._filled[one.dim]):
+                array[count:filled] = one.padding
+        self._filled = {**self._filled, **counts}
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
         """A copy on a device, by name."""
-        return step_views(to_device(self.memory, device), self.sizes)
+        return self.layout.views(to_device(self.memory, device), self.sizes)
+
+
+def _counts(sizes: StepSizes) -> dict[str, int]:
+    return {"T": sizes.T, "B": sizes.B, "L": sizes.L}
 
 
 class DeviceInputs:
     """The inputs of steps of these sizes, padding at first. `views` are the inputs by name, all parts of `flat`."""
 
-    def __init__(self, sizes: StepSizes, device: torch.device) -> None:
+    def __init__(self, layout: StepLayout, sizes: StepSizes, device: torch.device) -> None:
+        self.layout = layout
         self.sizes = sizes
-        self.flat = PaddedInputs(sizes).memory.to(device)
-        self.views = step_views(self.flat, sizes)
+        self.flat = PaddedInputs(layout, sizes).memory.to(device)
+        self.views = layout.views(self.flat, sizes)
 
 
 class HostInputs(PaddedInputs):
     """Those in pinned memory, `flat`."""
 
-    def __init__(self, sizes: StepSizes) -> None:
-        self.flat = PinnedInts([step_words(sizes)])
-        super().__init__(sizes, self.flat.host)
+    def __init__(self, layout: StepLayout, sizes: StepSizes) -> None:
+        self.flat = PinnedInts([layout.words(sizes)])
+        super().__init__(layout, sizes, self.flat.host)

@@ -1,4 +1,4 @@
-"""Steps of one size as captured graphs: the host's inputs go in and the tokens come out by the graph itself."""
+"""Steps of one size as captured graphs: the host's inputs go in, and what it reads comes out, by the graph itself."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +11,8 @@ from ingot.runtime.cuda.device_view import device_view
 from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.step_outputs import StepOutputs
 
 # Steps whose inputs or tokens may be on their way at once: the one that runs, and the one that is prepared meanwhile.
 # Each has pinned memory of its own, which its graph copies from and to, hence a graph of its own.
@@ -19,26 +20,34 @@ _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Steps of up to `size`, served by `bucket`; `dims` are all sizes that it knows.
+    """Steps of `layout` of up to `size`, served by `bucket`, which give `gives`; `dims` are all sizes that it knows.
 
     It is captured on the current stream, and what runs there is not waited for. Raises BackendError when that fails.
     """
 
     def __init__(
-        self, bucket: Bucket, size: StepSizes, dims: Mapping[str, int], device: torch.device, memory: GraphMemory
+        self,
+        bucket: Bucket,
+        layout: StepLayout,
+        gives: StepOutputs,
+        size: StepSizes,
+        dims: Mapping[str, int],
+        device: torch.device,
+        memory: GraphMemory,
     ) -> None:
         self.what = f"the graph of {size.T} tokens of {size.B} sequences"
-        inputs = DeviceInputs(size, device)
+        inputs = DeviceInputs(layout, size, device)
         # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
         # is said by the call that is.
         move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, dims)
-        self._sides = [_Side(bucket, inputs, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
+        self._sides = [_Side(bucket, inputs, gives, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
         self._turn = 0
         # What the graphs read and write that is theirs alone.
         self.buffers = {"inputs on the device": inputs.flat}
         for place, side in enumerate(self._sides):
-            self.buffers |= {f"inputs {place}": side.inputs.flat.host, f"tokens {place}": side.tokens.host}
+            self.buffers[f"inputs {place}"] = side.inputs.flat.host
+            self.buffers |= {f"{name} {place}": ints.host for name, ints in side.read.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle:
         """Start a step of these sizes on the current stream. The handle is to be read before the next step but one is
@@ -52,36 +61,44 @@ class _Side:
     """One of the graphs that take turns, with the pinned memory at both its ends."""
 
     def __init__(
-        self, bucket: Bucket, inputs: DeviceInputs, dims: Mapping[str, int], memory: GraphMemory, what: str
+        self,
+        bucket: Bucket,
+        inputs: DeviceInputs,
+        gives: StepOutputs,
+        dims: Mapping[str, int],
+        memory: GraphMemory,
+        what: str,
     ) -> None:
         self._bucket = bucket.plan.bucket.name
         self._memory = memory
-        self.inputs = HostInputs(inputs.sizes)
-        self.tokens = PinnedInts([inputs.sizes.L])
+        self._gives = gives
+        self.inputs = HostInputs(inputs.layout, inputs.sizes)
+        self.read = {name: PinnedInts([gives.size(name, inputs.sizes)]) for name in gives.read}
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
         with memory.captured(self._graph, what, f"bucket class {self._bucket}"):
             move(self.inputs.flat.device, inputs.flat)
             outputs = bucket.run(inputs.views, dims)
-            move(outputs["tokens"], self.tokens.device)
+            for name, ints in self.read.items():
+                move(outputs[name], ints.device)
         # The views keep nothing: the next graph may have the memory.
         self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle:
-        self._retired.synchronize()  # the step before last has taken its inputs, and given its tokens
+        self._retired.synchronize()  # the step before last has taken its inputs, and given what is read of it
         self._memory.begin_launch()
         self.inputs.fill(inputs)
         self._graph.replay()
         self._launches += 1
-        outputs = {name: value[: step.L] for name, value in self._outputs.items()}
+        outputs = self._gives.cut(self._outputs, step)
         lend = partial(self._memory.lend, launch=self._memory.launches)
-        read = partial(self._read, step.L, self._launches)
+        read = partial(self._read, step, self._launches)
         return CudaStepHandle(self._bucket, outputs, read, self._retired, rated=rated, lend=lend)
 
-    def _read(self, rows: int, launch: int) -> list[int]:
-        """The tokens of one launch, as long as no later one has taken their place."""
+    def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
+        """An output of one launch, as long as no later one has taken its place."""
         if launch != self._launches:
-            raise InternalError("the tokens of a step are read after a later step has taken their place")
-        tokens: list[int] = self.tokens.host[:rows].tolist()
-        return tokens
+            raise InternalError(f"the {name} of a step are read after a later step has taken their place")
+        values: list[int] = self.read[name].host[: self._gives.size(name, step)].tolist()
+        return values

@@ -38,9 +38,9 @@ class SlowExecutor:
 
 def test_a_watched_step_is_the_step() -> None:
     watched = WatchedExecutor(SlowExecutor())  # type: ignore[arg-type]  # its log-probabilities are none
-    inputs = StepBuffer(StepSizes(8, 8, 8, 1)).views(StepSizes(3, 3, 3, 1))
+    inputs = StepBuffer(StepLayout.usual(), StepSizes(8, 8, 8, 1)).views(StepSizes(3, 3, 3, 1))
     first = watched.launch(inputs)
-    prompt = StepBuffer(StepSizes(8, 8, 8, 1)).views(StepSizes(5, 2, 2, 1))
+    prompt = StepBuffer(StepLayout.usual(), StepSizes(8, 8, 8, 1)).views(StepSizes(5, 2, 2, 1))
     second = watched.launch(prompt)
     assert watched.steps == [] and watched.kind == "slow" and first.logprobs() == "logprobs"
     assert first.tokens() == second.tokens() == second.tokens() == [7]
@@ -107,7 +107,7 @@ class SleepingStep:
 def test_a_gpu_that_waits_for_the_host_is_idle(pause: float, least: float, most: float) -> None:
     """As an engine does it: a step is launched before the tokens of the one before are asked for."""
     watched = WatchedExecutor(SleepingGpu())  # type: ignore[arg-type]  # it gives no log-probabilities
-    inputs = StepBuffer(StepSizes(8, 8, 8, 1)).views(StepSizes(3, 3, 3, 1))
+    inputs = StepBuffer(StepLayout.usual(), StepSizes(8, 8, 8, 1)).views(StepSizes(3, 3, 3, 1))
     watched.launch(inputs).tokens()  # starts the GPU up
     watched.steps.clear()
     begin = time.perf_counter()

@@ -260,7 +260,7 @@ def test_a_step_is_as_it_is_asked_for(artifact: Callable[..., Path]) -> None:
     limits = loaded.limits
 
     def logits(step: Step) -> torch.Tensor:
-        handle = loaded.executor.launch(step_inputs(step, limits.page_size, limits.vocab_size))
+        handle = loaded.executor.launch(step_inputs(step, limits.page_size, limits.vocab_size, StepLayout.usual()))
         return handle.outputs["logits"].clone()
 
     both, first = logits(Step(40, 2, 20)), logits(Step(20, 1, 20))

@@ -9,7 +9,7 @@ import pytest
 
 from ingot.ir.errors import InternalError
 from ingot.runtime.block_hashes import BlockHashes
-from ingot.runtime.request import Request
+from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 
 
@@ -95,7 +95,7 @@ def test_no_two_contents_read_the_same() -> None:
 def test_a_request_keeps_its_hashes_as_tokens_come(seed: int) -> None:
     """A prompt, then outputs one or a few at a time: the hashes of the whole."""
     draw = random.Random(seed)
-    request = Request("r", [draw.randrange(1000) for _ in range(draw.randrange(1, 40))], SamplingParams())
+    request = Request(Given("r", [draw.randrange(1000) for _ in range(draw.randrange(1, 40))], SamplingParams()))
     kept = BlockHashes(16, salt=b"tenant")
     seen = kept.extend(request.prompt_ids)
     while len(request.output_ids) < 60:

@@ -17,7 +17,7 @@ from ingot.runtime.cuda import staging
 from ingot.runtime.cuda.staging import HostInputs
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Request
+from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
@@ -96,7 +96,7 @@ def test_what_decode_steps_repeat_is_as_if_filled_anew(monkeypatch: pytest.Monke
         if draw.random() < 0.15:
             params = SamplingParams(max_tokens=(most := draw.randint(2, 40)), min_tokens=draw.choice([0, most]))
             prompt = [draw.randrange(100) for _ in range(draw.randint(1, 20))]
-            scheduler.add(Request(str(step), prompt, params, seed=step, eos_ids=frozenset({101})))
+            scheduler.add(Request(Given(str(step), prompt, params, eos_ids=frozenset({101})), seed=step))
         batch = scheduler.schedule()
         if batch is not None:
             stamp, held = batch.inputs.stamp, stamps[step % 2]

@@ -3,8 +3,11 @@
 import torch
 from small_scheduler import request_of, scheduler_of, values
 
-from ingot.runtime.batch import Chunk, RowTables, build_step
-from ingot.runtime.step import StepBuffer, StepSizes, step_views, step_words
+from ingot.runtime.batch import Chunk, build_step
+from ingot.runtime.row_tables import RowTables
+from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
+
+LAYOUT = StepLayout.usual()
 
 
 def test_a_prompt_then_decodes_in_flight():
@@ -25,7 +28,7 @@ def test_a_prompt_then_decodes_in_flight():
     assert scheduler.schedule() is None  # three tokens are known or in flight: no surplus step
     (request,) = scheduler.running
     scheduler.retire(third, [52])
-    assert request.output_ids == [50, 51, 52] and request.finish_reason == "length"
+    assert request.output_ids == [50, 51, 52] and request.end.reason == "length"
     assert scheduler.pool.num_free == 64 and scheduler.num_free_rows == 4
 
 
@@ -90,7 +93,7 @@ def test_inputs_are_views_of_one_aligned_buffer_that_is_not_reallocated():
     for _ in range(10):
         batch = scheduler.schedule()
         flat, sizes = batch.inputs.flat, batch.inputs.sizes
-        assert flat.dtype == torch.int32 and len(flat) == step_words(sizes)
+        assert flat.dtype == torch.int32 and len(flat) == LAYOUT.words(sizes)
         assert sum(view.nbytes for view in batch.inputs.values()) == flat.nbytes
         assert batch.inputs["seeds"].data_ptr() % 8 == 0
         pointers.add(flat.data_ptr())
@@ -100,19 +103,19 @@ def test_inputs_are_views_of_one_aligned_buffer_that_is_not_reallocated():
 
 def test_views_tile_the_buffer():
     sizes = StepSizes(T=7, B=3, L=2, P=5)
-    views = step_views(torch.arange(step_words(sizes), dtype=torch.int32), sizes)
+    views = LAYOUT.views(torch.arange(LAYOUT.words(sizes), dtype=torch.int32), sizes)
     tiles = [view.view(torch.int32).flatten() for view in views.values()]
-    assert torch.cat(tiles).tolist() == list(range(step_words(sizes)))
+    assert torch.cat(tiles).tolist() == list(range(LAYOUT.words(sizes)))
     assert views["page_table"].shape == (3, 5) and views["seeds"].dtype == torch.int64
 
 
 def test_sequences_without_a_sample_may_stand_anywhere():
-    tables, requests = RowTables(max_batch=4, max_pages=3), [request_of(name, 6) for name in "abc"]
+    tables, requests = RowTables(LAYOUT.tables, max_batch=4, max_pages=3), [request_of(name, 6) for name in "abc"]
     for row, request in enumerate(requests):
         request.seed = 100 + row
         tables.set_request(row, request)
         tables.add_pages(row, [row + 1])
     chunks = [Chunk(request, row, 0, 2 + row, False, row != 1) for row, request in enumerate(requests)]
-    got = values(build_step(0, [], chunks, tables, StepBuffer(StepSizes(T=9, B=3, L=3, P=3))))
+    got = values(build_step(0, [], chunks, tables, StepBuffer(LAYOUT, StepSizes(T=9, B=3, L=3, P=3)), 4))
     assert (got["sample_index"], got["logit_rows"], got["seeds"]) == ([0, -1, 1], [1, 8], [100, 102])
     assert got["page_table"] == [[1], [2], [3]] and got["token_seqs"] == [0, 0, 1, 1, 1, 2, 2, 2, 2]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ingot.ir.ops import OPS
-from ingot.runtime.step import StepBuffer, StepSizes
+from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 from ingot.runtime.token_counts import Recount, recount
 
 VOCAB = 23
@@ -19,7 +19,7 @@ def test_a_row_is_counted_as_the_op_counts_it(prompt_len, fed):
     ids, row = torch.cat([prompt, generated]), torch.tensor([2]).int()
     positions, seqs = torch.arange(len(ids)).int(), torch.zeros(len(ids)).int()
     expected = OPS["count_tokens"].reference(before, ids, positions, seqs, row, torch.tensor([prompt_len]).int())
-    inputs = StepBuffer(StepSizes(1, 1, 1, 1)).views(StepSizes(1, 1, 1, 1))
+    inputs = StepBuffer(StepLayout.usual(), StepSizes(1, 1, 1, 1)).views(StepSizes(1, 1, 1, 1))
     recount({}, inputs)  # nothing is asked for
     inputs.recounts = (Recount(2, prompt.tolist(), generated.tolist()),)
     counts = before.clone()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ingot.ir.errors import StepMemoryError
-from ingot.runtime.step import STEP_FIELDS, StepInputs, step_views
+from ingot.runtime.step import StepInputs, StepLayout
 
 VOCAB = 997
 POISON = (-7, -7)
@@ -124,11 +124,13 @@ class FakeDevice:
     def run(self, handle: FakeHandle) -> list[int]:
         assert self.launched.pop(0) is handle, "steps run in order"
         inputs = handle.inputs
-        assert list(inputs) == [name for name, _, _ in STEP_FIELDS]
+        layout = StepLayout.usual()
+        assert tuple(inputs) == layout.names
         sizes = {"T": inputs.sizes.T, "B": inputs.sizes.B, "L": inputs.sizes.L, "P": inputs.sizes.P}
-        copied = step_views(inputs.flat.clone(), inputs.sizes)  # what a device gets: one copy of the flat buffer
-        for name, dtype, dims in STEP_FIELDS:
-            shape = [sizes.get(dim, dim) for dim in dims]
+        copied = layout.views(inputs.flat.clone(), inputs.sizes)  # what a device gets: one copy of the flat buffer
+        for one in layout.inputs:
+            name, dtype = one.name, one.type.dtype
+            shape = list(one.type.bind(sizes))
             assert inputs[name].dtype == dtype and list(inputs[name].shape) == shape, name
             assert inputs[name].data_ptr() % dtype.itemsize == 0 and torch.equal(inputs[name], copied[name]), name
         value = {name: view.tolist() for name, view in copied.items()}

@@ -1,7 +1,7 @@
 """A scheduler with a small pool and requests for it, to schedule step by step without an engine."""
 
 from ingot.runtime.pages import PagePool
-from ingot.runtime.request import Request
+from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
@@ -14,7 +14,8 @@ def scheduler_of(num_pages=64, page_size=4, **config):
 
 def request_of(name, prompt_len, max_tokens=8, streamed=True, **params):
     prompt = list(range(1, prompt_len + 1))
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), seed=5, streamed=streamed)
+    given = Given(name, prompt, SamplingParams(max_tokens=max_tokens, **params), streamed=streamed, scores_prompt="prompt_logprobs" in params)
+    return Request(given, seed=5)
 
 
 def values(batch):

@@ -3,33 +3,29 @@
 import numpy as np
 
 from ingot.debug.explained import Step
-from ingot.runtime.batch import NOTHING_ASKED
-from ingot.runtime.step import StepBuffer, StepInputs, StepSizes
+from ingot.ir.features import FedSequence, fed_of
+from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
 
-def step_inputs(step: Step, page_size: int, vocab_size: int) -> StepInputs:
-    """A step that feeds the last tokens of each sequence and samples one more of each, greedily.
+def step_inputs(step: Step, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:
+    """A step of `layout` that feeds the last tokens of each sequence and samples one more of each, greedily.
 
     Positions are given, so the same inputs may be launched again and again. The pages are the first
     `step.pages(page_size)` of a pool. Token ids are any.
     """
-    lengths = np.full(step.sequences, step.tokens // step.sequences, np.int32)
-    lengths[: step.tokens % step.sequences] += 1
-    pages = step.pages(page_size) // step.sequences
-    sizes = StepSizes(T=step.tokens, B=step.sequences, L=step.sequences, P=pages)
-    inputs = StepBuffer(sizes).views(sizes)
-    arrays = inputs.arrays
-    order, ends = np.arange(step.sequences, dtype=np.int32), np.cumsum(lengths)
-    arrays["tokens"][:] = np.random.default_rng(1).integers(0, vocab_size, step.tokens)
-    arrays["token_seqs"][:] = np.repeat(order, lengths)
-    arrays["q_starts"][:] = ends - lengths
-    arrays["q_lens"][:] = lengths
-    arrays["starts"][:] = step.context - lengths
-    for name in ("rows", "state_read", "state_write", "sample_index"):
-        arrays[name][:] = order
-    arrays["prompt_ends"][:] = -1
-    arrays["page_table"][:] = np.arange(step.sequences * pages, dtype=np.int32).reshape(step.sequences, pages)
-    arrays["logit_rows"][:] = ends - 1
-    for name, value in NOTHING_ASKED.items():
-        arrays[name][:] = value
-    return inputs
+    lengths = [step.tokens // step.sequences] * step.sequences
+    for index in range(step.tokens % step.sequences):
+        lengths[index] += 1
+    width = step.pages(page_size) // step.sequences
+    draw = np.random.default_rng(1)
+    sequences = [
+        FedSequence(
+            row=row,
+            tokens=draw.integers(0, vocab_size, length).tolist(),
+            place=step.context - length,
+            start=step.context - length,
+            pages=range(row * width, (row + 1) * width),
+        )
+        for row, length in enumerate(lengths)
+    ]
+    return filled(layout, fed_of(sequences, page_size), StepSizes(step.tokens, step.sequences, step.sequences, width))

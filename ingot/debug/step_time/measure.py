@@ -22,7 +22,7 @@ from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepLayout, StepSizes
 
 # Weights and caches that the calls of a row go over, in last-level caches: what a call reads was pushed out since it
 # was read before, as in a step, where all other layers come between.
@@ -48,7 +48,9 @@ def measure_step(
     `trace` written where that is asked for. States hold anything afterwards: nothing else may be served."""
     executor = loaded.executor
     assert isinstance(executor, CudaExecutor)
-    inputs = step_inputs(step, loaded.limits.page_size, loaded.limits.vocab_size)
+    inputs = step_inputs(
+        step, loaded.limits.page_size, loaded.limits.vocab_size, StepLayout.of(frozenset(loaded.plan.inputs))
+    )
     calls: list[Call] = []
 
     def keep(call: Call) -> Any:

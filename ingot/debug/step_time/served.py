@@ -9,7 +9,7 @@ from ingot.ir.gpus import Gpu
 from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.cuda.graph_sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
 from ingot.runtime.cuda.staging import HostInputs
-from ingot.runtime.step import StepInputs, StepSizes, step_views
+from ingot.runtime.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: Step, gpu: Gpu) -> StepSizes | None:
@@ -31,6 +31,6 @@ def computed_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes:
 
 def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
     """The inputs of a step with the padding that a graph of this size adds to them."""
-    host = HostInputs(size)
+    host = HostInputs(inputs.layout, size)
     host.fill(inputs)
-    return step_views(host.flat.host, size)
+    return inputs.layout.views(host.flat.host, size)

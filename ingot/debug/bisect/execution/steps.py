@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ingot.ir.features import find_input
+from ingot.ir.features.penalties import PENALTIES
 from ingot.ir.harness import scheduled
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plan
@@ -92,29 +94,14 @@ def _asking(step: Inputs, ends: Sequence[int], everything: bool, generator: torc
         ends_of = torch.tensor(ends, dtype=torch.int32)[rows.long()]
         changed["prompt_ends"] = torch.where(rows % 2 == 1, ends_of, -1).int()
     if everything:
-        asked = _asked(row_of, counted, int(step["tokens"].max()), generator)
-        changed.update({name: value for name, value in asked.items() if name in changed})
+        drawn = {name: one for name in changed if (one := find_input(name)) is not None and one.draw is not None}
+        for name, one in drawn.items():
+            assert one.draw is not None
+            changed[name] = one.draw(len(row_of), generator)
+        for one in PENALTIES.inputs:
+            if one.dim == "L" and one.name in changed:
+                value = row_of if one.name == "count_rows" else changed[one.name]
+                changed[one.name] = torch.where(counted, value, one.padding).to(one.type.dtype)
         if "banned" in changed:
             changed["banned"][::3, 0] = changed["tokens"][::3].clamp(min=0)
     return changed
-
-
-def _asked(row_of: torch.Tensor, counted: torch.Tensor, highest: int, generator: torch.Generator) -> Inputs:
-    rows = len(row_of)
-
-    def one_of(*values: float) -> torch.Tensor:
-        return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
-
-    return {
-        "temperature": one_of(0.0, 0.7, 1.3).float(),
-        "top_k": one_of(0, 5).int(),
-        "top_p": one_of(1.0, 0.9).float(),
-        "min_p": one_of(0.0, 0.05).float(),
-        "seeds": torch.randint(1 << 40, (rows,), generator=generator),
-        "count_rows": torch.where(counted, row_of, -1).int(),
-        "repetition": torch.where(counted, one_of(1.0, 1.3), 1.0).float(),
-        "frequency": torch.where(counted, one_of(0.0, 0.2), 0.0).float(),
-        "presence": torch.where(counted, one_of(0.0, 0.1), 0.0).float(),
-        "targets": one_of(-1, max(0, highest)).int(),
-        "num_logprobs": one_of(-1, 0, 5).int(),
-    }

@@ -3,12 +3,12 @@ order."""
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from ingot.ir.errors import ArtifactError
-from ingot.ir.ops.penalties import MAX_BANNED
+from ingot.ir.features import FedSequence, fed_of, step_inputs, step_values
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
@@ -19,7 +19,7 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks of its sampler; in the words of `ingot.runtime.batch.NOTHING_ASKED`."""
+    """What a request asks of its sampler; by the names of what the host keeps by row (`ingot.ir.features`)."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -69,7 +69,7 @@ class Step:
     places: torch.Tensor
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """The values of these inputs. Raises ArtifactError for one that nobody here has a value for."""
+        """The values of these inputs. Raises ArtifactError for one that no feature declares."""
         if unknown := inputs.keys() - self.inputs.keys():
             raise ArtifactError(
                 f"nothing is known of the input '{sorted(unknown)[0]}'", expected=", ".join(sorted(self.inputs))
@@ -115,64 +115,34 @@ def in_chunks(requests: Sequence[Request], page_size: int, *, by_device: bool, c
     return steps
 
 
-def _ints(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(list(values), dtype=torch.int32)
-
-
 def _step(
     requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], page_size: int, by_device: bool
 ) -> Step:
     """Feed `counts[i]` tokens of request i, which has been fed `done[i]`; every token gets a row of logits."""
     batch = [index for index, count in enumerate(counts) if count]
-    fed = [requests[index] for index in batch]
     begins = [sum(len(request.tokens) for request in requests[:index]) for index in range(len(requests))]
-    places = [(index, done[index] + i) for index in batch for i in range(counts[index])]
-    ends = [sum(counts[index] for index in batch[: place + 1]) for place in range(len(batch))]
-    table = torch.zeros(len(batch), max(len(request.pages) for request in fed) or 1, dtype=torch.int32)
-    for line, request in enumerate(fed):
-        table[line, : len(request.pages)] = _ints(request.pages)
+    places = [begins[index] + done[index] + i for index in batch for i in range(counts[index])]
+    sequences = [_fed(requests[index], done[index], counts[index], by_device) for index in batch]
+    return Step(step_values(step_inputs(), fed_of(sequences, page_size)), torch.tensor(places))
 
-    def token(index: int, place: int) -> int:
-        return -1 if by_device and place >= requests[index].prompt else requests[index].tokens[place]
 
-    def slot(index: int, place: int) -> int:
-        pages = requests[index].pages
-        return pages[place // page_size] * page_size + place % page_size if pages else -1
-
-    def per_token(name: str, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([getattr(requests[index].asked, name) for index, _ in places], dtype=dtype)
-
-    banned = torch.full((len(places), MAX_BANNED), -1, dtype=torch.int32)
-    for line, (index, _) in enumerate(places):
-        banned[line, : len(requests[index].asked.banned)] = _ints(requests[index].asked.banned)
-    last = [done[index] + counts[index] for index in batch]
-    inputs = {
-        "tokens": _ints([token(index, place) for index, place in places]),
-        "positions": _ints([place for _, place in places]),
-        "slots": torch.tensor([slot(index, place) for index, place in places]),
-        "token_seqs": _ints([batch.index(index) for index, _ in places]),
-        "page_table": table,
-        "q_starts": _ints([end - counts[index] for end, index in zip(ends, batch, strict=True)]),
-        "q_lens": _ints([counts[index] for index in batch]),
-        "kv_lens": _ints(last),
-        "rows": _ints([request.row for request in fed]),
+def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequence:
+    asked = request.asked
+    given = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "targets"}
+    if asked.counts:
+        given |= {"count_rows": request.row, "prompt_ends": request.prompt}
+    return FedSequence(
+        row=request.row,
+        tokens=[
+            -1 if by_device and place >= request.prompt else request.tokens[place]
+            for place in range(done, done + count)
+        ],
+        place=done,
         # The first step says where a sequence begins; later ones rely on the device's own position.
-        "starts": _ints([0 if done[index] == 0 else -1 for index in batch]),
-        "state_read": _ints([-1 if done[index] == 0 else requests[index].row for index in batch]),
-        "state_write": _ints([request.row for request in fed]),
-        "logit_rows": _ints(range(len(places))),
-        # In the middle of a prompt nothing is sampled.
-        "sample_index": _ints(
-            [end - 1 if at >= request.prompt else -1 for end, at, request in zip(ends, last, fed, strict=True)]
-        ),
-        "prompt_ends": _ints([request.prompt if request.asked.counts else -1 for request in fed]),
-        "count_rows": _ints([requests[i].row if requests[i].asked.counts else -1 for i, _ in places]),
-        "banned": banned,
-        **{
-            name: per_token(name, torch.float32)
-            for name in ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
-        },
-        **{name: per_token(name, torch.int32) for name in ("top_k", "targets", "num_logprobs")},
-        "seeds": per_token("seeds", torch.int64),
-    }
-    return Step(inputs, torch.tensor([begins[index] + place for index, place in places]))
+        start=0 if done == 0 else -1,
+        pages=request.pages,
+        rows=count,
+        samples=done + count >= request.prompt,  # in the middle of a prompt nothing is sampled
+        asked=given,
+        rated=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
+    )

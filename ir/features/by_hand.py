@@ -1,0 +1,104 @@
+"""Steps that are put together sequence by sequence, outside of serving, and their inputs as tensors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.features.fed import Fed, Rated
+from ingot.ir.features.registry import find_input, row_tables, step_inputs
+from ingot.ir.features.step_input import NUMPY_DTYPES, Array
+
+
+@dataclass(frozen=True)
+class FedSequence:
+    """What one sequence does in a step.
+
+    row      its device row
+    tokens   the ids that it feeds; -1: the device's own
+    place    where the first of them stands
+    start    the same, as the device is told; -1: it knows
+    pages    the pages of the sequence, in the order of positions
+    rows     rows of logits: those of its last so many tokens
+    samples  a token is taken from the last of these
+    asked    what it asks for, by the name of the host's table
+    rated    (target, count): each of its rows rates this token beside so many likely ones; None: none does
+    """
+
+    row: int
+    tokens: Sequence[int]
+    place: int
+    start: int
+    pages: Sequence[int] = ()
+    rows: int = 1
+    samples: bool = True
+    asked: Mapping[str, float | Sequence[int]] = field(default_factory=dict)
+    rated: tuple[int, int] | None = None
+
+
+def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | None = None) -> Fed:
+    """The step that feeds these sequences, its page table `width` wide or as wide as the sequences need."""
+    rows = np.array([one.row for one in sequences], np.int32)
+    lengths = np.array([len(one.tokens) for one in sequences], np.int32)
+    counts = [one.rows for one in sequences]
+    ends, last = np.cumsum(lengths), np.cumsum(counts)
+    most = max(1, *rows.tolist(), -1) + 1
+    wide = max([len(one.pages) for one in sequences] + [1]) if width is None else width
+    pages = np.zeros((most, wide), np.int32)
+    logit_rows: list[int] = []
+    rated: list[Rated] = []
+    for one, end in zip(sequences, ends.tolist(), strict=True):
+        pages[one.row, : len(one.pages)] = one.pages
+        if one.rated is not None:
+            rated.append(Rated(len(logit_rows), [one.rated[0]] * one.rows, one.rated[1]))
+        logit_rows += range(end - one.rows, end)
+    return Fed(
+        rows=rows,
+        lengths=lengths,
+        starts=np.array([one.start for one in sequences], np.int32),
+        begins=np.array([one.place == 0 for one in sequences], np.bool_),
+        tokens=np.array([token for one in sequences for token in one.tokens], np.int32),
+        logit_rows=np.array(logit_rows, np.int32),
+        sample_index=np.array(
+            [end - 1 if one.samples and one.rows else -1 for one, end in zip(sequences, last.tolist(), strict=True)],
+            np.int32,
+        ),
+        asking=np.repeat(rows, counts),
+        tables=_tables(sequences, most),
+        pages=pages,
+        page_size=page_size,
+        totals=lambda: np.zeros(0, np.int32),  # what is banned here is banned whatever a sequence's length
+        rated=rated,
+        places=np.array([one.place for one in sequences], np.int32),
+    )
+
+
+def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
+    tables: dict[str, Array] = {}
+    for table in row_tables(step_inputs()):
+        shape = rows if table.width is None else (rows, table.width)
+        values = tables[table.name] = np.full(shape, table.nothing, NUMPY_DTYPES[table.dtype])
+        for one in sequences:
+            if table.name in one.asked:
+                asked = one.asked[table.name]
+                if isinstance(asked, Sequence):
+                    values[one.row, : len(asked)] = asked
+                else:
+                    values[one.row] = asked
+    return tables
+
+
+def step_values(names: Iterable[str], fed: Fed) -> dict[str, torch.Tensor]:
+    """These step inputs of a step, each a tensor of its own. Raises VerifyError for one that no feature declares."""
+    sizes = {"T": len(fed.tokens), "B": len(fed.rows), "L": len(fed.logit_rows), "P": fed.pages.shape[1]}
+    values: dict[str, torch.Tensor] = {}
+    for name in names:
+        declared = find_input(name)
+        if declared is None:
+            raise VerifyError(f"no feature declares the step input '{name}'", expected=", ".join(step_inputs()))
+        array = np.empty(declared.type.bind(sizes), NUMPY_DTYPES[declared.type.dtype])
+        declared.fill(array, fed)
+        values[name] = torch.from_numpy(array)
+    return values
