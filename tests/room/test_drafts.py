@@ -1,0 +1,159 @@
+"""Drafts and verification: a draft with a checkpoint of its own reads hidden states, and changes no token.
+
+Each step feeds a sequence its last token and what the draft proposed behind it. `main` ends in `verify`, and leaves the
+hidden state behind which the last token was taken; then `draft` proposes for the next step, from that and the token.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import TINY
+from torch import nn
+from toy_ops import toy_ops
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.ir import ops, recipe
+from ingot.ir.features.feature import EndingUse
+from ingot.ir.ops import Op, Sample, define
+from ingot.ir.types import TensorType
+from ingot.models.architectures import ARCHITECTURES, Entry
+from ingot.models.dense import DenseDecoder, DenseSpec, expected_matches
+
+pytestmark = pytest.mark.xdist_group("drafts")
+NAME, DRAFTS, NEW_TOKENS = "llama-plain", 3, 40
+VOCAB, HIDDEN = TINY[NAME].config["vocab_size"], TINY[NAME].config["hidden_size"]
+PROMPTS: list[Any] = [{"prompt_token_ids": TINY[NAME].prompts()[index]} for index in (1, 4, 5)]  # 2, 17 and 33 tokens
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+PARAMS = [
+    GREEDY,
+    SamplingParams(temperature=0.7, top_k=20, seed=11, max_tokens=NEW_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=5, repetition_penalty=1.3, min_tokens=4, logprobs=2, max_tokens=NEW_TOKENS),
+]
+
+
+def argmax_op() -> dict[str, Op]:
+    @define(
+        samples=lambda g, dtype: [Sample((torch.randn(3, 8, generator=g),), {"parts": 2})],
+        fake=lambda x, *, parts: torch.empty(x.shape[0], parts, dtype=torch.int32, device=x.device),
+        on_device=True,
+        fusible=False,
+    )
+    def toy_argmax(x: torch.Tensor, *, parts: int) -> torch.Tensor:
+        """The place of the largest of each of `parts` parts of a row, i32[B, parts]."""
+        return x.view(x.shape[0], parts, -1).argmax(-1).int()
+
+    return {"toy_argmax": toy_argmax}
+
+
+class Target(nn.Module):
+    """The decoder, and what its last norm reads."""
+
+    def __init__(self, decoder: DenseDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> tuple[torch.Tensor, ...]:
+        whole = self.decoder
+        h = ops.embedding(tokens, whole.embed.weight)
+        for layer in whole.layers:
+            h = layer(h, positions, token_seqs, list(whole.ropes))
+        hidden = ops.select_rows(h, logit_rows)
+        return ops.cast(whole.head(whole.norm(hidden)), dtype=torch.float32), hidden
+
+
+class Draft(nn.Module):
+    """For each of the next tokens, scores by the last token and by the hidden state."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.by_token = nn.Parameter(torch.empty(VOCAB, DRAFTS * VOCAB, dtype=dtype))
+        self.by_hidden = nn.Parameter(torch.empty(DRAFTS * VOCAB, HIDDEN, dtype=dtype))
+
+    def forward(self, last_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        scores = ops.embedding(last_tokens, self.by_token) + ops.linear(hidden, self.by_hidden)
+        return ops.OPS["toy_argmax"](scores, parts=DRAFTS)
+
+
+def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
+    dtype = module.embed.weight.dtype
+    names = ("by_token", "by_hidden")
+    return {
+        "main": Entry(
+            Target(module),
+            expected_matches(spec),
+            outputs=("logits", "hidden"),
+            ending=EndingUse("verify", (("drafted", DRAFTS),), ("hidden",)),
+        ),
+        "draft": Entry(
+            Draft(dtype),
+            {"insert-ending": 1},
+            inputs={"last_tokens": TensorType(torch.int32, ("B",)), "hidden": TensorType(dtype, ("B", HIDDEN))},
+            outputs=("proposed",),
+            ending=EndingUse("propose"),
+            weights={name: recipe.source(f"draft:{name}") for name in names},
+        ),
+    }
+
+
+def draft_checkpoint(folder: Path, seen: list[list[int]]) -> Path:
+    """A draft that has counted what followed each token in `seen`; hidden states decide where nothing did."""
+    by_token = torch.zeros(VOCAB, DRAFTS, VOCAB)
+    for tokens in seen:
+        for place, token in enumerate(tokens):
+            for ahead, following in enumerate(tokens[place + 2 : place + 2 + DRAFTS]):
+                by_token[tokens[place + 1] if place + 1 < len(tokens) else token, ahead, following] += 1
+    folder.mkdir()
+    by_hidden = 0.01 * torch.randn(DRAFTS * VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))
+    save_file({"by_token": by_token.flatten(1).contiguous(), "by_hidden": by_hidden}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["ToyDraft"]}))
+    return folder
+
+
+@dataclass
+class Counted:
+    """A launcher that keeps the tokens fed and the outputs of each step."""
+
+    llm: LLM
+    steps: list[int] = field(default_factory=list)
+
+    def launch(self, inputs: Any) -> Any:
+        self.steps.append(inputs.sizes.T)
+        return self.llm.loaded.round.launch(inputs)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[tuple[Path, Path]]:
+    tmp, cuda = tmp_path_factory.mktemp("drafts"), request.param == "cuda"
+    options: dict[str, Any] = {"target": request.param, "deterministic": True, "backend": "auto" if cuda else "reference"}
+    options |= {"max_batch": 4, "max_tokens": 128, "max_seq_len": 128, **({"dtype": "bfloat16"} if cuda else {})}
+    compile_model(checkpoint(NAME), tmp / "plain.ingot", **options)
+    seen = [out.outputs[0].token_ids for out in LLM(tmp / "plain.ingot", num_kv_pages=24).generate(PROMPTS, PARAMS)]
+    draft = draft_checkpoint(tmp / "draft", seen)
+    llama = ARCHITECTURES["LlamaForCausalLM"]
+    changed = replace(llama.definition, more_entries=entries, round=("main", "draft"), checkpoints=("draft",))
+    with toy_ops(argmax_op), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ARCHITECTURES, "LlamaForCausalLM", replace(llama, definition=changed))  # type: ignore[arg-type]
+        compile_model(checkpoint(NAME), tmp / "drafted.ingot", checkpoints={"draft": draft}, **options)
+        yield tmp / "plain.ingot", tmp / "drafted.ingot"
+
+
+def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
+    plain, drafted = (LLM(folder, num_kv_pages=24) for folder in folders)
+    counted = Counted(drafted)
+    drafted.llm_engine.launch_through(counted)
+    for params in (PARAMS, [GREEDY] * 3, PARAMS[::-1]):
+        wanted, found = plain.generate(PROMPTS, params), drafted.generate(PROMPTS, params)
+        assert [out.outputs for out in found] == [out.outputs for out in wanted]
+    assert max(counted.steps[1:]) > 4, "no step has fed drafts"
+    alone = Counted(drafted)
+    drafted.llm_engine.launch_through(alone)
+    drafted.generate(PROMPTS[:1], GREEDY)
+    assert len(alone.steps) < NEW_TOKENS - 10, "drafts that were seen before are taken"
+    tight = LLM(folders[1], num_kv_pages=9)
+    assert [out.outputs for out in tight.generate(PROMPTS, PARAMS)] == [out.outputs for out in plain.generate(PROMPTS, PARAMS)]
