@@ -6,7 +6,6 @@ from typing import Any
 
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.plan import Plan
-from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
 from ingot.runtime.pages import PagePool
@@ -14,7 +13,6 @@ from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
-from ingot.runtime.spare_time import nothing_to_do
 
 
 def make_engine(
@@ -48,7 +46,7 @@ def make_engine(
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         seed=seed,
-        work=executor.prepare if isinstance(executor := loaded.executor, CudaExecutor) else nothing_to_do,
+        work=loaded.executor.prepare,
     )
 
 
