@@ -160,7 +160,7 @@ def test_costs_are_those_of_a_rank(folder: Path) -> None:
 
 def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:
     artifact = open_artifact(folder / "two.ingot")
-    for rank in (None, Rank(0, ()), Rank(2, (("tp", 2, 3),))):
+    for rank in (Rank(0, ()), Rank(2, (("tp", 2, 3),))):
         with pytest.raises(ArtifactError, match="it has parts of 2 ranks"):
             map_weights(artifact, rank)
 
