@@ -24,6 +24,7 @@ from ingot.bench.startup import read_files
 from ingot.ir.digest import digest_files
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.cuda.weights import BLOCK_BYTES, WeightCopy
+from ingot.runtime.load_context import on_one_device
 
 
 def main() -> None:
@@ -47,11 +48,12 @@ def main() -> None:
 
 def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int) -> dict[str, Figure]:
     """Bytes a second in each way on `threads` threads, the best of some repeats."""
+    context = on_one_device(device.type)
     files = [artifact.file(relpath) for relpath in artifact.weight_files()]
     size = sum(file.stat().st_size for file in files)
     ways: dict[str, tuple[str, Callable[[], object]]] = {
-        "copy": ("read, digested and copied", lambda: WeightCopy(artifact, device, threads=threads).run()),
-        "nohash": ("read and copied", lambda: WeightCopy(artifact, device, threads=threads, verify=False).run()),
+        "copy": ("read, digested and copied", lambda: WeightCopy(artifact, context, threads=threads).run()),
+        "nohash": ("read and copied", lambda: WeightCopy(artifact, context, threads=threads, verify=False).run()),
         "hash": ("read and digested", lambda: digest_files(files, threads)),
         "read": ("read", lambda: _read(files, threads)),
     }

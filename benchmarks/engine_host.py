@@ -27,8 +27,7 @@ from results import Figure, add_json_option, report
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ingot.runtime.engine import Engine, EngineRequest
-from ingot.runtime.executor import OutputLogprobs
-from ingot.runtime.logprobs import StepLogprobs
+from ingot.runtime.logprobs import OutputLogprobs, StepLogprobs
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.pages import PagePool
 from ingot.runtime.sampling_params import SamplingParams

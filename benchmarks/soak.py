@@ -108,7 +108,7 @@ def answered(llm: LLM, seed: int) -> float:
 
 def soak(llm: LLM, rate: float, options: argparse.Namespace) -> Soaked:
     loaded, engine = llm.loaded, llm.llm_engine
-    if loaded.executor.states.device.type == "cpu":
+    if loaded.context.device.type == "cpu":
         for state in loaded.executor.states.values():
             state.zero_()  # pages take memory when they are first written, and all will be
     probes = probe_requests(options.probes, loaded.limits, plain_tokens(loaded), options.seed)

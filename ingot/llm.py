@@ -88,7 +88,7 @@ class LLM:
             if context is not None:
                 context.imported()
         self._loaded = load_artifact(
-            path, num_pages=num_kv_pages, memory=memory, capture=cuda_graphs, phases=phases, context=context
+            path, num_pages=num_kv_pages, memory=memory, capture=cuda_graphs, phases=phases, early=context
         )
         self._engine = make_engine(
             self._loaded,
@@ -113,10 +113,9 @@ class LLM:
         of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
         eight sequences that decode, "graph 512/64" for those of 512 tokens that feed prompts."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
-        executor = self._loaded.executor
-        found |= {f"graph {rows}": seconds for rows, seconds in getattr(executor, "captured", {}).items()}
-        prompts = getattr(executor, "captured_prompts", {})
-        found |= {f"graph {tokens}/{rows}": seconds for (tokens, rows), seconds in prompts.items()}
+        captured = self._loaded.executor.captured
+        found |= {f"graph {rows}": seconds for rows, seconds in captured.decode.items()}
+        found |= {f"graph {tokens}/{rows}": seconds for (tokens, rows), seconds in captured.prompts.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def idle(self) -> bool:

@@ -6,16 +6,14 @@ from typing import Any
 
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.plan import Plan
-from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
-from ingot.runtime.round import max_drafts
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import Prompt, PromptLike
+from ingot.runtime.round import max_drafts
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
-from ingot.runtime.spare_time import nothing_to_do
 from ingot.runtime.step import layout_of
 
 
@@ -45,14 +43,15 @@ def make_engine(
         max_drafts=max_drafts(loaded.plans),
     )
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
+    steps = loaded.round
     return Engine(
-        loaded.round,
+        steps,
         Scheduler(config, PagePool(loaded.num_pages, limits.page_size), layout),
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         seed=seed,
-        work=executor.prepare if isinstance(executor := loaded.executor, CudaExecutor) else nothing_to_do,
+        work=steps.prepare,
     )
 
 

@@ -1,7 +1,9 @@
 """How the memory that a plan was given is shared out: what serving needs before the first KV page, and the pages."""
 
+import math
 from dataclasses import dataclass
 
+from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
 
 
@@ -10,7 +12,7 @@ class MemoryNeed:
     """What serving a plan takes, in bytes.
 
     weights      resident tensors, each once
-    activations  what a step allocates at its peak, the outputs of the step before it and the inputs
+    activations  what a step allocates at its peak with its inputs, and the outputs of the last step of each entry
     states       states that do not grow with the KV pages
     page         one KV page of all layers
     sequence     the KV pages of a sequence at full length
@@ -24,18 +26,23 @@ class MemoryNeed:
 
     @staticmethod
     def of(plans: Plans) -> "MemoryNeed":
-        """Entries share weights and states, and one step of one of them runs at a time: the most of each."""
+        """Steps of all entries run one after the other, so the most that one of them allocates counts. What a step gave
+        may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
+        of all entries, and the states of its own: those of one name are one."""
         memories = [plan.memory for plan in plans.plans.values()]
+        paged, others = _state_bytes(plans)
+        page = sum(paged.values())
         return MemoryNeed(
             weights=max(memory.weights for memory in memories),
             activations=max(
-                bucket.memory.activations + plan.memory.outputs + plan.memory.inputs
+                bucket.memory.activations + plan.memory.inputs
                 for plan in plans.plans.values()
                 for bucket in plan.buckets
-            ),
-            states=max(memory.states for memory in memories),
-            page=max(memory.page for memory in memories),
-            sequence=max(memory.page * memory.pages_per_sequence for memory in memories),
+            )
+            + sum(memory.outputs for memory in memories),
+            states=sum(others.values()),
+            page=page,
+            sequence=page * max(memory.pages_per_sequence for memory in memories),
         )
 
     @property
@@ -46,3 +53,16 @@ class MemoryNeed:
     def pages_within(self, memory: int) -> int:
         """KV pages that fit into `memory` bytes beside all else; negative when that does not fit itself."""
         return (memory - self.fixed) // self.page
+
+
+def _state_bytes(plans: Plans) -> tuple[dict[str, int], dict[str, int]]:
+    """The bytes of each state of all entries: of one page of those that grow with the KV pages, and of the others."""
+    paged: dict[str, int] = {}
+    others: dict[str, int] = {}
+    for plan in plans.plans.values():
+        sizes = {**{name: most for name, (_, most) in plan.dims.items()}, "pages": 1}
+        for name, state in plan.states.items():
+            state_type = parse_type(state.type)
+            size = math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
+            (paged if "pages" in state_type.shape else others)[name] = size
+    return paged, others

@@ -4,12 +4,13 @@ import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.ir.errors import InternalError, RequestError, StepMemoryError
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
+from ingot.runtime.executor import SampledStep, StepLauncher
 from ingot.runtime.growing import SoFar
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.occupancy import Occupancy
@@ -20,40 +21,8 @@ from ingot.runtime.request import INVALID_TOKEN, End, Given, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.spare_time import SpareTime, Work, nothing_to_do
-from ingot.runtime.step import StepInputs
 from ingot.runtime.stop_strings import StopStrings
 from ingot.runtime.tokenizer import Tokenizer
-
-
-class StepHandle(Protocol):
-    """A launched step."""
-
-    def tokens(self) -> list[int]:
-        """The sampled tokens, one per logit row; waits for the step. -1 where the logits were not finite."""
-        ...
-
-    def rejected(self) -> list[int]:
-        """Of each sequence, how many of the last tokens that it fed were not kept; asked only of steps that feed
-        drafts."""
-        ...
-
-    def logprobs(self) -> StepLogprobs:
-        """The log-probabilities that were asked for, by logit row; asked only of steps that give some."""
-        ...
-
-
-class Executor(Protocol):
-    """What runs the program: on a device, or a fake in tests. Steps run in the order in which they are launched."""
-
-    def launch(self, inputs: StepInputs) -> StepHandle:
-        """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
-
-        Rows in `inputs.recounts` are counted anew in front of it.
-
-        The inputs stay as they are until `tokens()` of this step has returned. Raises StepMemoryError when the device
-        has no memory for the step; rows, pages and token counts of its sequences may then have been written.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +106,7 @@ class Engine:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: StepLauncher,
         scheduler: Scheduler,
         tokenizer: Tokenizer | None = None,
         *,
@@ -159,7 +128,7 @@ class Engine:
         self._random = random.Random(seed)
         self._groups: dict[str, _Group] = {}  # not finished, by the caller's id
         self._by_sequence: dict[str, tuple[_Group, _Sequence]] = {}  # by the scheduler's id
-        self._launched: tuple[StepBatch, StepHandle] | None = None
+        self._launched: tuple[StepBatch, SampledStep] | None = None
         self._serial = 0
 
     def add_request(
@@ -244,7 +213,7 @@ class Engine:
         self._forget(group)
         return group.output(finished=True)
 
-    def launch_through(self, executor: Executor) -> None:
+    def launch_through(self, executor: StepLauncher) -> None:
         """Give all later steps to `executor`, which is to pass them on to the one that the engine was made with."""
         self._executor = executor
 
@@ -302,7 +271,7 @@ class Engine:
                 expected=f"at most {MAX_BANNED}, the model's own and stop_token_ids together",
             )
 
-    def _waited(self, launched: tuple[StepBatch, StepHandle] | None) -> list[RequestOutput]:
+    def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[RequestOutput]:
         """Take the tokens of a step, and use the time until they are there."""
         if launched is None:
             self._spare.begin()
@@ -313,7 +282,7 @@ class Engine:
         self._spare.end(batch.inputs.sizes.T)
         return self._retire(batch, handle, tokens)
 
-    def _retire(self, batch: StepBatch, handle: StepHandle, tokens: list[int]) -> list[RequestOutput]:
+    def _retire(self, batch: StepBatch, handle: SampledStep, tokens: list[int]) -> list[RequestOutput]:
         logprobs = handle.logprobs() if batch.gives_logprobs else None
         if logprobs is not None:
             self._rate_prompts(batch, logprobs)

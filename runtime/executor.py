@@ -1,142 +1,128 @@
-"""The executor: runs a plan's instructions over resident weights and states."""
+"""What runs a plan: the protocol that the executor of every device keeps."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from ingot.ir.errors import ArtifactError, InternalError
-from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plan
 from ingot.ir.types import TensorType
-from ingot.runtime.bucket import Bucket, Call, Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.bucket import Watch
+from ingot.runtime.logprobs import StepLogprobs
 from ingot.runtime.states import States
-from ingot.runtime.token_counts import recount
-
-__all__ = ["Call", "Executor", "OutputLogprobs", "StepHandle", "Watch", "bound_params", "choose_bucket", "step_sizes"]
+from ingot.runtime.step import StepInputs
 
 
-@dataclass
-class StepHandle:
-    """A launched step, served by the bucket class `bucket`. On a CPU it has finished by then; `tokens` would wait for
-    it on a device."""
-
-    bucket: str
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+class SampledStep(Protocol):
+    """A launched step as an engine sees it."""
 
     def tokens(self) -> list[int]:
-        """The sampled token of each row of logits; -1 where the logits were not finite."""
-        return [int(token) for token in self.outputs["tokens"].tolist()]
+        """The sampled token of each row of logits; waits for the step. -1 where the logits were not finite."""
+        ...
 
     def rejected(self) -> list[int]:
-        """Of each sequence, how many of the last tokens that it fed were not kept."""
-        return [int(count) for count in self.outputs["rejected"].tolist()]
+        """Of each sequence, how many of the last tokens that it fed were not kept; asked only of steps that feed
+        drafts."""
+        ...
 
-    def logprobs(self) -> "OutputLogprobs":
-        """The log-probabilities that were asked for, by row of logits."""
-        return OutputLogprobs(self.outputs["logprob_ids"], self.outputs["logprobs"], self.outputs["ranks"])
-
-
-class OutputLogprobs:
-    """What `top_logprobs` gives: `ids` and `values` [L, K], those that were asked for in front; `ranks` [L]."""
-
-    def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
-        # All at once: taking a row of a tensor costs as much as making a list of thirty rows.
-        self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
-
-    def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Ids and log-probabilities of a row as far as they were asked for, the chosen token in front, and its rank."""
-        ids = [token for token in self._ids[index] if token >= 0]
-        return ids, self._values[index][: len(ids)], self._ranks[index]
+    def logprobs(self) -> StepLogprobs:
+        """The log-probabilities that were asked for, by row of logits; asked only of steps that give some."""
+        ...
 
 
-class Executor:
-    """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
+class StepHandle(SampledStep, Protocol):
+    """A launched step with all that it computes."""
 
-    `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
-    `S`). `libraries`: the ops of each provider that brought kernels. `states`: those that other entries share, which
-    hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape or
-    strides, OptionError when there is no memory for the states.
+    @property
+    def bucket(self) -> str:
+        """The name of the bucket class that serves it."""
+        ...
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """All outputs by name, on the executor's device; waits for the step. They may be overwritten by the step that
+        is launched next."""
+        ...
+
+
+class StepLauncher(Protocol):
+    """What an engine asks of an executor. Steps run in the order in which they are launched."""
+
+    def launch(self, inputs: StepInputs) -> SampledStep:
+        """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
+
+        Rows in `inputs.recounts` are counted anew in front of it.
+
+        The inputs stay as they are until `tokens()` of this step has returned. Raises StepMemoryError when the device
+        has no memory for the step; rows, pages and token counts of its sequences may then have been written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The seconds that capturing each step took: of decode steps by sequences, of steps that feed prompts by tokens and
+    sequences."""
+
+    decode: Mapping[int, float] = field(default_factory=dict)
+    prompts: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+
+NOTHING_CAPTURED = Captured()
+
+
+class Executor(Protocol):
+    """A plan bound to weights, executables and states on one device.
+
+    plan      the entry's plan
+    inputs    the types of a step's inputs by name
+    params    the plan's weights by name, on the device
+    states    the states of all entries, on the device
+    sizes     load-time dims (`pages`, `S`)
+    replays   whether steps may be replayed from captured graphs, whose instructions no `watch` sees
+
+    Steps run in the order of their launches; executors of one artifact share weights and states, and run in the order
+    of the launches of all of them.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        params: Mapping[str, torch.Tensor],
-        executables: Executables,
-        sizes: Mapping[str, int],
-        libraries: Libraries | None = None,
-        states: States | None = None,
-    ) -> None:
-        self.plan = plan
-        self.libraries = libraries or {}
-        self.sizes = dict(sizes)
-        self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
-        self.states = States(plan.states, self.sizes) if states is None else states
-        self.params = bound_params(plan, params, self.sizes)
-        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, self.libraries)
+    plan: Plan
+    inputs: dict[str, TensorType]
+    params: dict[str, torch.Tensor]
+    states: States
+    sizes: dict[str, int]
+    replays: bool
+
+    @property
+    def captured(self) -> Captured:
+        """The steps that were captured so far; none on a CPU."""
+        ...
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> StepHandle:
-        """Run one step. `inputs` are the plan's, by name; states move on. `watch` runs the instructions, one by one."""
-        sizes = step_sizes(self.inputs, inputs, self.sizes)
-        bucket = choose_bucket(self._buckets, inputs, sizes)
-        recount(self.states, inputs)
-        with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
-            return StepHandle(bucket.plan.bucket.name, bucket.run(inputs, sizes, watch))
+        """Start a step on `inputs`, the plan's by name on the host; states move on. `watch` runs the instructions, one
+        by one. Raises as `StepLauncher.launch` does."""
+        ...
 
+    def warm_up(self) -> None:
+        """Do what the first steps would wait for, where that changes no state. Weights may hold anything. Raises
+        OptionError when there is no memory for the largest step."""
+        ...
 
-def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """The plan's weights. Raises ArtifactError when one is missing or does not fit its dtype, shape or strides."""
-    for name, text in plan.params.items():
-        if name not in params:
-            raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
-        if problem := parse_type(text).mismatch(params[name], sizes):
-            raise ArtifactError(f"weight '{name}' has {problem}", where="weights.json against plan.json")
-    return {name: params[name] for name in plan.params}
+    def capture(self, rows: int) -> None:
+        """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Raises OptionError
+        when there is no memory for it."""
+        ...
 
+    def capture_all(self) -> None:
+        """Make sure that every step has its graph that can have one. Raises OptionError when there is no memory."""
+        ...
 
-def step_sizes(
-    types: Mapping[str, TensorType], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
-) -> dict[str, int]:
-    """The size of each dim in a step on `inputs`, which must be of `types`; `sizes` are those known at load time."""
-    found_sizes = dict(sizes)
-    for name, value_type in types.items():
-        if name not in inputs:
-            raise InternalError(f"input '{name}' is missing", expected=str(value_type))
-        for size, found in zip(value_type.shape, inputs[name].shape, strict=False):
-            if isinstance(size, str):
-                found_sizes.setdefault(size, found)
-        if problem := value_type.mismatch(inputs[name], found_sizes):
-            raise InternalError(f"input '{name}' has {problem}")
-    return found_sizes
+    def prepare(self, seconds: float = math.inf) -> bool:
+        """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
+        nothing is left to do in them. Nothing that runs is disturbed."""
+        ...
 
-
-def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
-    """The bucket class that serves a step on these inputs, which lie on the host."""
-    q_max = int(inputs["q_lens"].max()) if "q_lens" in inputs else sizes["T"]
-    for bucket in buckets:
-        if bucket.plan.bucket.holds(sizes["T"], q_max):
-            return bucket
-    raise InternalError(
-        f"no bucket class holds a step of {sizes['T']} tokens, at most {q_max} of one sequence",
-        expected=", ".join(f"{b.plan.bucket.name}: {b.plan.bucket.tokens}" for b in buckets),
-    )
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """torch's own ops on `count` threads.
-
-    A step of few tokens gives them little to share out, while OpenMP's barriers wait for every thread: on a machine
-    with other work that is a scheduler's time slice for each op. Kernels of a library have threads of their own.
-    """
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    def synchronize(self) -> None:
+        """Wait for all steps that were launched."""
+        ...

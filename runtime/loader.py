@@ -1,28 +1,24 @@
 """From an artifact folder to a bound executor: target first, then digests, then executables and weights."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from ingot.backends.cpu import load as cpu
-from ingot.backends.flashinfer import load as flashinfer
-from ingot.backends.inductor import load as inductor
-from ingot.backends.triton import load as triton
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.extras import require
-from ingot.ir.mesh import mesh_text, parse_mesh, world_size
+from ingot.ir.load_context import LoadContext
 from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, malformed, open_artifact
 from ingot.runtime.check_plan import check_plans
+from ingot.runtime.cpu.executor import CpuExecutor
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -30,31 +26,22 @@ from ingot.runtime.cuda.graph_choice import CAPTURES, Capture
 from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import WeightCopy
 from ingot.runtime.debug_switch import debugging
-from ingot.runtime.engine import Executor as StepLauncher
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
+from ingot.runtime.load_context import check_one_device, on_one_device
+from ingot.runtime.loaders import load_executable, load_library
 from ingot.runtime.memory import host_memory, kv_pages
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
-from ingot.runtime.round import make_round
+from ingot.runtime.round import Round
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
 from ingot.runtime.weights import map_weights
 
-LOADERS: dict[str, Callable[[Executable, Path], Callable[..., Sequence[torch.Tensor]]]] = {
-    "inductor": inductor.load,
-    "triton": triton.load,
-    "flashinfer": flashinfer.load,
-}
-LIBRARY_LOADERS: dict[str, Callable[[Executable, Path], Mapping[str, Callable[..., Any]]]] = {"cpu": cpu.load_library}
-
-
-AnyExecutor = Executor | CudaExecutor
-
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run: an executor for each entry, over the same weights and states.
+    """A model ready to run where `context` says: an executor for each entry, over the same weights and states.
 
     `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
@@ -65,7 +52,8 @@ class Loaded:
 
     artifact: Artifact
     plans: Plans
-    executors: Mapping[str, AnyExecutor]
+    context: LoadContext
+    executors: Mapping[str, Executor]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     limits: Limits
@@ -78,14 +66,14 @@ class Loaded:
         return self.plans.plans["main"]
 
     @property
-    def executor(self) -> AnyExecutor:
+    def executor(self) -> Executor:
         """The executor of the entry `main`."""
         return self.executors["main"]
 
     @property
-    def round(self) -> "StepLauncher":
+    def round(self) -> Round:
         """What runs the entries of a step."""
-        return make_round([self.executors[entry] for entry in self.plans.round])
+        return Round([self.executors[entry] for entry in self.plans.round])
 
 
 def load_artifact(
@@ -96,15 +84,15 @@ def load_artifact(
     threads: int | None = None,
     capture: Capture = "need",
     phases: Phases | None = None,
-    context: EarlyContext | None = None,
+    early: EarlyContext | None = None,
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
     `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `capture` says when a GPU's decode
-    steps become graphs; by "none" it is given every instruction by itself. `phases` takes the times, and `context` is
-    the GPU's where somebody began to make it.
+    steps become graphs; by "none" it is given every instruction by itself. `phases` takes the times, and `early` is
+    the GPU's context where somebody began to make it.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
@@ -127,7 +115,7 @@ def load_artifact(
         capture=capture,
         text=True,
         phases=phases,
-        context=context,
+        early=early,
     )
 
 
@@ -141,23 +129,24 @@ def bind(
     verify: bool = True,
     text: bool = False,
     phases: Phases | None = None,
-    context: EarlyContext | None = None,
+    early: EarlyContext | None = None,
 ) -> Loaded:
     """`load_artifact` of an open artifact for this machine, without its tokenizer unless `text` is asked for.
 
-    `verify` checks the digests of the weights, the only ones that opening left. `phases` and `context` as there.
+    `verify` checks the digests of the weights, the only ones that opening left. `phases` and `early` as there.
     """
     target = this_machine(artifact.manifest)
     device = torch.device(target.device)
     phases = phases or Phases()
     with ThreadPoolExecutor(2) as background:
-        ready = background.submit(_start, device, phases, context)
+        ready = background.submit(_start, device, phases, early)
         with phases.phase("plan"):
             plans = _plans(artifact)
             limits = read_limits(artifact, plans)
             eos = _eos_token_ids(artifact)
         tokenizer = _tokenizer(artifact, eos, phases) if text else None
         ready.result()
+        context = on_one_device(target.device)
         # Before anything is copied: what does not fit is said at once.
         room = (
             host_memory(target.memory)
@@ -166,19 +155,30 @@ def bind(
         )
         sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
         if device.type == "cuda":
-            copy = WeightCopy(artifact, device, threads=threads, verify=verify)
+            copy = WeightCopy(artifact, context, threads=threads, verify=verify)
             params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)
         else:
-            params, weights = {}, background.submit(_timed, phases, "weights", partial(_map, artifact, threads, verify))
+            params, weights = (
+                {},
+                background.submit(_timed, phases, "weights", partial(_map, artifact, context, threads, verify)),
+            )
         with phases.phase("executables"):
-            executables = {one.id: _load_executable(one, artifact, target) for one in plans.executables.values()}
-            libraries = {name: _load_library(one, artifact, target) for name, one in plans.libraries.items()}
+            executables = {
+                one.id: load_executable(one, _folder_of(one, artifact, target), context)
+                for one in plans.executables.values()
+            }
+            libraries = {
+                name: load_library(one, _folder_of(one, artifact, target), context)
+                for name, one in plans.libraries.items()
+            }
         with phases.phase("states"):
-            states = States(plans.states, sizes, device)
+            states = States(plans.states, sizes, context.allocator)
         # A GPU's weights have their places before they are there, which is enough to try all that will run.
         params = params or weights.result()
         with phases.phase("bind"):
-            runs = partial(CudaExecutor, capture=capture, strict=debugging()) if device.type == "cuda" else Executor
+            runs: Callable[..., Executor] = CpuExecutor
+            if device.type == "cuda":
+                runs = partial(CudaExecutor, context=context, capture=capture, strict=debugging())
             executors = {
                 entry: runs(plan, params, executables, sizes, libraries, states) for entry, plan in plans.plans.items()
             }
@@ -186,16 +186,16 @@ def bind(
             _try_out(device, executors, capture, phases)
         weights.result()
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plans, executors, tokenizer, ends, limits, sizes["pages"], phases)
+    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, sizes["pages"], phases)
 
 
-def _start(device: torch.device, phases: Phases, context: EarlyContext | None) -> None:
+def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:
     if device.type == "cpu":
         bound_code_caches()
     else:
         with phases.phase("device"):
-            if context is not None:
-                context.wait()  # here and not in a call of CUDA, which may keep the interpreter's lock meanwhile
+            if early is not None:
+                early.wait()  # here and not in a call of CUDA, which may keep the interpreter's lock meanwhile
             start(device)
 
 
@@ -213,23 +213,22 @@ def _timed(phases: Phases, phase: str, work: Callable[[], dict[str, torch.Tensor
         return work()
 
 
-def _map(artifact: Artifact, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
-    if verify:
-        artifact.verify_files(artifact.weight_files(), threads)
-    return map_weights(artifact)
+def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: bool) -> dict[str, torch.Tensor]:
+    return map_weights(artifact, context.rank, verify=verify, threads=threads)
 
 
-def _try_out(device: torch.device, executors: Mapping[str, AnyExecutor], capture: Capture, phases: Phases) -> None:
+def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
     """Run padding once, and capture the graphs of one sequence, or all that are to be there before the first step."""
-    torch.cuda.default_stream(device).synchronize()  # steps run on streams of their own, which do not wait for states
+    torch.cuda.default_stream(
+        device
+    ).synchronize()  # steps run on a stream of their own, which does not wait for states
     for executor in executors.values():
-        if isinstance(executor, CudaExecutor):
-            with phases.phase("warm-up"):
-                executor.warm_up()
-                executor.stream.synchronize()
-            with phases.phase("graph"):
-                executor.capture_all() if capture == "all" else executor.capture(1)
-                executor.stream.synchronize()  # what went wrong is said here
+        with phases.phase("warm-up"):
+            executor.warm_up()
+            executor.synchronize()
+        with phases.phase("graph"):
+            executor.capture_all() if capture == "all" else executor.capture(1)
+            executor.synchronize()  # what went wrong is said here
 
 
 def this_machine(manifest: Manifest) -> Target:
@@ -251,13 +250,7 @@ def this_machine(manifest: Manifest) -> Target:
 
 def check_target(manifest: Manifest) -> None:
     """Refuse what was compiled for several devices, or for another machine, naming the first field that differs."""
-    if manifest.model.get("mesh") is not None:
-        mesh = _mesh(manifest)
-        raise TargetError(
-            f"the artifact was compiled for {world_size(mesh)} ranks ({mesh_text(mesh)})",
-            expected="one: serving on more than one device is not supported yet",
-            hint="compile the model without a mesh",
-        )
+    check_one_device(manifest)
     target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
     if difference := first_difference({**compiled, "versions": manifest.versions}, target.identity(manifest.versions)):
@@ -266,13 +259,6 @@ def check_target(manifest: Manifest) -> None:
             expected="a machine like the one it was compiled for",
             hint="compile it again on this machine",
         )
-
-
-def _mesh(manifest: Manifest) -> dict[str, int]:
-    try:
-        return parse_mesh(str(manifest.model["mesh"])[:80])
-    except OptionError as error:
-        raise ArtifactError(error.what, where="manifest.json, model", expected=error.expected) from None
 
 
 def _plans(artifact: Artifact) -> Plans:
@@ -291,24 +277,6 @@ def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
             f"eos_token_ids is {text!r:.80}", where="manifest.json, model", expected="token ids separated by commas"
         )
     return tuple(int(item) for item in text.split(",") if item)
-
-
-def _load_executable(
-    executable: Executable, artifact: Artifact, target: Target
-) -> Callable[..., Sequence[torch.Tensor]]:
-    if executable.backend not in LOADERS:
-        raise ArtifactError(
-            f"executable {executable.id} is of the unknown backend '{executable.backend}'", expected=", ".join(LOADERS)
-        )
-    return LOADERS[executable.backend](executable, _folder_of(executable, artifact, target))
-
-
-def _load_library(library: Executable, artifact: Artifact, target: Target) -> Mapping[str, Callable[..., Any]]:
-    if library.backend not in LIBRARY_LOADERS:
-        raise ArtifactError(
-            f"library {library.id} is of the unknown backend '{library.backend}'", expected=", ".join(LIBRARY_LOADERS)
-        )
-    return LIBRARY_LOADERS[library.backend](library, _folder_of(library, artifact, target))
 
 
 def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:

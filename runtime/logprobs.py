@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
+
 from ingot.runtime.outputs import Logprob
 
 
@@ -19,6 +21,19 @@ class StepLogprobs(Protocol):
         """Ids and log-probabilities of a row, the chosen token in front and those that were not asked for left out;
         and the chosen token's rank."""
         ...
+
+
+class OutputLogprobs:
+    """What `top_logprobs` gives: `ids` and `values` [L, K], those that were asked for in front; `ranks` [L]."""
+
+    def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
+        # All at once: taking a row of a tensor costs as much as making a list of thirty rows.
+        self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
+
+    def row(self, index: int) -> tuple[list[int], list[float], int]:
+        """Ids and log-probabilities of a row as far as they were asked for, the chosen token in front, and its rank."""
+        ids = [token for token in self._ids[index] if token >= 0]
+        return ids, self._values[index][: len(ids)], self._ranks[index]
 
 
 @dataclass

@@ -5,39 +5,35 @@ each state kind gets its three ops from here, along the axis that its type names
 """
 
 import math
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from ingot.backends.reference.load import load_op
 from ingot.ir.errors import InternalError, OptionError
+from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import State
 from ingot.ir.types import TensorType
+from ingot.runtime.cpu.allocator import HostAllocator
 
 # The dim that counts what a group hands out: pages of tokens, or one slot per sequence.
 _UNIT_DIMS: Mapping[str, str] = {"token": "pages", "sequence": "S"}
 
 
 class States(Mapping[str, torch.Tensor]):
-    """Every state by name on `device`, zero at first. `sizes`: load-time dims (`pages`, `S`).
+    """Every state by name, zero at first, where `allocator` has its memory: a CPU's by default. `sizes`: load-time
+    dims (`pages`, `S`).
 
     On a GPU the operations below run on torch's current stream. Raises OptionError when there is no memory for them.
     """
 
     def __init__(
-        self, specs: Mapping[str, State], sizes: Mapping[str, int], device: torch.device | None = None
+        self, specs: Mapping[str, State], sizes: Mapping[str, int], allocator: Allocator | None = None
     ) -> None:
         self.specs = dict(specs)
-        self.device = device or torch.device("cpu")
-        types = {name: parse_type(spec.type) for name, spec in specs.items()}
-        self._tensors = {
-            name: _host_zeros(name, state_type, sizes)
-            if self.device.type == "cpu"
-            else _device_zeros(name, state_type, sizes, self.device)
-            for name, state_type in types.items()
-        }
+        places = allocator or HostAllocator()
+        self._tensors = {name: _zeros(name, parse_type(spec.type), sizes, places) for name, spec in specs.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -79,7 +75,7 @@ class States(Mapping[str, torch.Tensor]):
             size = self[name].shape[axis]
             if odd := [place for part in places for place in part if not 0 <= place < size]:
                 raise InternalError(f"{odd[0]} is no place in '{name}'", where=op, expected=f"0 to {size - 1}")
-            indices = (torch.tensor(list(part), dtype=torch.int64, device=self.device) for part in places)
+            indices = (torch.tensor(list(part), dtype=torch.int64, device=self[name].device) for part in places)
             run(self[name], *indices, axis=axis)
 
 
@@ -92,30 +88,13 @@ def _unit_axis(name: str, spec: State) -> int:
     return shape.index(dim)
 
 
-def _host_zeros(name: str, state_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Zeros that take no memory before they are written: a KV pool is rarely full."""
-    shape = state_type.bind(sizes)
-    count = math.prod(shape) * state_type.dtype.itemsize
-    if count == 0:
-        return torch.zeros(shape, dtype=state_type.dtype)
-    try:
-        memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError, ValueError) as error:
-        raise _no_memory(name, str(error), count) from error
-    return torch.frombuffer(memory, dtype=state_type.dtype).view(shape)
-
-
-def _device_zeros(name: str, state_type: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
+def _zeros(name: str, state_type: TensorType, sizes: Mapping[str, int], allocator: Allocator) -> torch.Tensor:
     shape = state_type.bind(sizes)
     try:
-        return torch.zeros(shape, dtype=state_type.dtype, device=device)
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info(device)
-        count = math.prod(shape) * state_type.dtype.itemsize
-        raise _no_memory(name, f"of {total} bytes on the GPU {free} are free", count) from error
-
-
-def _no_memory(name: str, why: str, count: int) -> OptionError:
-    return OptionError(
-        f"there is no memory for the state '{name}': {why}", expected=f"{count} bytes", hint="ask for fewer KV pages"
-    )
+        return allocator.zeros(shape, state_type.dtype)
+    except MemoryError as error:
+        raise OptionError(
+            f"there is no memory for the state '{name}': {error}",
+            expected=f"{math.prod(shape) * state_type.dtype.itemsize} bytes",
+            hint="ask for fewer KV pages",
+        ) from error

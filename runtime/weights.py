@@ -11,10 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from ingot.ir.artifact import WeightEntry
 from ingot.ir.errors import ArtifactError
-from ingot.ir.mesh import Rank
+from ingot.ir.mesh import ONE_DEVICE, Rank, ranks
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import Artifact, malformed
 
+(ONLY_RANK,) = ranks(ONE_DEVICE)
 _INDEX = TypeAdapter(dict[str, WeightEntry])
 
 
@@ -36,10 +37,10 @@ class Place:
         return self.offset + self.nbytes
 
 
-def weight_places(artifact: Artifact, rank: Rank | None = None) -> dict[str, Place]:
-    """Every weight's place by name; weights that are the same have equal places.
+def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place]:
+    """Every weight's place by name, of a mesh in the part of `rank`; weights that are the same have equal places.
 
-    Of an artifact for a mesh, `rank` says whose parts. Raises ArtifactError for a place that cannot be.
+    Raises ArtifactError for a place that cannot be.
     """
     try:
         index = _INDEX.validate_json(artifact.read_text("weights.json"))
@@ -58,16 +59,25 @@ def weight_places(artifact: Artifact, rank: Rank | None = None) -> dict[str, Pla
     return places
 
 
-def map_weights(artifact: Artifact, rank: Rank | None = None) -> dict[str, torch.Tensor]:
-    """Every weight by name, backed by its file's pages: nothing is copied.
+def map_weights(
+    artifact: Artifact, rank: Rank = ONLY_RANK, *, verify: bool = False, threads: int | None = None
+) -> dict[str, torch.Tensor]:
+    """Every weight by name, of a mesh in the part of `rank`, backed by its file's pages: nothing is copied.
 
-    Of an artifact for a mesh, `rank` says whose parts; only its files and those of all ranks are opened. Raises
-    ArtifactError.
+    Only the rank's files and those of all ranks are opened; with `verify` their digests are compared with the manifest,
+    on so many `threads`. Raises ArtifactError.
     """
     places = weight_places(artifact, rank)
+    if verify:
+        artifact.verify_files(files_of(artifact, places, rank), threads)
     maps = {file: map_file(artifact, file) for file in dict.fromkeys(place.file for place in places.values())}
     tensors = {place: _view(place, maps[place.file]) for place in places.values()}
     return {name: tensors[place] for name, place in places.items()}
+
+
+def files_of(artifact: Artifact, places: Mapping[str, Place], rank: Rank) -> tuple[str, ...]:
+    """The weight files that loading a rank reads and checks: all of them where there is one rank."""
+    return tuple(dict.fromkeys(place.file for place in places.values())) if rank.axes else artifact.weight_files()
 
 
 def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
@@ -80,7 +90,7 @@ def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
         raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
 
 
-def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank | None) -> Place:
+def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) -> Place:
     """`files`: size by path of the weight files."""
     file, offset = _part(name, entry, rank)
     if entry.dtype not in DTYPES:
@@ -110,13 +120,13 @@ def _check_apart(places: Mapping[str, Place]) -> None:
             )
 
 
-def _part(name: str, entry: WeightEntry, rank: Rank | None) -> tuple[str, int]:
+def _part(name: str, entry: WeightEntry, rank: Rank) -> tuple[str, int]:
     """The file and offset of a weight, or of the rank's part of it."""
     if entry.file is not None:
         return entry.file, entry.offset
     parts = entry.parts or ()
-    count = math.prod(size for _, _, size in rank.axes) if rank is not None else 1
-    if rank is None or len(parts) != count:
+    count = math.prod(size for _, _, size in rank.axes)
+    if len(parts) != count:
         raise _weight_error(name, f"it has parts of {len(parts)} ranks", f"parts of {count}")
     return parts[rank.index].file, parts[rank.index].offset
 

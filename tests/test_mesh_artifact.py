@@ -26,9 +26,9 @@ from ingot.ir.recipe import source
 from ingot.ir.types import DTYPES, Placement, TensorType
 from ingot.packing import pack_weights
 from ingot.publish import ArtifactWriter
-from ingot.runtime import loader
 from ingot.runtime import weights as weights_module
 from ingot.runtime.artifact import open_artifact
+from ingot.runtime.load_context import mesh_of
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.weights import map_weights
 
@@ -160,7 +160,7 @@ def test_costs_are_those_of_a_rank(folder: Path) -> None:
 
 def test_a_rank_of_another_mesh_is_refused(folder: Path) -> None:
     artifact = open_artifact(folder / "two.ingot")
-    for rank in (None, Rank(0, ()), Rank(2, (("tp", 2, 3),))):
+    for rank in (Rank(0, ()), Rank(2, (("tp", 2, 3),))):
         with pytest.raises(ArtifactError, match="it has parts of 2 ranks"):
             map_weights(artifact, rank)
 
@@ -184,7 +184,7 @@ def test_a_damaged_mesh_is_refused() -> None:
         model = {"mesh": "tp=many"}  # noqa: RUF012
 
     with pytest.raises(IngotError, match="the mesh is 'tp=many'"):
-        loader._mesh(Manifest())  # type: ignore[arg-type]
+        mesh_of(Manifest())  # type: ignore[arg-type]
 
 
 def test_tied_parts_are_one_tensor(tmp_path: Path) -> None:

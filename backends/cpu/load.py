@@ -12,10 +12,11 @@ from ingot.backends.cpu.calls.kernels import INT, Kernels
 from ingot.backends.cpu.calls.rope import rope_ops
 from ingot.backends.cpu.calls.step import step_ops
 from ingot.ir.errors import BackendError
+from ingot.ir.load_context import LoadContext
 from ingot.ir.plan import Executable
 
 
-def load_library(executable: Executable, directory: Path) -> Mapping[str, Callable[..., Any]]:
+def load_library(executable: Executable, directory: Path, context: LoadContext) -> Mapping[str, Callable[..., Any]]:
     """The library's ops by their printed names; one with a state updates it in place.
 
     They use as many threads as torch does now. What a kernel expects of dtypes and strides, `emit` has checked in its

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 
 from ingot.backends.flashinfer.library import Library
+from ingot.ir.load_context import LoadContext
 from ingot.ir.plan import Executable
 
 
-def load(executable: Executable, directory: Path) -> Callable[..., list[torch.Tensor]]:
+def load(executable: Executable, directory: Path, context: LoadContext) -> Callable[..., list[torch.Tensor]]:
     """The callable of an executable. Raises BackendError for a library that does not load, or not onto the GPU."""
     library = Library(directory / executable.files[0])
     library.prepare()

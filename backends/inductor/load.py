@@ -7,12 +7,13 @@ import torch
 
 from ingot.backends.inductor.library import open_library
 from ingot.ir.errors import BackendError
+from ingot.ir.load_context import LoadContext
 from ingot.ir.plan import Executable
 
 Region = Callable[..., list[torch.Tensor]]
 
 
-def load(executable: Executable, directory: Path) -> Region:
+def load(executable: Executable, directory: Path, context: LoadContext) -> Region:
     """The callable of a region: positional tensors in, a list of new tensors out.
 
     It checks nothing: whoever binds it compares dtypes, shapes and strides with the executable's signature.

@@ -11,6 +11,7 @@ from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Launches, evaluate
 from ingot.backends.triton.prepared_launch import PreparedLaunch
 from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.load_context import LoadContext
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Executable
 from ingot.ir.types import DTYPES
@@ -21,8 +22,9 @@ _SHARED_FREE = 48 << 10
 Call = Callable[..., list[torch.Tensor]]
 
 
-def load(executable: Executable, directory: Path, *, dependent: bool = True) -> Call:
-    """The callable of an executable: its tensors in, states among them, a list of new tensors out.
+def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> Call:
+    """The callable of an executable on the GPU of `context`: its tensors in, states among them, a list of new tensors
+    out.
 
     It launches on torch's current stream and checks nothing but addresses: whoever binds it compares types. Without
     `dependent` no launch begins before the one in front of it has ended. Raises BackendError for machine code that the
@@ -32,24 +34,26 @@ def load(executable: Executable, directory: Path, *, dependent: bool = True) -> 
         launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise BackendError(f"{LAUNCHES} does not read: {error}"[:500], where=str(directory)) from error
-    _make_context_current()
+    _make_context_current(context.device)
     functions = {
         (launch.kernel, launch.entry): _function(directory / launch.kernel, launch.entry, launch.shared)
         for launch in launches.launches
     }
-    return _Executable(launches, functions, dependent=dependent)
+    return _Executable(launches, functions, context, dependent=dependent)
 
 
 class _Executable:
-    def __init__(self, launches: Launches, functions: Mapping[tuple[str, str], Any], *, dependent: bool) -> None:
+    def __init__(
+        self, launches: Launches, functions: Mapping[tuple[str, str], Any], context: LoadContext, *, dependent: bool
+    ) -> None:
         self._aligned = launches.aligned
         dims = _dims_by_input(launches.inputs)
         self._dims, self._places = tuple(dims), tuple(dims.values())
         self._sizes: list[int] | None = None  # of the dims in the last call, and the stream that it ran on
         self._stream: int | None = None
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device = context.device
         self._counters = {
-            name: torch.zeros([evaluate(size, {}) for size in buffer.shape], dtype=torch.int32, device=self._device)
+            name: context.allocator.zeros([evaluate(size, {}) for size in buffer.shape], torch.int32)
             for name, buffer in launches.buffers.items()
             if buffer.kind == "counter"
         }
@@ -106,13 +110,13 @@ def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _make_context_current() -> None:
+def _make_context_current(device: torch.device) -> None:
     """The context that torch uses, in this thread too: what the driver loads belongs to the current one."""
     from cuda.bindings import driver
 
     torch.cuda.init()
-    _, device = driver.cuDeviceGet(torch.cuda.current_device())
-    status, context = driver.cuDevicePrimaryCtxRetain(device)
+    _, ordinal = driver.cuDeviceGet(device.index)
+    status, context = driver.cuDevicePrimaryCtxRetain(ordinal)
     if status == driver.CUresult.CUDA_SUCCESS:
         (status,) = driver.cuCtxSetCurrent(context)
     if status != driver.CUresult.CUDA_SUCCESS:

@@ -24,6 +24,7 @@ from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
+from ingot.runtime.load_context import on_one_device
 
 DTYPE = torch.bfloat16
 PAGE = 16
@@ -74,7 +75,9 @@ def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
             refusals[provider] = json.loads((own / _REFUSAL).read_text(encoding="utf-8"))
             continue
         executable = Executable.model_validate_json((own / _EXECUTABLE).read_text(encoding="utf-8"))
-        runs[provider] = (triton.load if provider == "triton" else flashinfer.load)(executable, own)
+        runs[provider] = (triton.load if provider == "triton" else flashinfer.load)(
+            executable, own, on_one_device("cuda")
+        )
     return runs, refusals
 
 

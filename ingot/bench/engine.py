@@ -51,7 +51,7 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     while llm.idle():
         pass
     loaded = llm.loaded
-    executor = WatchedExecutor(loaded.executor)
+    executor = WatchedExecutor(loaded.executor, loaded.context.stream)
     llm.llm_engine.launch_through(executor)
     return BenchEngine(llm.llm_engine, executor, loaded.limits, plain_tokens(loaded), stream)
 

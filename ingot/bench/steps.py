@@ -3,11 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ingot.runtime.engine import Executor, StepHandle
+from ingot.runtime.executor import SampledStep, StepLauncher
+from ingot.runtime.logprobs import StepLogprobs
 from ingot.runtime.step import StepInputs
 
 
@@ -33,18 +33,15 @@ class StepTimes:
 
 
 class WatchedExecutor:
-    """An executor whose steps are timed, by events on its stream where it has one. `steps` are those that retired."""
+    """An executor whose steps are timed, by events on its `stream` where it has one. `steps` are those that retired."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: StepLauncher, stream: torch.cuda.Stream | None = None) -> None:
         self.steps: list[StepTimes] = []
         self._executor = executor
-        self._stream: torch.cuda.Stream | None = getattr(executor, "stream", None)
+        self._stream = stream
         self._last: _WatchedHandle | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)  # what else an engine asks of it is its own
-
-    def launch(self, inputs: StepInputs) -> StepHandle:
+    def launch(self, inputs: StepInputs) -> SampledStep:
         begin, began = time.perf_counter(), self._event()
         handle = self._executor.launch(inputs)
         ended, seconds = self._event(), time.perf_counter() - begin
@@ -66,7 +63,7 @@ class _WatchedHandle:
 
     def __init__(
         self,
-        handle: StepHandle,
+        handle: SampledStep,
         steps: list[StepTimes],
         sequences: int,
         decode: bool,
@@ -101,8 +98,8 @@ class _WatchedHandle:
         self._ended.synchronize()  # it stands behind the one that the handle waits for
         return float(earlier.elapsed_time(self._ended)) / 1e3  # told in milliseconds
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
+    def logprobs(self) -> StepLogprobs:
+        return self._handle.logprobs()
 
 
 def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:

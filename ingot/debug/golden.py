@@ -21,9 +21,9 @@ from ingot.ir.harness import Schedule, scheduled
 from ingot.ir.target import Target
 from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
-from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executor import Call
-from ingot.runtime.loader import AnyExecutor, Loaded
+from ingot.runtime.bucket import Call
+from ingot.runtime.executor import Executor
+from ingot.runtime.loader import Loaded
 
 SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
 TOP = 8  # logits kept of each position
@@ -102,7 +102,7 @@ def record(loaded: Loaded) -> Recording:
     steps: dict[str, list[StepResult]] = {}
     times: dict[str, list[StepOutput]] = {}
     # What is served from captured graphs has no instructions to time: these run once more, one by one.
-    has_graphs = any(isinstance(executor, CudaExecutor) for executor in loaded.executors.values())
+    has_graphs = any(executor.replays for executor in loaded.executors.values())
     for one in replay(loaded, requests, schedule, SEED, timed=not has_graphs):
         times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
         rows = tuple(_row(logits, token) for logits, token in zip(one.logits, one.tokens, strict=True))
@@ -160,7 +160,7 @@ class _Run:
     """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and where steps are timed the time
     after each instruction, the first one before any."""
 
-    def __init__(self, executor: AnyExecutor, timed: bool) -> None:
+    def __init__(self, executor: Executor, timed: bool) -> None:
         self.executor = executor
         self.timed = timed
         self.bucket = ""
@@ -181,12 +181,11 @@ class _Run:
         return result
 
     def _now(self) -> float:
-        if isinstance(self.executor, CudaExecutor):
-            self.executor.stream.synchronize()  # what was launched has run
+        self.executor.synchronize()  # what was launched has run
         return time.perf_counter()
 
 
-def providers(executor: AnyExecutor) -> dict[str, tuple[str, ...]]:
+def providers(executor: Executor) -> dict[str, tuple[str, ...]]:
     """Who computes each instruction, by bucket class."""
     return {
         bucket.bucket.name: tuple(instruction.provider for instruction in bucket.instructions)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ingot.ir.memory import MemoryNeed
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Argument, BucketPlan, Instruction, Plan, Plans, Ref
 
@@ -115,13 +116,14 @@ def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:
 
 
 def resident(found: Plans) -> Resident:
-    """Entries share weights and states, and one step of one of them runs at a time: the most of each."""
+    """Of all entries: the inputs are those of one step at a time, and the last outputs of every entry may be held."""
+    need = MemoryNeed.of(found)
     memories = [plan.memory for plan in found.plans.values()]
     return Resident(
-        weights=max(memory.weights for memory in memories),
-        states=max(memory.states for memory in memories),
+        weights=need.weights,
+        states=need.states,
         inputs=max(memory.inputs for memory in memories),
-        outputs=max(memory.outputs for memory in memories),
-        page=max(memory.page for memory in memories),
-        sequence=max(memory.page * memory.pages_per_sequence for memory in memories),
+        outputs=sum(memory.outputs for memory in memories),
+        page=need.page,
+        sequence=need.sequence,
     )

@@ -8,10 +8,12 @@ from dataclasses import asdict
 
 import torch
 
-from ingot.ir.errors import OptionError, StepMemoryError
+from ingot.ir.errors import InternalError, OptionError, StepMemoryError
 from ingot.ir.find_gpu import find_gpu
+from ingot.ir.load_context import LoadContext
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
+from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.graph_choice import Capture, DecodeChoice, GraphChoice, PromptChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
@@ -19,7 +21,7 @@ from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, has_few_to
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs, to_device
-from ingot.runtime.executor import bound_params, choose_bucket, step_sizes
+from ingot.runtime.executor import Captured
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
@@ -35,10 +37,10 @@ _SIZED = frozenset({"tokens", "rows", "logit_rows", "page_table", "q_lens"})
 class CudaExecutor:
     """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
 
-    Arguments are those of `ingot.runtime.executor.Executor`, tensors on the current device. `capture` says when decode
-    steps are captured as graphs; "none": every step is launched instruction by instruction. Steps run on `stream`, in
-    the order of their launches. With `strict` a graph is launched only where everything lies as it did when it was
-    captured, and nobody holds what it overwrites. `captured` and `captured_prompts` tell the seconds that each took.
+    Arguments are those of `ingot.runtime.cpu.executor.CpuExecutor`, tensors on the device of `context`. Steps run on
+    its stream, in the order of their launches; executors that share states have one context. `capture` says when decode
+    steps are captured as graphs; "none": every step is launched instruction by instruction. With `strict` a graph is
+    launched only where everything lies as it did when it was captured, and nobody holds what it overwrites.
     """
 
     def __init__(
@@ -47,22 +49,24 @@ class CudaExecutor:
         params: Mapping[str, torch.Tensor],
         executables: Executables,
         sizes: Mapping[str, int],
-        libraries: Libraries | None = None,
-        states: States | None = None,
+        libraries: Libraries,
+        states: States,
+        context: LoadContext,
         *,
         capture: Capture = "need",
         strict: bool = False,
     ) -> None:
         self.plan = plan
-        self.libraries = libraries or {}
         self.sizes = dict(sizes)
         self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
-        self.states = States(plan.states, self.sizes) if states is None else states
+        self.states = states
         self.params = bound_params(plan, params, self.sizes)
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.stream = torch.cuda.Stream(self.device)
+        if context.stream is None:
+            raise InternalError("the load context of a GPU has no stream")
+        self.device = context.device
+        self._stream = context.stream
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
-        self._buckets = bound_buckets(plan, resident, executables, self.libraries)
+        self._buckets = bound_buckets(plan, resident, executables, libraries)
         decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
         self._layout, self._gives = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
         memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
@@ -74,24 +78,22 @@ class CudaExecutor:
 
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
         self._prompts = graphs(PromptChoice(plan, prompts), prompts)
+        self.replays = bool(decode or prompts)
         self._ahead = capture == "idle"
         self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not set themselves up for
 
     @property
-    def captured(self) -> Mapping[int, float]:
-        """Of decode steps, by sequences."""
-        return {size.B: seconds for size, seconds in self._decode.seconds.items()}
-
-    @property
-    def captured_prompts(self) -> Mapping[tuple[int, int], float]:
-        """Of steps that feed prompts, by tokens and sequences."""
-        return {(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()}
+    def captured(self) -> Captured:
+        return Captured(
+            decode={size.B: seconds for size, seconds in self._decode.seconds.items()},
+            prompts={(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()},
+        )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
         instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
         try:
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(self._stream):
                 recount(self.states, inputs)
             return self._launch(inputs, watch)
         except torch.OutOfMemoryError as error:
@@ -108,8 +110,8 @@ class CudaExecutor:
             else "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
         )
         # Another entry than main may take less than a graph needs.
-        step = _sizes(inputs) if inputs.keys() >= _SIZED else None
-        with torch.cuda.stream(self.stream):
+        step = self._sizes(inputs) if isinstance(inputs, StepInputs) or inputs.keys() >= _SIZED else None
+        with torch.cuda.stream(self._stream):
             handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
             return handle or self._launched(inputs, step, watch, rated)
 
@@ -149,12 +151,12 @@ class CudaExecutor:
     def capture(self, rows: int) -> None:
         """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is
         disturbed. Raises OptionError when there is no memory for it."""
-        with torch.cuda.stream(self.stream), self._said(f"a captured step of {rows} sequences"):
+        with torch.cuda.stream(self._stream), self._said(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
         """Make sure that every step has its graph that can have one. Raises OptionError when there is no memory."""
-        with torch.cuda.stream(self.stream), self._said("what is captured"):
+        with torch.cuda.stream(self._stream), self._said("what is captured"):
             self._decode.capture_all()
             self._prompts.capture_all()
 
@@ -162,7 +164,7 @@ class CudaExecutor:
         """Run the classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
         up, and the largest step gets its memory. The first prompt then waits for none of that. Weights may hold
         anything. Raises OptionError when there is no memory for the largest step."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self._stream):
             for bucket in self._buckets:
                 first, last = bucket.plan.bucket.tokens
                 if bucket.plan.bucket.q_max is None:
@@ -185,7 +187,7 @@ class CudaExecutor:
             return False
         tokens = self._unseen[0]
         self._run_padding(next(one for one in self._buckets if one.plan.bucket.holds(tokens, tokens)), tokens)
-        self.stream.synchronize()
+        self.synchronize()
         return True
 
     @contextmanager
@@ -206,7 +208,7 @@ class CudaExecutor:
         nothing is left to do in them, or no memory to do it with. Nothing that runs is disturbed."""
         if not self._ahead:
             return False
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self._stream):
             try:
                 if self._decode.capture_next(seconds) or self._prompts.capture_next(seconds):
                     return True
@@ -215,15 +217,20 @@ class CudaExecutor:
             except torch.OutOfMemoryError:  # nobody asked for it; a step that needs it will say so
                 return False
 
+    def synchronize(self) -> None:
+        """Wait for all steps that were launched, those of other entries too: the stream is theirs as well."""
+        self._stream.synchronize()
+
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The inputs on the device: by one copy where they are views of one buffer."""
         if not isinstance(inputs, StepInputs):
             return {name: value.to(self.device) for name, value in inputs.items()}
         return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)
 
-
-def _sizes(inputs: Mapping[str, torch.Tensor]) -> StepSizes:
-    if isinstance(inputs, StepInputs):
-        return inputs.sizes
-    tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
-    return StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
+    def _sizes(self, inputs: Mapping[str, torch.Tensor]) -> StepSizes:
+        """The sizes of a step, as the plan sees them: an entry that is fed no tokens has one of each sequence."""
+        if isinstance(inputs, StepInputs):
+            step = inputs.sizes
+            return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)
+        tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
+        return StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ingot.runtime.executor import OutputLogprobs
+from ingot.runtime.logprobs import OutputLogprobs
 
 
 class CudaStepHandle:

@@ -19,9 +19,9 @@ import torch
 
 from ingot.ir.digest import CHUNK_BYTES
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.mesh import Rank
+from ingot.ir.load_context import Allocator, LoadContext
 from ingot.runtime.artifact import Artifact, Chunk
-from ingot.runtime.weights import Place, weight_places
+from ingot.runtime.weights import Place, files_of, weight_places
 
 # Large enough that Python's share of a block (some 50 µs, one thread at a time) stays below that of digesting it (6 ms)
 # with 16 threads; small, because pinning memory takes the driver some 0.3 s a GB: 16 MiB a thread.
@@ -33,11 +33,11 @@ ALIGNMENT = 256
 
 
 class WeightCopy:
-    """Every weight by name, `tensors`, on `device`, in one allocation per file; each starts at a multiple of 256 bytes.
-    They hold anything until `run` has returned.
+    """Every weight by name, `tensors`, on the device of `context`, of a mesh in the part of its rank. There is one
+    allocation per file, and each weight starts at a multiple of 256 bytes. They hold anything until `run` has returned.
 
     `verify` compares the digests of the bytes that are copied with the manifest. `threads` read, digest and copy; by
-    default one for each core that this process may use, 16 at most. Of an artifact for a mesh, `rank` says whose parts.
+    default one for each core that this process may use, 16 at most.
 
     Raises ArtifactError for a place that cannot be; OptionError when the device has no room.
     """
@@ -45,20 +45,19 @@ class WeightCopy:
     def __init__(
         self,
         artifact: Artifact,
-        device: torch.device,
+        context: LoadContext,
         *,
-        rank: Rank | None = None,
         verify: bool = True,
         threads: int | None = None,
     ) -> None:
-        self._artifact, self._device, self._verify = artifact, device, verify
+        self._artifact, self._device, self._verify = artifact, context.device, verify
         self._threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
-        places = weight_places(artifact, rank)
-        self._files = artifact.weight_files() if rank is None else tuple(dict.fromkeys(p.file for p in places.values()))
+        places = weight_places(artifact, context.rank)
+        self._files = files_of(artifact, places, context.rank)
         self._layouts = {
             file: _layout([place for place in places.values() if place.file == file]) for file in self._files
         }
-        self._memory = {file: _allocate(layout.size, device) for file, layout in self._layouts.items()}
+        self._memory = {file: _allocate(layout.size, context.allocator) for file, layout in self._layouts.items()}
         tensors = {
             place: _view(place, self._layouts[place.file], self._memory[place.file]) for place in places.values()
         }
@@ -124,13 +123,12 @@ def _layout(places: Sequence[Place]) -> _Layout:
     return _Layout(tuple(spans), offsets, size)
 
 
-def _allocate(size: int, device: torch.device) -> torch.Tensor:
+def _allocate(size: int, allocator: Allocator) -> torch.Tensor:
     try:
-        return torch.empty(size, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info(device)
+        return allocator.empty([size], torch.uint8)
+    except MemoryError as error:
         raise OptionError(
-            f"{size} bytes of weights do not fit onto the GPU: of {total} bytes {free} are free",
+            f"{size} bytes of weights do not fit onto the GPU: {error}",
             expected="memory that no other process takes while loading",
             hint="end the other process, or take another GPU",
         ) from error

@@ -10,10 +10,11 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.emitter import Emitter
 from ingot.ir.target import Target
+from ingot.runtime.load_context import on_one_device
 
 
 @pytest.fixture(scope="session")
 def library(ingot_cache: Path) -> Mapping[str, Callable[..., Any]]:
     emitter = Emitter({}, Target.detect("cpu"), 1)
     executable = emitter.emit_library(Cpu())
-    return load_library(executable, emitter.folders[executable.id])
+    return load_library(executable, emitter.folders[executable.id], on_one_device("cpu"))

@@ -14,7 +14,7 @@ from ingot.ir.errors import IngotError, InternalError
 from ingot.ir.harness import load_params, teacher_forced
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program
-from ingot.runtime.executor import Executor
+from ingot.runtime.cpu.executor import CpuExecutor
 
 NAME = "llama-biased"
 SIZES = {"pages": 16, "S": 8}
@@ -44,12 +44,12 @@ def executables(program: Program) -> Executables:
     }
 
 
-def _bind(program: Program, params: Mapping[str, torch.Tensor], executables: Executables) -> Executor:
+def _bind(program: Program, params: Mapping[str, torch.Tensor], executables: Executables) -> CpuExecutor:
     assert program.plan is not None
-    return Executor(program.plan, params, executables, SIZES)
+    return CpuExecutor(program.plan, params, executables, SIZES)
 
 
-def _run(executor: Executor, program: Program) -> torch.Tensor:
+def _run(executor: CpuExecutor, program: Program) -> torch.Tensor:
     return torch.cat(
         teacher_forced(program.input_types(), lambda inputs: executor.launch(inputs).outputs, [[1, 2, 3]], pages=16)
     )

@@ -19,11 +19,13 @@ from ingot.backends.toolchain import compiler_path
 from ingot.emitter import Emitter
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.load_context import LoadContext
 from ingot.ir.ops import OPS
 from ingot.ir.plan import FEW_TOKENS, Executable
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.providers import BACKEND_CHOICES
+from ingot.runtime.load_context import on_one_device
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Library = Mapping[str, Callable[..., Any]]
@@ -302,7 +304,7 @@ def test_a_library_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "kernels.so").write_bytes(b"not a library")
     executable = Executable(id="x", backend="cpu", inputs=(), outputs=(), files=("kernels.so",))
     with pytest.raises(BackendError, match="the library does not load") as caught:
-        load_library(executable, tmp_path)
+        load_library(executable, tmp_path, on_one_device("cpu"))
     assert caught.value.where == str(tmp_path / "kernels.so")
 
 
@@ -356,12 +358,13 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
 ) -> None:
     from tiny import TINY
 
-    from ingot.runtime import loader
+    from ingot.runtime.loader import load_artifact
+    from ingot.runtime.loaders import LOADERS, Loader
 
     seen: list[tuple[int, int]] = []
 
-    def counting(executable: Executable, directory: Path) -> Library:
-        library = dict(load_library(executable, directory))
+    def counting(executable: Executable, directory: Path, context: LoadContext) -> Library:
+        library = dict(load_library(executable, directory, context))
         linear = library["ingot.linear"]
 
         def counted(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -376,8 +379,8 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 64}
     compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", jobs=1, **limits)
-    monkeypatch.setitem(loader.LIBRARY_LOADERS, "cpu", counting)
-    executor = loader.load_artifact(tmp_path / "out.ingot", num_pages=64).executor
+    monkeypatch.setitem(LOADERS, "cpu", Loader(library=counting))
+    executor = load_artifact(tmp_path / "out.ingot", num_pages=64).executor
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

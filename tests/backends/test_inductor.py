@@ -33,6 +33,7 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.providers import BACKENDS
+from ingot.runtime.load_context import on_one_device
 
 Run = Callable[..., Sequence[torch.Tensor]]
 TARGET = Target.detect("cpu")
@@ -66,7 +67,12 @@ def built(ingot_cache: Path) -> Built:
         executable = emitter.emit([region])[region.name]
         assert emitter.folders[executable.id] == executable_folder(executable.id)
         assert emitter.seconds.keys() == {executable.id}
-    return Built(every, region, executable, load(executable, executable_folder(executable.id)))
+    return Built(
+        every,
+        region,
+        executable,
+        load(executable, executable_folder(executable.id), on_one_device("cpu")),
+    )
 
 
 def test_the_signature_is_the_regions(built: Built) -> None:
@@ -129,7 +135,7 @@ def test_results_are_new_tensors(built: Built) -> None:
 def test_a_library_that_does_not_load(built: Built, tmp_path: Path) -> None:
     (tmp_path / built.executable.files[0]).write_bytes(b"\x7fELF no library")
     with pytest.raises(BackendError, match="the library does not load") as caught:
-        load(built.executable, tmp_path)
+        load(built.executable, tmp_path, on_one_device("cpu"))
     assert built.executable.files[0] in caught.value.where
 
 

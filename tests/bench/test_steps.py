@@ -29,8 +29,6 @@ class SlowHandle:
 
 
 class SlowExecutor:
-    kind = "slow"
-
     def launch(self, inputs: StepInputs) -> SlowHandle:
         time.sleep(0.01)
         return SlowHandle()
@@ -42,7 +40,7 @@ def test_a_watched_step_is_the_step() -> None:
     first = watched.launch(inputs)
     prompt = StepBuffer(StepLayout.usual(), StepSizes(8, 8, 8, 1)).views(StepSizes(5, 2, 2, 1))
     second = watched.launch(prompt)
-    assert watched.steps == [] and watched.kind == "slow" and first.logprobs() == "logprobs"
+    assert watched.steps == [] and first.logprobs() == "logprobs"
     assert first.tokens() == second.tokens() == second.tokens() == [7]
     one, two = watched.steps
     assert (one.sequences, one.decode, two.sequences, two.decode) == (3, True, 2, False)
@@ -106,7 +104,8 @@ class SleepingStep:
 @pytest.mark.parametrize(("pause", "least", "most"), [(0.0, 0.0, 0.2), (0.1, 0.5, 1.0)])
 def test_a_gpu_that_waits_for_the_host_is_idle(pause: float, least: float, most: float) -> None:
     """As an engine does it: a step is launched before the tokens of the one before are asked for."""
-    watched = WatchedExecutor(SleepingGpu())  # type: ignore[arg-type]  # it gives no log-probabilities
+    gpu = SleepingGpu()
+    watched = WatchedExecutor(gpu, gpu.stream)  # type: ignore[arg-type]  # it gives no log-probabilities
     inputs = StepBuffer(StepLayout.usual(), StepSizes(8, 8, 8, 1)).views(StepSizes(3, 3, 3, 1))
     watched.launch(inputs).tokens()  # starts the GPU up
     watched.steps.clear()

@@ -16,8 +16,8 @@ from ingot.debug.bisect.execution.rerun import rerun
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir.program import Program
 from ingot.reproduce import reproduce
-from ingot.runtime import loader
 from ingot.runtime.loader import load_artifact
+from ingot.runtime.loaders import LOADERS, Loader
 
 pytestmark = pytest.mark.xdist_group("blame-execution")
 
@@ -29,13 +29,14 @@ SMALL = "mistral-cut"  # one layer, of the ops that most models have
 
 def plant(patch: pytest.MonkeyPatch, op: str, wrap: Callable[[Kernel], Kernel]) -> None:
     """Let every library that is loaded from now on compute `op` by `wrap` of its kernel."""
-    load = loader.LIBRARY_LOADERS["cpu"]
+    load = LOADERS["cpu"].library
+    assert load is not None
 
-    def faulty(executable: Any, folder: Path) -> dict[str, Kernel]:
-        library = load(executable, folder)
+    def faulty(executable: Any, folder: Path, context: Any) -> dict[str, Kernel]:
+        library = load(executable, folder, context)
         return {**library, f"ingot.{op}": wrap(library[f"ingot.{op}"])}
 
-    patch.setitem(loader.LIBRARY_LOADERS, "cpu", faulty)
+    patch.setitem(LOADERS, "cpu", Loader(library=faulty))
 
 
 def argument(place: int, change: Callable[[Any], Any]) -> Callable[[Kernel], Kernel]:

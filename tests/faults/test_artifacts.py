@@ -15,9 +15,9 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.artifact import CHECKSUMS, OUTSIDE_IDENTITY, SCHEMA_VERSION
 from ingot.ir.errors import ArtifactError, ConfigError, IngotError, OptionError, TargetError
 from ingot.ir.manifest_file import MANIFEST
-from ingot.runtime import loader
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
+from ingot.runtime.loaders import LOADERS, Loader
 
 # The artifacts that the parity tests compile too, in the worker that has them.
 reference = pytest.mark.xdist_group("parity-llama-plain")
@@ -224,7 +224,7 @@ def test_an_artifact_for_another_target(
 
     edit, message = FOREIGN[field]
     edit_json(compiled, MANIFEST, edit)
-    monkeypatch.setitem(loader.LOADERS, "inductor", must_not)
+    monkeypatch.setitem(LOADERS, "inductor", Loader(executable=must_not))
     times = []
     opened.clear()
     for _ in range(5):

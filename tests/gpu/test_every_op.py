@@ -18,6 +18,7 @@ from one_call import OneCall, moved
 
 from ingot.backends.cublas import load as cublas
 from ingot.backends.triton import load as triton
+from ingot.runtime.load_context import on_one_device
 
 pytestmark = pytest.mark.xdist_group("every_op")
 # Calls in a row without a pause, so that each may begin before the one in front of it has ended.
@@ -54,16 +55,16 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @by_op
 def test_against_the_reference(op: str, dtype: torch.dtype, emitted: dict[Any, list[Future[Emitted]]]) -> None:
-    refused = []
+    refused, context = [], on_one_device("cuda")
     for number, (call, future) in enumerate(zip(calls(op, dtype), emitted[op, dtype], strict=True)):
         made = future.result()
         if made.executable is None:
             refused.append(made.refused)
             continue
-        plain, *others = in_a_row(triton.load(made.executable, made.folder, dependent=False), call, 1)
+        plain, *others = in_a_row(triton.load(made.executable, made.folder, context, dependent=False), call, 1)
         problem = difference(call, plain)
         assert problem is None, f"call {number}: {problem}"
-        others = in_a_row(triton.load(made.executable, made.folder), call, IN_A_ROW)
+        others = in_a_row(triton.load(made.executable, made.folder, context), call, IN_A_ROW)
         for place, other in enumerate(others):
             for one, again in zip(plain, other, strict=True):
                 assert same_bits(one, again), f"call {number}: dependent launch {place} gives other bits"

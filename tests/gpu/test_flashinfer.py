@@ -28,6 +28,7 @@ from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.ir.backend import No
 from ingot.ir.ops import OPS
 from ingot.ir.plan import Executable
+from ingot.runtime.load_context import on_one_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("flashinfer")]
 # (tokens fed, positions cached before) of each sequence.
@@ -103,7 +104,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
             if (kernel, number) not in made:
                 pytest.skip("not for this GPU, or for pages of this size")
             executable = made[kernel, number].result()
-            return load(executable, folder / executable.id)
+            return load(executable, folder / executable.id, on_one_device("cuda"))
 
         yield loaded
 

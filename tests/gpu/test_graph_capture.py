@@ -123,23 +123,23 @@ def test_prompts_are_replayed(made: Path, replays: list[tuple[int, int]]) -> Non
     llm = LLM(made, num_kv_pages=1000)
     for _ in range(6):  # several steps of a size, and then its graph
         assert tokens(llm) == expected
-    assert llm._loaded.executor.captured_prompts  # type: ignore[union-attr]
+    assert llm._loaded.executor.captured.prompts
     assert any(tokens > 64 and tokens > rows for tokens, rows in replays)
 
 
 def test_graphs_come_while_nobody_waits(made: Path) -> None:
     llm = LLM(made, num_kv_pages=1000)
     executor: Any = llm._loaded.executor
-    assert set(executor.captured) == {1}
+    assert set(executor.captured.decode) == {1}
     (expected,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
     pieces = 0
     while llm.idle():
         pieces += 1
         (found,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY)
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-    assert sorted(executor.captured) == graph_sizes(LIMITS["max_batch"])
-    assert len(executor.captured_prompts) == 8, "of 96, 128, 192 and 256 tokens, of up to 64 and 96 sequences"
-    assert pieces == len(executor.captured) - 1 + len(executor.captured_prompts)
+    assert sorted(executor.captured.decode) == graph_sizes(LIMITS["max_batch"])
+    assert len(executor.captured.prompts) == 8, "of 96, 128, 192 and 256 tokens, of up to 64 and 96 sequences"
+    assert pieces == len(executor.captured.decode) - 1 + len(executor.captured.prompts)
     for others in ("none", "need", "all"):
         assert LLM(made, num_kv_pages=1000, cuda_graphs=others).idle() is False
 
@@ -151,8 +151,10 @@ def test_long_steps_come_last_while_nobody_waits(tmp_path: Path, replays: list[t
     llm, plain = (LLM(tmp_path / "a.ingot", num_kv_pages=1000, cuda_graphs=when) for when in ("idle", "none"))
     executor: Any = llm._loaded.executor
     pieces = sum(1 for _ in iter(llm.idle, False))
-    assert list(executor.captured_prompts)[-2:] == [(1024, 8), (1500, 8)]
-    assert pieces == len(executor.captured) - 1 + len(executor.captured_prompts) + 3, "1152, 1280 and 1408 tokens"
+    assert list(executor.captured.prompts)[-2:] == [(1024, 8), (1500, 8)]
+    assert pieces == len(executor.captured.decode) - 1 + len(executor.captured.prompts) + 3, (
+        "1152, 1280 and 1408 tokens"
+    )
     draw = random.Random(17)
     for length, graph in ((150, False), (182, True)):
         prompts = [{"prompt_token_ids": [draw.randrange(512) for _ in range(length)]} for _ in range(8)]

@@ -30,6 +30,7 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.cuda.graph_sizes import is_capturable
+from ingot.runtime.load_context import on_one_device
 from ingot.runtime.loader import load_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +110,11 @@ def test_every_op_at_any_size_and_in_a_graph(tmp_path: Path) -> None:
     with Emitter({"inductor": InductorCuda()}, Target.detect("cuda"), 1) as emitter:
         executable = emitter.emit([region])[region.name]
         assert emitter.measure([region], {"T": T_MAX, "L": L_MAX})[region.name] > 0
-    run = load(executable, Path(shutil.copytree(emitter.folders[executable.id], tmp_path / "moved")))
+    run = load(
+        executable,
+        Path(shutil.copytree(emitter.folders[executable.id], tmp_path / "moved")),
+        on_one_device("cuda"),
+    )
     stream = torch.cuda.Stream()
     for tokens, rows in ((1, 1), (2, 2), (7, 7), (64, 3), (T_MAX, L_MAX), (1, L_MAX), (T_MAX, 1)):
         inputs = every.inputs(tokens, rows, seed=tokens)
@@ -145,7 +150,7 @@ def test_a_region_without_memory_says_so(tmp_path: Path) -> None:
     )
     with Emitter({"inductor": InductorCuda()}, Target.detect("cuda"), 1) as emitter:
         executable = emitter.emit([Region("wide", body, "inductor")])["wide"]
-    run = load(executable, emitter.folders[executable.id])
+    run = load(executable, emitter.folders[executable.id], on_one_device("cuda"))
     weight = torch.zeros(262144, 4096, device="cuda")
     few, many = (torch.zeros(tokens, 4096, device="cuda") for tokens in (2, 4096))  # 4 GiB of results for many
     total = torch.cuda.get_device_properties(0).total_memory

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.runtime import executor
+from ingot.runtime.cpu.executor import CpuExecutor, CpuStepHandle
 
 SCRIPT = Path(__file__).parent / "sanitize.py"
 STEPS = [1, 7, 20, 40, 70, 3, 1, 2]
@@ -37,9 +37,9 @@ def test_it_runs_its_steps(
 def test_wrong_logits_end_it(
     first: int, value: float, said: str, artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, launch, launched = artifact("llama-plain", backend="reference"), executor.Executor.launch, 0
+    folder, launch, launched = artifact("llama-plain", backend="reference"), CpuExecutor.launch, 0
 
-    def changed(*args: executor.Executor) -> executor.StepHandle:
+    def changed(*args: CpuExecutor) -> CpuStepHandle:
         nonlocal launched
         handle = launch(*args)  # type: ignore[arg-type]
         if launched >= first:
@@ -47,6 +47,6 @@ def test_wrong_logits_end_it(
         launched += 1
         return handle
 
-    monkeypatch.setattr(executor.Executor, "launch", changed)
+    monkeypatch.setattr(CpuExecutor, "launch", changed)
     with pytest.raises(SystemExit, match=f"step 0: .*{said}"):
         run(folder, monkeypatch)

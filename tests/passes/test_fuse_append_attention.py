@@ -24,7 +24,7 @@ from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.manager import run_pass
 from ingot.passes.pipeline import PIPELINE, edit_pipeline
-from ingot.runtime.executor import Executor
+from ingot.runtime.cpu.executor import CpuExecutor
 
 
 def fuse(program: Program, *backends: Backend, force: bool = True) -> tuple[Program, PassRecord]:
@@ -170,7 +170,7 @@ def test_a_plan_runs_it_in_place() -> None:
     assert plan is not None and plan.buckets[0].bucket == BUCKET
     calls = [one for one in plan.buckets[0].instructions if one.target == "ingot.append_attention"]
     assert len(calls) == 1 and calls[0].updates == ("kv.0",) and len(calls[0].results) == 1
-    executor = Executor(plan, load_params(program.params, read), {}, {"pages": PAGES})
+    executor = CpuExecutor(plan, load_params(program.params, read), {}, {"pages": PAGES})
     cache = executor.states["kv.0"]
     place = cache.data_ptr()
     cache.fill_(float("nan"))

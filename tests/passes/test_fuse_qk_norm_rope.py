@@ -22,7 +22,7 @@ from ingot.ir.text import print_program
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.manager import run_pass
 from ingot.passes.pipeline import edit_pipeline
-from ingot.runtime.executor import Executor
+from ingot.runtime.cpu.executor import CpuExecutor
 
 
 def fuse(program: Program, *backends: Backend, force: bool = True) -> tuple[Program, PassRecord]:
@@ -136,7 +136,7 @@ def test_a_plan_runs_it_in_place(form: str) -> None:
     calls = [one for one in plan.buckets[0].instructions if one.target == "ingot.qk_norm_rope_append"]
     assert len(calls) == 1 and calls[0].updates == ("kv.0",) and len(calls[0].results) == 1
     params = load_params(program.params, read)
-    executor = Executor(plan, params, {}, {"pages": PAGES})
+    executor = CpuExecutor(plan, params, {}, {"pages": PAGES})
     cache = executor.states["kv.0"]
     place = cache.data_ptr()
     cache.fill_(float("nan"))

@@ -7,12 +7,14 @@ its weights, its caches and its device rows, and decode speculatively to the tok
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from gpu_model import LIMITS, MODEL
 from hand_step import ON_DEVICE, hand_step
 from resign import edit_json
 from tiny import TINY
@@ -22,7 +24,8 @@ from toy_ops import toy_ops
 from ingot import LLM, SamplingParams, compile_model
 from ingot.cli import INGOT, run
 from ingot.ir import ops, recipe
-from ingot.ir.errors import ArtifactError, VerifyError
+from ingot.ir.errors import ArtifactError, OptionError, VerifyError
+from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec, Program, Stage, merged_params
@@ -33,6 +36,10 @@ from ingot.models.dense import DenseDecoder, DenseSpec
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
+from ingot.runtime.bucket import Call
+from ingot.runtime.cuda import executor as cuda_executor
+from ingot.runtime.cuda import staging
+from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.loader import load_artifact
 
 # One worker, for the artifact that the tests share.
@@ -56,11 +63,17 @@ class Draft(nn.Module):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        whole = self.decoder
-        h = ops.embedding(tokens, whole.embed.weight)
-        for layer in whole.layers[:DRAFT_LAYERS]:
-            h = layer(h, positions, token_seqs, list(whole.ropes))
-        return ops.cast(whole.head(whole.norm(ops.select_rows(h, logit_rows))), dtype=torch.float32)
+        return some_layers(self.decoder, slice(0, DRAFT_LAYERS), tokens, positions, token_seqs, logit_rows)
+
+
+def some_layers(decoder: DenseDecoder, layers: slice, tokens: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    positions, token_seqs, logit_rows = rest
+    h = ops.embedding(tokens, decoder.embed.weight)
+    for layer in decoder.layers[layers]:
+        h = layer(h, positions, token_seqs, list(decoder.ropes))
+    x = decoder.norm(ops.select_rows(h, logit_rows))
+    logits = ops.linear(x, decoder.embed.weight) if decoder.head is None else decoder.head(x)
+    return ops.cast(logits, dtype=torch.float32)
 
 
 def draft_entry(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
@@ -295,3 +308,122 @@ def test_one_name_is_one_weight() -> None:
     with pytest.raises(VerifyError, match=r"the param 'norm\.weight'") as caught:
         merged_params([*programs, other])
     assert caught.value.where == "program verify" and 'source(name="a")' in caught.value.expected
+
+
+class Part(DenseDecoder):
+    """A decoder that runs its first layers only: another entry runs the others."""
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        return some_layers(self, slice(0, DRAFT_LAYERS), tokens, positions, token_seqs, logit_rows)
+
+
+class Rest(nn.Module):
+    """The layers of a decoder from the second on, its norm and its head."""
+
+    def __init__(self, decoder: DenseDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        return some_layers(self.decoder, slice(1, None), tokens, positions, token_seqs, logit_rows)
+
+
+def test_memory_is_planned_for_the_states_of_all_entries(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry has a cache that the other one lacks."""
+    matches = {"insert-paged-kv": 2, "merge-linears": 4}
+    llama = ARCHITECTURES["LlamaForCausalLM"]
+    parted = replace(
+        llama,
+        definition=replace(
+            llama.definition,
+            build=Part,
+            expected_matches=lambda spec: matches,
+            more_entries=lambda spec, module: {"rest": Entry(Rest(module), matches)},
+        ),
+    )
+    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", parted)  # type: ignore[arg-type]  # a dict
+    output = tmp_path / "parted.ingot"
+    compile_model(checkpoint(NAME), output, backend="reference", max_batch=4, max_tokens=64, max_seq_len=64)
+    loaded = load_artifact(output, num_pages=PAGES)
+    caches = {
+        entry: {name for name in plan.states if name.startswith("kv.")} for entry, plan in loaded.plans.plans.items()
+    }
+    assert caches == {"main": {"kv.0", "kv.1"}, "rest": {"kv.1", "kv.2"}}
+    need = MemoryNeed.of(loaded.plans)
+    allocated = sum(state.nbytes for state in loaded.executor.states.values())
+    assert allocated == need.states + PAGES * need.page
+    assert load_artifact(output, memory=need.fixed + PAGES * need.page, num_pages=PAGES).num_pages == PAGES
+    with pytest.raises(OptionError, match=f"at most {PAGES - 1} pages"):
+        load_artifact(output, memory=need.fixed + PAGES * need.page - 1, num_pages=PAGES)
+
+
+def test_all_entries_run_on_the_stream_of_the_load_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's executors over a CPU's tensors: what they share is ordered by one stream alone."""
+    loaded = load_artifact(folder, num_pages=PAGES)
+    context = replace(loaded.context, stream="the stream of the artifact")  # type: ignore[arg-type]
+    entered: list[object] = [None]
+
+    @contextmanager
+    def stream(other: object) -> Iterator[None]:
+        entered.append(other)
+        yield
+        entered.pop()
+
+    class Event:
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(cuda_executor, "to_host", torch.clone)
+    monkeypatch.setattr(staging, "to_device", lambda tensor, device: tensor.clone())
+    monkeypatch.setattr(cuda_executor, "to_device", lambda tensor, device: tensor.clone())
+    seen: dict[str, set[object]] = {"main": set(), "draft": set()}
+    for entry, used in seen.items():
+        own = loaded.executors[entry]
+        executor = CudaExecutor(own.plan, own.params, {}, own.sizes, {}, own.states, context, capture="none")
+
+        def watch(call: Call, used: set[object] = used) -> Any:
+            used.add(entered[-1])
+            return call()
+
+        executor.launch(hand_step([PROMPTS[0]], [0], [0], [[0, 1]]), watch).tokens()
+    assert seen == {entry: {"the stream of the artifact"} for entry in seen}
+
+
+@pytest.mark.gpu
+def test_entries_in_turns_are_as_if_each_step_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for between a step of the draft and one of `main` that reads the rows and caches it wrote."""
+    qwen = ARCHITECTURES["Qwen3ForCausalLM"]
+    drafting = replace(qwen, definition=replace(qwen.definition, more_entries=draft_entry))
+    monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", drafting)  # type: ignore[arg-type]  # a dict
+    compile_model(MODEL.write(tmp_path / "checkpoint"), tmp_path / "a.ingot", target="cuda", **LIMITS)
+    draft: Any = ("draft", [[ON_DEVICE]] * 2, [ON_DEVICE] * 2)
+    main: Any = ("main", [[ON_DEVICE]] * 2, [ON_DEVICE] * 2)
+    steps: Any = [("main", [[3, 4, 5], [6, 7]], [0, 0]), *([draft, main] * 25)]
+
+    def tokens(wait: bool) -> list[list[int]]:
+        loaded = load_artifact(tmp_path / "a.ingot", num_pages=PAGES)
+        found: list[list[int]] = []
+        before = None  # two steps may be in flight
+        for entry, fed, starts in steps:
+            handle = loaded.executors[entry].launch(hand_step(fed, starts, [0, 1], [[0, 1, 2, 3], [4, 5, 6, 7]]))
+            if wait:
+                torch.cuda.synchronize()
+            if before is not None:
+                found.append(before.tokens())
+            before = handle
+        assert before is not None
+        return [*found, before.tokens()]
+
+    expected = tokens(wait=True)
+    for _ in range(20):
+        assert tokens(wait=False) == expected

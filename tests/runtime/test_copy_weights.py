@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ingot.publish import ArtifactWriter
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.cuda import weights as copying
 from ingot.runtime.cuda.weights import ALIGNMENT, WeightCopy
+from ingot.runtime.load_context import on_one_device
 from ingot.runtime.weights import map_weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,7 +110,7 @@ def artifact(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Artifact:
 def test_tensors_are_those_of_the_files(
     artifact: Artifact, tensors: dict[str, torch.Tensor], threads: int | None
 ) -> None:
-    copied = WeightCopy(artifact, DEVICE, threads=threads).run()
+    copied = WeightCopy(artifact, on_one_device(DEVICE.type), threads=threads).run()
     assert copied.keys() == {*tensors, "again"}
     for name, tensor in tensors.items():
         found = copied[name]
@@ -133,7 +135,7 @@ def test_each_byte_is_read_once(artifact: Artifact, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "preadv", counted)
     expected = {name: tensor.clone() for name, tensor in map_weights(artifact).items()}
-    copied = WeightCopy(artifact, DEVICE, threads=2).run()
+    copied = WeightCopy(artifact, on_one_device(DEVICE.type), threads=2).run()
     assert all(torch.equal(copied[name].cpu(), tensor) for name, tensor in expected.items())
     sizes = [entry.size for entry in artifact.manifest.files if entry.path.startswith("weights/")]
     assert sum(count for _, count in reads) == sum(sizes)
@@ -153,13 +155,13 @@ def test_a_changed_byte_is_found_wherever_it_is(artifact: Artifact) -> None:
         path.write_bytes(changed)
         place = rf"weights/00001\.safetensors, chunk {position // CHUNK} \(from byte {position // CHUNK * CHUNK} on\)"
         with pytest.raises(ArtifactError, match=place) as caught:
-            WeightCopy(artifact, DEVICE, threads=3).run()
+            WeightCopy(artifact, on_one_device(DEVICE.type), threads=3).run()
         with pytest.raises(ArtifactError) as usual:
             artifact.verify_files(artifact.weight_files())
         assert str(caught.value) == str(usual.value)
-        WeightCopy(artifact, DEVICE, verify=False).run()
+        WeightCopy(artifact, on_one_device(DEVICE.type), verify=False).run()
     path.write_bytes(whole)
-    WeightCopy(artifact, DEVICE).run()
+    WeightCopy(artifact, on_one_device(DEVICE.type)).run()
 
 
 def test_every_damaged_chunk_is_listed(artifact: Artifact) -> None:
@@ -168,7 +170,7 @@ def test_every_damaged_chunk_is_listed(artifact: Artifact) -> None:
         path.write_bytes(bytes(byte ^ 255 for byte in path.read_bytes()))
     chunks = len(artifact.chunks(artifact.weight_files()))
     with pytest.raises(ArtifactError, match=f"damaged in {chunks} chunks"):
-        WeightCopy(artifact, DEVICE).run()
+        WeightCopy(artifact, on_one_device(DEVICE.type)).run()
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -177,10 +179,10 @@ def test_a_file_that_shrinks_or_goes_while_loading(artifact: Artifact, verify: b
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(ArtifactError, match=rf"00002\.safetensors ends before byte {len(whole)}"):
-        WeightCopy(artifact, DEVICE, verify=verify).run()
+        WeightCopy(artifact, on_one_device(DEVICE.type), verify=verify).run()
     path.unlink()
     with pytest.raises(ArtifactError, match="No such file"):
-        WeightCopy(artifact, DEVICE, verify=verify).run()
+        WeightCopy(artifact, on_one_device(DEVICE.type), verify=verify).run()
 
 
 def test_weights_that_share_bytes_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -188,7 +190,7 @@ def test_weights_that_share_bytes_are_refused(tmp_path: Path, tensors: dict[str,
     overlapping = {"recipe": "w", "dtype": "i8", "shape": [10], "shard": [], "file": file, "offset": 200}
     artifact = write(tmp_path / "a.ingot", {file: {"w": torch.arange(300)}}, {"v": overlapping})
     with pytest.raises(ArtifactError, match="share no bytes"):
-        WeightCopy(artifact, DEVICE).run()
+        WeightCopy(artifact, on_one_device(DEVICE.type)).run()
     with pytest.raises(ArtifactError, match="share no bytes"):
         map_weights(artifact)
 
@@ -204,6 +206,6 @@ def test_a_rank_copies_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     opened: set[int] = set()
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, *rest: opened.add(os.fstat(fd).st_ino) or real(fd, *rest))
-    copied = WeightCopy(artifact, DEVICE, rank=ranks({"tp": 2})[1]).run()
+    copied = WeightCopy(artifact, replace(on_one_device(DEVICE.type), rank=ranks({"tp": 2})[1])).run()
     assert torch.equal(copied["mine"].cpu(), mine)
     assert opened == {(artifact.folder / "weights/rank1/00000.safetensors").stat().st_ino}

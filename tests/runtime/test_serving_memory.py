@@ -11,10 +11,12 @@ from run_seed import again, run_seed
 
 from ingot.ir.errors import InternalError, OptionError, TargetError
 from ingot.ir.gpus import TYPICAL
+from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Plan, Plans, ResidentMemory, State
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits
+from ingot.runtime.load_context import on_one_device
 from ingot.runtime.memory import ServingMemory, host_memory, kv_pages
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.states import States
@@ -50,13 +52,27 @@ def plans(weights: int = 16 * GB, activations: int = GB, states: int = 10**8, pa
         dims=dims,
         inputs=dict(empty),
         params={},
-        states={},
+        states={
+            "kv": State(kind="paged_kv", group="full", unit="token", type=f"i8[pages, {page}]"),
+            "last": State(kind="row", group="rows", unit="sequence", type=f"i8[{states}]"),
+        },
         outputs={},
         executables={},
         memory=memory,
         buckets=buckets,
     )
     return Plans(plans={"main": one})
+
+
+def test_two_entries_need_the_caches_and_outputs_of_both() -> None:
+    (main,) = plans().plans.values()
+    own = State(kind="paged_kv", group="full", unit="token", type="i8[pages, 5000]")
+    memory = main.memory.model_copy(update={"outputs": 10**6})
+    draft = main.model_copy(update={"entry": "draft", "states": {"kv.draft": own}, "memory": memory})
+    alone, both = MemoryNeed.of(plans()), MemoryNeed.of(Plans(plans={"main": main, "draft": draft}))
+    assert (both.weights, both.states) == (alone.weights, alone.states), "shared"
+    assert both.page == alone.page + 5000 and both.sequence == 64 * both.page
+    assert both.activations == alone.activations + 10**6, "one of them runs, while the outputs of both are held"
 
 
 def refusal(*args: object) -> str:
@@ -119,7 +135,7 @@ ROW = State(kind="row", group="rows", unit="sequence", type="i32[S]")
 
 def test_states_lie_on_the_device_and_move_there() -> None:
     specs = {"kv.0": KV, "kv.1": KV, "last": ROW}
-    states = States(specs, {"pages": 9, "S": 5}, DEVICE)
+    states = States(specs, {"pages": 9, "S": 5}, on_one_device(DEVICE.type).allocator)
     assert all(state.device.type == DEVICE.type and not state.any() for state in states.values())
     expected = {name: torch.randn(9, 2, 4, 3) for name in ("kv.0", "kv.1")}
     for name, value in expected.items():
@@ -146,7 +162,7 @@ def test_states_lie_on_the_device_and_move_there() -> None:
 @pytest.mark.gpu
 def test_states_beyond_the_device_are_refused() -> None:
     with pytest.raises(OptionError, match=r"there is no memory for the state 'kv\.0': of .* bytes on the GPU"):
-        States({"kv.0": KV}, {"pages": 10**10}, DEVICE)
+        States({"kv.0": KV}, {"pages": 10**10}, on_one_device(DEVICE.type).allocator)
 
 
 def test_a_gpu_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from ingot.ir.device_clock import median_seconds
 from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call
-from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.step import StepLayout, StepSizes
 
@@ -47,7 +47,6 @@ def measure_step(
     """Time a step of the entry main, its calls with the padding of a graph that it is `served` from; with a profiler's
     `trace` written where that is asked for. States hold anything afterwards: nothing else may be served."""
     executor = loaded.executor
-    assert isinstance(executor, CudaExecutor)
     inputs = step_inputs(
         step, loaded.limits.page_size, loaded.limits.vocab_size, StepLayout.of(frozenset(loaded.plan.inputs))
     )
@@ -66,13 +65,13 @@ def measure_step(
     for number, call in enumerate(calls):
         groups.setdefault(_alike(call), []).append(number)
     times: dict[int, InstructionTime] = {}
-    with torch.cuda.stream(executor.stream):
+    with torch.cuda.stream(loaded.context.stream):
         for numbers in groups.values():
             taken = _time_row(_rotated([calls[number] for number in numbers], resident))
             times |= dict.fromkeys(numbers, taken)
-    seconds = _step_seconds(executor, inputs)
+    seconds = _step_seconds(executor, loaded.context.stream, inputs)
     if trace is not None:
-        record_trace(executor, launched, inputs, trace)
+        record_trace(executor, loaded.context.stream, launched, inputs, trace)
     instructions = tuple(times[number] for number in range(len(calls)))
     return StepMeasurement(seconds, instructions, None if trace is None else read_trace(trace, len(calls)))
 
@@ -147,10 +146,10 @@ def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
     return graph
 
 
-def _step_seconds(executor: CudaExecutor, inputs: Mapping[str, torch.Tensor]) -> float:
+def _step_seconds(executor: Executor, stream: torch.cuda.Stream | None, inputs: Mapping[str, torch.Tensor]) -> float:
     def run() -> None:
         for _ in range(_STEPS):
             executor.launch(inputs)
 
-    with torch.cuda.stream(executor.stream):
+    with torch.cuda.stream(stream):
         return median_seconds(run, _ROUNDS) / _STEPS

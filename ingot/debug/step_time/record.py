@@ -10,18 +10,22 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ingot.debug.step_time.trace import CALL
 from ingot.runtime.bucket import Call
-from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executor import Executor
 
 _LAUNCHED = 3  # call by call
 _REPLAYED = 12  # as they are served
 
 
 def record_trace(
-    executor: CudaExecutor, launched: Mapping[str, torch.Tensor], served: Mapping[str, torch.Tensor], path: Path
+    executor: Executor,
+    stream: torch.cuda.Stream | None,
+    launched: Mapping[str, torch.Tensor],
+    served: Mapping[str, torch.Tensor],
+    path: Path,
 ) -> None:
-    """Write what torch's profiler sees of a step: `launched` call by call, each in a span of its number, and then as it
-    is `served`. A name that ends in .gz is compressed."""
-    with torch.cuda.stream(executor.stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    """Write what torch's profiler sees of a step on the `stream` of its executor: `launched` call by call, each in a
+    span of its number, and then as it is `served`. A name that ends in .gz is compressed."""
+    with torch.cuda.stream(stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(_LAUNCHED):
             numbers = itertools.count()
 
@@ -32,5 +36,5 @@ def record_trace(
             executor.launch(launched, watch=spanned).tokens()
         for _ in range(_REPLAYED):
             executor.launch(served)
-        executor.stream.synchronize()
+        executor.synchronize()
     seen.export_chrome_trace(str(path))

@@ -32,6 +32,7 @@ from ingot.ir.target import Target
 from ingot.passes.base import PassContext
 from ingot.passes.choose_providers import ChooseProviders
 from ingot.passes.rewrite import Rewriter
+from ingot.runtime.load_context import on_one_device
 
 HOPPER = Target.named("sm_90")
 EXTEND = BucketClass(name="extend", tokens=(65, MAX_TOKENS))
@@ -77,7 +78,7 @@ def claim(call: OneCall, target: Target = HOPPER, bucket: BucketClass = EXTEND) 
 def built(call: OneCall, folder: Path, target: Target = HOPPER) -> Callable[..., list[torch.Tensor]]:
     """What is loaded of an emitted call."""
     folder.mkdir()
-    return load(FlashInfer().emit(call.body(), "key", target, folder), folder)
+    return load(FlashInfer().emit(call.body(), "key", target, folder), folder, on_one_device("cpu"))
 
 
 # --- what it needs ----------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def test_what_the_library_says_is_the_error(machine: Machine, tmp_path: Path, mo
 def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "attention.so").write_bytes(b"no library")
     with pytest.raises(BackendError, match="the library does not load"):
-        load(SimpleNamespace(files=("attention.so",)), tmp_path)  # type: ignore[arg-type]
+        load(SimpleNamespace(files=("attention.so",)), tmp_path, on_one_device("cpu"))  # type: ignore[arg-type]
 
 
 def test_both_sides_know_one_call() -> None:

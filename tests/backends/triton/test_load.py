@@ -14,6 +14,7 @@ from ingot.backends.triton import load as loading
 from ingot.backends.triton.launches import LAUNCHES
 from ingot.ir.errors import InternalError
 from ingot.ir.plan import Executable
+from ingot.runtime.load_context import on_one_device
 
 Launched = list[tuple[list[int], list[int]]]
 
@@ -54,17 +55,16 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> loading.Call:
         "launches": [{**launch, "dependent": False}] * 2,
     }
     (tmp_path / LAUNCHES).write_text(json.dumps(text))
-    monkeypatch.setattr(loading, "_make_context_current", lambda: None)
+    monkeypatch.setattr(loading, "_make_context_current", lambda device: None)
     monkeypatch.setattr(loading, "_function", lambda *args: 7)
     monkeypatch.setattr(loading, "PreparedLaunch", Recorded)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(loading, "current_stream", lambda device: 77)
     # The function's twin, for the machine has no GPU.
     monkeypatch.setattr(loading, "new_tensor", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(Recorded, "calls", [])
     monkeypatch.setattr(Recorded, "grids", [])
     executable = Executable(id="e", backend="triton", inputs=(), outputs=(), files=())
-    return loading.load(executable, tmp_path)
+    return loading.load(executable, tmp_path, on_one_device("cpu"))
 
 
 def test_buffers_are_of_the_sizes_of_each_call(call: loading.Call) -> None:

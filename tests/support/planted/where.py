@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from ingot.ir.mesh import Rank, parse_mesh, ranks
+from ingot.ir.mesh import ranks
 from ingot.ir.text import print_program
 from ingot.runtime.artifact import open_artifact
+from ingot.runtime.load_context import mesh_of
 from ingot.runtime.weights import map_weights
 from planted.fault import Truth
 from planted.in_passes import Application
@@ -52,9 +53,7 @@ def where(healthy: Path, of_healthy: Sequence[Application], faulty: Path, of_fau
 def _odd_weights(healthy: Path, faulty: Path) -> set[str]:
     found: set[str] = set()
     opened = open_artifact(healthy), open_artifact(faulty)
-    mesh = opened[0].manifest.model.get("mesh")
-    places: Sequence[Rank | None] = ranks(parse_mesh(str(mesh))) if mesh is not None else [None]
-    for rank in places:
+    for rank in ranks(mesh_of(opened[0].manifest)):
         left, right = (map_weights(one, rank) for one in opened)
         # By bytes: a changed byte may make a NaN.
         found |= {name for name in left if not torch.equal(_bytes(left[name]), _bytes(right[name]))}

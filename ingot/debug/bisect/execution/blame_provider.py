@@ -26,8 +26,8 @@ from ingot.debug.bisect.execution.tensor_check import Wrong, copied, first_chang
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Instruction, Ref
 from ingot.ir.program import Program
-from ingot.runtime.executor import Call
-from ingot.runtime.loader import AnyExecutor
+from ingot.runtime.bucket import Call
+from ingot.runtime.executor import Executor
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Misstep:
 
 
 def first_misstep(
-    executor: AnyExecutor,
+    executor: Executor,
     programs: Mapping[str, Program],
     params: Mapping[str, torch.Tensor],
     steps: Sequence[Mapping[str, torch.Tensor]],
@@ -100,7 +100,7 @@ def first_misstep(
 
 
 def _run(
-    executor: AnyExecutor,
+    executor: Executor,
     calls: Mapping[str, Instructions],
     params: Mapping[str, torch.Tensor],
     steps: Sequence[Mapping[str, torch.Tensor]],
@@ -129,7 +129,7 @@ class _Watched:
     """One step. `states` is what the states should hold; `live` the values that are there, and `kept` copies of them
     from when they were made. With `everywhere` all weights and states are compared after each instruction."""
 
-    executor: AnyExecutor
+    executor: Executor
     calls: Mapping[str, Instructions]
     params: Mapping[str, torch.Tensor]
     states: dict[str, torch.Tensor]
@@ -290,7 +290,7 @@ def _poisoned() -> Iterator[None]:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _sizes(executor: AnyExecutor, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+def _sizes(executor: Executor, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
     sizes = dict(executor.sizes)
     for name, value_type in executor.inputs.items():
         sizes.update(zip(value_type.shape, inputs[name].shape, strict=True))  # type: ignore[arg-type]  # numbers do no harm

@@ -25,7 +25,8 @@ from ingot.ir.interpret import interpret
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
 from ingot.ir.types import TensorType
-from ingot.runtime.loader import LOADERS
+from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loaders import load_executable
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 _CACHE = "INGOT_CACHE"
@@ -148,7 +149,8 @@ def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> li
     with _empty_cache(), Emitter({backend.name: backend}, target, len(regions)) as emitter:
         emitted = emitter.emit(regions)
         executables = [emitted[region.name] for region in regions]
-        return [LOADERS[backend.name](one, emitter.folders[one.id]) for one in executables]
+        context = on_one_device(target.device)
+        return [load_executable(one, emitter.folders[one.id], context) for one in executables]
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from ingot.ir.errors import ArtifactError
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import DType, Executable, Instruction, Ref
 from ingot.ir.types import DTYPES
-from ingot.runtime.loader import LIBRARY_LOADERS, LOADERS
+from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loaders import load_executable, load_library
 
 
 def rerun(folder: Path) -> str | None:
@@ -40,12 +41,11 @@ def rerun(folder: Path) -> str | None:
 def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
     if not (folder / EXECUTABLE).exists():
         return load_op(instruction.target, rowwise=instruction.provider == "rowwise")
+    context = on_one_device("cpu")  # of a GPU no instruction is compared yet
     executable = Executable.model_validate_json((folder / EXECUTABLE).read_text(encoding="utf-8"))
     if instruction.target.startswith("exe."):
-        return LOADERS[executable.backend](executable, folder)
-    return LIBRARY_LOADERS[executable.backend](executable, folder).get(instruction.target) or load_op(
-        instruction.target
-    )
+        return load_executable(executable, folder, context)
+    return load_library(executable, folder, context).get(instruction.target) or load_op(instruction.target)
 
 
 def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""A plan against what it runs on: its weights, the sizes of a step, and the bucket class that serves it."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ingot.ir.errors import ArtifactError, InternalError
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Plan
+from ingot.ir.types import TensorType
+from ingot.runtime.bucket import Bucket
+
+
+def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """The plan's weights. Raises ArtifactError when one is missing or does not fit its dtype, shape or strides."""
+    for name, text in plan.params.items():
+        if name not in params:
+            raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
+        if problem := parse_type(text).mismatch(params[name], sizes):
+            raise ArtifactError(f"weight '{name}' has {problem}", where="weights.json against plan.json")
+    return {name: params[name] for name in plan.params}
+
+
+def step_sizes(
+    types: Mapping[str, TensorType], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """The size of each dim in a step on `inputs`, which must be of `types`; `sizes` are those known at load time."""
+    found_sizes = dict(sizes)
+    for name, value_type in types.items():
+        if name not in inputs:
+            raise InternalError(f"input '{name}' is missing", expected=str(value_type))
+        for size, found in zip(value_type.shape, inputs[name].shape, strict=False):
+            if isinstance(size, str):
+                found_sizes.setdefault(size, found)
+        if problem := value_type.mismatch(inputs[name], found_sizes):
+            raise InternalError(f"input '{name}' has {problem}")
+    return found_sizes
+
+
+def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
+    """The bucket class that serves a step on these inputs, which lie on the host. An entry that is fed no tokens has one
+    of each sequence."""
+    tokens, q_max = (sizes["T"], sizes["T"]) if "T" in sizes else (sizes["B"], 1)
+    if "T" in sizes and "q_lens" in inputs:
+        q_max = int(inputs["q_lens"].max())
+    for bucket in buckets:
+        if bucket.plan.bucket.holds(tokens, q_max):
+            return bucket
+    raise InternalError(
+        f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
+        expected=", ".join(f"{b.plan.bucket.name}: {b.plan.bucket.tokens}" for b in buckets),
+    )

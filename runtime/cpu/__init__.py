@@ -1,0 +1,1 @@
+"""What serving on a CPU takes."""

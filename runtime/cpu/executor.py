@@ -1,0 +1,105 @@
+"""The executor of a CPU: a step has run when `launch` returns."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import Plan
+from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
+from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
+from ingot.runtime.executor import NOTHING_CAPTURED, Captured
+from ingot.runtime.logprobs import OutputLogprobs
+from ingot.runtime.states import States
+from ingot.runtime.token_counts import recount
+
+
+@dataclass(frozen=True)
+class CpuStepHandle:
+    """A step that has run."""
+
+    bucket: str
+    outputs: dict[str, torch.Tensor]
+
+    def tokens(self) -> list[int]:
+        return [int(token) for token in self.outputs["tokens"].tolist()]
+
+    def rejected(self) -> list[int]:
+        return [int(count) for count in self.outputs["rejected"].tolist()]
+
+    def logprobs(self) -> OutputLogprobs:
+        return OutputLogprobs(self.outputs["logprob_ids"], self.outputs["logprobs"], self.outputs["ranks"])
+
+
+class CpuExecutor:
+    """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
+
+    `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
+    `S`). `libraries`: the ops of each provider that brought kernels. `states`: those that other entries share, which
+    hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape or
+    strides, OptionError when there is no memory for the states.
+    """
+
+    captured: Captured = NOTHING_CAPTURED
+    replays = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        params: Mapping[str, torch.Tensor],
+        executables: Executables,
+        sizes: Mapping[str, int],
+        libraries: Libraries | None = None,
+        states: States | None = None,
+    ) -> None:
+        self.plan = plan
+        self.sizes = dict(sizes)
+        self.inputs = {name: parse_type(text) for name, text in plan.inputs.items()}
+        self.states = States(plan.states, self.sizes) if states is None else states
+        self.params = bound_params(plan, params, self.sizes)
+        self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
+
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle:
+        """Run one step."""
+        sizes = step_sizes(self.inputs, inputs, self.sizes)
+        bucket = choose_bucket(self._buckets, inputs, sizes)
+        recount(self.states, inputs)
+        with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
+            return CpuStepHandle(bucket.plan.bucket.name, bucket.run(inputs, sizes, watch))
+
+    def warm_up(self) -> None:
+        """Nothing: code is loaded and memory is taken as steps need them."""
+
+    def capture(self, rows: int) -> None:
+        """Nothing: a CPU has no graphs."""
+
+    def capture_all(self) -> None:
+        """Nothing: a CPU has no graphs."""
+
+    def prepare(self, seconds: float = math.inf) -> bool:
+        """False: nothing is left to do."""
+        return False
+
+    def synchronize(self) -> None:
+        """Nothing: a step has run when `launch` returns."""
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch's own ops on `count` threads.
+
+    A step of few tokens gives them little to share out, while OpenMP's barriers wait for every thread: on a machine
+    with other work that is a scheduler's time slice for each op. Kernels of a library have threads of their own.
+    """
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,46 @@
+"""Where this process loads an artifact: the mesh that it was compiled for, and this process's place on it."""
+
+import torch
+
+from ingot.ir.artifact import Manifest
+from ingot.ir.errors import ArtifactError, OptionError, TargetError
+from ingot.ir.load_context import LoadContext
+from ingot.ir.mesh import ONE_DEVICE, Mesh, mesh_text, parse_mesh, ranks, world_size
+from ingot.runtime.cpu.allocator import HostAllocator
+from ingot.runtime.cuda.allocator import DeviceAllocator
+
+
+def mesh_of(manifest: Manifest) -> Mesh:
+    """The mesh that an artifact was compiled for. Raises ArtifactError where the manifest says none that can be."""
+    text = manifest.model.get("mesh")
+    if text is None:
+        return ONE_DEVICE
+    try:
+        return parse_mesh(str(text)[:80])
+    except OptionError as error:
+        raise ArtifactError(error.what, where="manifest.json, model", expected=error.expected) from None
+
+
+def check_one_device(manifest: Manifest) -> None:
+    """Raises TargetError for an artifact that was compiled for several devices."""
+    if mesh := mesh_of(manifest):
+        raise TargetError(
+            f"the artifact was compiled for {world_size(mesh)} ranks ({mesh_text(mesh)})",
+            expected="one: serving on more than one device is not supported yet",
+            hint="compile the model without a mesh",
+        )
+
+
+def on_one_device(device_type: str) -> LoadContext:
+    """The context of the only rank, on the current device of a type, "cpu" or "cuda"; with a new stream on a GPU."""
+    (rank,) = ranks(ONE_DEVICE)
+    on_gpu = device_type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    return LoadContext(
+        device=device,
+        rank=rank,
+        mesh=ONE_DEVICE,
+        stream=torch.cuda.Stream(device) if on_gpu else None,
+        communicators={},
+        allocator=DeviceAllocator(device) if on_gpu else HostAllocator(),
+    )
