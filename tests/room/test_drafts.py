@@ -26,7 +26,7 @@ from ingot.models.architectures import ARCHITECTURES, Entry
 from ingot.models.dense import DenseDecoder, DenseSpec, expected_matches
 
 pytestmark = pytest.mark.xdist_group("drafts")
-NAME, DRAFTS, NEW_TOKENS = "llama-plain", 3, 40
+NAME, DRAFTS, NEW_TOKENS = "llama-plain", 3, 24
 VOCAB, HIDDEN = TINY[NAME].config["vocab_size"], TINY[NAME].config["hidden_size"]
 PROMPTS: list[Any] = [{"prompt_token_ids": TINY[NAME].prompts()[index]} for index in (1, 4, 5)]  # 2, 17 and 33 tokens
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -147,13 +147,13 @@ def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
     plain, drafted = (LLM(folder, num_kv_pages=24) for folder in folders)
     counted = Counted(drafted)
     drafted.llm_engine.launch_through(counted)
-    for params in (PARAMS, [GREEDY] * 3, PARAMS[::-1]):
+    for params in (PARAMS, PARAMS[::-1]):
         wanted, found = plain.generate(PROMPTS, params), drafted.generate(PROMPTS, params)
         assert [out.outputs for out in found] == [out.outputs for out in wanted]
     assert max(counted.steps[1:]) > 4, "no step has fed drafts"
     alone = Counted(drafted)
     drafted.llm_engine.launch_through(alone)
     drafted.generate(PROMPTS[:1], GREEDY)
-    assert len(alone.steps) < NEW_TOKENS - 10, "drafts that were seen before are taken"
+    assert len(alone.steps) < NEW_TOKENS - 6, "drafts that were seen before are taken"
     tight = LLM(folders[1], num_kv_pages=9)
     assert [out.outputs for out in tight.generate(PROMPTS, PARAMS)] == [out.outputs for out in plain.generate(PROMPTS, PARAMS)]
