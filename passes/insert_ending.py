@@ -76,7 +76,11 @@ class _Builder:
             self.values[name] = node
         self._give(given, made)
         end = program.graph.output_node()
-        for call in (*self.ending.calls, *(call for feature in features for call in feature.behind)):
+        if "logits" in outputs:
+            self.values["choices"] = outputs["logits"]
+        between = [call for feature in features for call in feature.between]
+        behind = [call for feature in features for call in feature.behind]
+        for call in (*between, *self.ending.calls, *behind):
             self._call(call, end)
         states = {name: self.values[name] for name in program.states if name in self.values}
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())

@@ -100,11 +100,11 @@ def build_step(
     if stamp is None or stamp != inputs.stamp:
         inputs.stamp = None
         fed = _fed(rows, len(decodes), chunks, tables, sizes, page_size)
-        fed.totals = totals
+        fed.totals, fed.sampled = totals, sampled
         inputs.fill(fed)
         inputs.stamp = stamp
     else:
-        inputs.fed.totals = totals
+        inputs.fed.totals, inputs.fed.sampled = totals, sampled
         inputs.fill_varying(inputs.fed, tables.asking)
     inputs.recounts = tuple(_recount(chunk) for chunk in chunks if chunk.recounts)
     return StepBatch(step, tuple(decodes), tuple(chunks), sampled, inputs, scored, counts)

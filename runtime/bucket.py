@@ -113,19 +113,38 @@ class Bucket:
     def run(
         self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
     ) -> dict[str, torch.Tensor]:
+        """Both segments of a step."""
+        self.begin(inputs, sizes, watch)
+        return self.end(sizes, watch)
+
+    def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
+        """The forward segment of a step. `end` comes before anything else runs here."""
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
         try:
-            self._run_steps(sizes, watch)
-            return {name: table[index] for name, index in self._outputs}
-        finally:
-            for index in self._types:
-                table[index] = None
+            self._run_steps(sizes, watch, range(self.plan.ending))
+        except BaseException:
+            self._forget()
+            raise
 
-    def _run_steps(self, sizes: Mapping[str, int], watch: Watch | None) -> None:
+    def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
+        """The ending of a step that was begun: its outputs."""
+        try:
+            self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
+            self._checked = True
+            return {name: self._table[index] for name, index in self._outputs}
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        for index in self._types:
+            self._table[index] = None
+
+    def _run_steps(self, sizes: Mapping[str, int], watch: Watch | None, numbers: range) -> None:
         table = self._table
-        for number, step in enumerate(self._steps):
+        for number in numbers:
+            step = self._steps[number]
             args = list(step.args)
             for place, index in step.slots:
                 args[place] = table[index]
@@ -152,7 +171,6 @@ class Bucket:
                 self._check(step, sizes)
             for index in step.frees:
                 table[index] = None
-        self._checked = True
 
     def _check(self, step: _Step, sizes: Mapping[str, int]) -> None:
         for index in step.results:

@@ -195,6 +195,9 @@ class Engine:
                 except StepMemoryError as error:
                     too_large = self._scheduler.withdraw(batch), error.what
             outputs = self._waited(before)
+            if self._launched is not None and self._launched[0].inputs.layout.late:
+                self._launched[0].inputs.fill_late()
+                self._launched[1].finish()
             return outputs if too_large is None else outputs + self._end_alone(*too_large)
         except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
             self._reset()

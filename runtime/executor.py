@@ -18,6 +18,10 @@ from ingot.runtime.step import StepInputs
 class SampledStep(Protocol):
     """A launched step as an engine sees it."""
 
+    def finish(self) -> None:
+        """Launch the ending of a step with late inputs, which have been filled in by now; nothing for other steps."""
+        ...
+
     def tokens(self) -> list[int]:
         """The sampled token of each row of logits; waits for the step. -1 where the logits were not finite."""
         ...

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from ingot.ir.features import EndingUse, find_ending
 from ingot.ir.plan import Plans
-from ingot.runtime.executor import Executor, SampledStep
+from ingot.runtime.executor import Executor, SampledStep, StepHandle
+from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepInputs
 
 
@@ -20,9 +21,18 @@ class Round:
         """Start a step of every entry, in order, and return without waiting for it. Raises as an executor does."""
         first, *others = self._entries
         handle = first.launch(inputs)
-        for entry in others:
-            entry.launch(inputs)
-        return handle
+        if not inputs.layout.late or not others:
+            for entry in others:
+                entry.launch(inputs)
+            return handle
+
+        def end() -> StepHandle:
+            handle.finish()
+            for entry in others:
+                entry.launch(inputs).finish()
+            return handle
+
+        return LateStep(handle.bucket, end)
 
     def prepare(self, seconds: float = math.inf) -> bool:
         """As `Executor.prepare`, of every entry."""

@@ -33,12 +33,13 @@ class StepLayout:
     def of(names: frozenset[str]) -> "StepLayout":
         """The layout of these inputs, which features declare. Raises InternalError for one that none declares.
 
-        Inputs of 8 bytes stand first, so that they are aligned wherever the buffer is; the others as declared.
+        Inputs of 8 bytes stand first, so that they are aligned wherever the buffer is; the others as declared, and late
+        ones last.
         """
         if unknown := sorted(name for name in names if find_input(name) is None):
             raise InternalError(f"no feature declares the step input '{unknown[0]}'", expected=", ".join(step_inputs()))
         declared = [one for name, one in step_inputs().items() if name in names]
-        return StepLayout(tuple(sorted(declared, key=lambda one: -one.type.dtype.itemsize)))
+        return StepLayout(tuple(sorted(declared, key=lambda one: (one.late, -one.type.dtype.itemsize))))
 
     @staticmethod
     def usual() -> "StepLayout":
@@ -53,6 +54,11 @@ class StepLayout:
     def varying(self) -> tuple[StepInput, ...]:
         """Those that differ from step to step even while the same sequences decode."""
         return tuple(one for one in self.inputs if one.varies)
+
+    @property
+    def late(self) -> tuple[StepInput, ...]:
+        """Those that are filled while the forward segment runs."""
+        return tuple(one for one in self.inputs if one.late)
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
@@ -75,7 +81,15 @@ class StepLayout:
 
     def words(self, sizes: StepSizes) -> int:
         """4-byte words that `views` needs."""
-        return sum(math.prod(_shape(one, sizes)) * one.type.dtype.itemsize // 4 for one in self.inputs)
+        return _words(self.inputs, sizes)
+
+    def early_words(self, sizes: StepSizes) -> int:
+        """4-byte words in front of the late inputs."""
+        return _words([one for one in self.inputs if not one.late], sizes)
+
+
+def _words(inputs: Iterable[StepInput], sizes: StepSizes) -> int:
+    return sum(math.prod(_shape(one, sizes)) * one.type.dtype.itemsize // 4 for one in inputs)
 
 
 def _shape(one: StepInput, sizes: StepSizes) -> list[int]:
@@ -101,10 +115,16 @@ class StepInputs(dict[str, torch.Tensor]):
         self._fed: Fed | None = None
 
     def fill(self, fed: Fed) -> None:
-        """Write the values of a step."""
+        """Write the values of a step, but late ones."""
         self._fed = fed
         for one in self.layout.inputs:
-            one.fill(self.arrays[one.name], fed)
+            if not one.late:
+                one.fill(self.arrays[one.name], fed)
+
+    def fill_late(self) -> None:
+        """Write the late values: the tokens of the step before are known."""
+        for one in self.layout.late:
+            one.fill(self.arrays[one.name], self.fed)
 
     def fill_varying(self, fed: Fed, asking: Mapping[str, set[int]]) -> None:
         """Write what varies. `asking` are the device rows that ask for something, by the name of the input's table."""

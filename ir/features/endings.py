@@ -19,7 +19,7 @@ _RATED = (
 )
 _CHOSEN = (
     OpCall("select_rows", ("token_positions",), {"x": "positions", "rows": "logit_rows"}),
-    OpCall("sample", ("sampled",), {"positions": "token_positions"}),
+    OpCall("sample", ("sampled",), {"logits": "choices", "positions": "token_positions"}),
     OpCall("top_logprobs", _SCORES),
 )
 

@@ -42,14 +42,16 @@ class OpCall:
 class Feature:
     """What a step can do beside the model's own work.
 
-    `front` are calls in front of the model's own, `behind` those behind the ending's. `tables` is what the host keeps
-    by device row beside what inputs ask.
+    `front` are calls in front of the model's own; `between` those between the model's and the ending's, where the value
+    `choices` is what tokens are taken from, the logits at first; `behind` those behind the ending's. `tables` is what
+    the host keeps by device row beside what inputs ask.
     """
 
     name: str
     inputs: tuple[StepInput, ...] = ()
     rows: tuple[RowState, ...] = ()
     front: tuple[OpCall, ...] = ()
+    between: tuple[OpCall, ...] = ()
     behind: tuple[OpCall, ...] = ()
     tables: tuple[RowTable, ...] = ()
 

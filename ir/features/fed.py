@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from ingot.ir.errors import InternalError
-from ingot.ir.features.step_input import Array
+from ingot.ir.features.step_input import Array, Asking
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Fed:
     page_size      tokens of a page
     totals         gives i32[n], for each of the first n rows of logits: tokens that its sequence then has at most
     rated          the rows of logits that rate prompts
+    sampled        the sequences from whose first rows of logits tokens are taken, in their order
     places         i32[B], where each sequence stands, also where `starts` leaves it to the device; None: not known
     """
 
@@ -56,6 +57,7 @@ class Fed:
     page_size: int
     totals: Callable[[], Array] = _unknown
     rated: Sequence[Rated] = ()
+    sampled: Sequence[Asking] = ()
     places: Array | None = None
 
     @cached_property

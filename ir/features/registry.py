@@ -27,6 +27,8 @@ def register_feature(feature: Feature) -> Feature:
             raise InternalError(f"the step input '{one.name}' is declared twice", where=f"feature {feature.name}")
         if one.dim not in ("T", "B", "L"):
             raise InternalError(f"the step input '{one.name}' is {one.type}", expected="T, B or L in front")
+        if one.late and one.type.dtype.itemsize != 4:
+            raise InternalError(f"the late step input '{one.name}' is {one.type}", expected="elements of 4 bytes")
     FEATURES[feature.name] = feature
     _INPUTS.update({one.name: (one, feature) for one in feature.inputs})
     return feature

@@ -39,6 +39,9 @@ class Asking(Protocol):
     @property
     def max_total(self) -> int: ...
 
+    @property
+    def output_ids(self) -> Sequence[int]: ...
+
     def end_tokens(self) -> frozenset[int]: ...
 
 
@@ -65,7 +68,8 @@ class StepInput:
     into an array of its shape. `varies`: they differ from step to step even while the same sequences decode; an input
     that varies and has a `table` is filled only where some running sequence asks for it. `table` keeps by device row
     what sequences ask for. `known`: the host has it; else rows of state tell it, and only a program without them takes
-    it from the host. `draw` gives values that requests may ask for, to tests and to debugging: of so many rows,
+    it from the host. `late`: the ending alone reads it, and it is filled once the tokens of the step before are known,
+    while the forward segment runs. `draw` gives values that requests may ask for, to tests and to debugging: of so many rows,
     from a generator.
     """
 
@@ -76,6 +80,7 @@ class StepInput:
     varies: bool = False
     table: RowTable | None = None
     known: bool = True
+    late: bool = False
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None
 
     @property

@@ -12,8 +12,10 @@ from ingot.ir.plan import Plan
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured
+from ingot.runtime.late_step import LateStep
 from ingot.runtime.logprobs import OutputLogprobs
 from ingot.runtime.states import States
+from ingot.runtime.step import StepInputs
 from ingot.runtime.token_counts import recount
 
 
@@ -23,6 +25,9 @@ class CpuStepHandle:
 
     bucket: str
     outputs: dict[str, torch.Tensor]
+
+    def finish(self) -> None:
+        """Nothing: it has ended."""
 
     def tokens(self) -> list[int]:
         return [int(token) for token in self.outputs["tokens"].tolist()]
@@ -62,13 +67,20 @@ class CpuExecutor:
         self.params = bound_params(plan, params, self.sizes)
         self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle:
-        """Run one step."""
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
+        """Run one step, or its forward segment where it has late inputs."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.states, inputs)
-        with _threads(1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()):
-            return CpuStepHandle(bucket.plan.bucket.name, bucket.run(inputs, sizes, watch))
+        name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()
+        with _threads(threads):
+            bucket.begin(inputs, sizes, watch)
+
+        def end() -> CpuStepHandle:
+            with _threads(threads):
+                return CpuStepHandle(name, bucket.end(sizes, watch))
+
+        return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.layout.late else end()
 
     def warm_up(self) -> None:
         """Nothing: code is loaded and memory is taken as steps need them."""

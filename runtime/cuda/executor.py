@@ -22,6 +22,7 @@ from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs, to_device
 from ingot.runtime.executor import Captured
+from ingot.runtime.late_step import LateStep
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
@@ -89,7 +90,7 @@ class CudaExecutor:
             prompts={(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()},
         )
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle:
+    def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
         """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
         instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
         try:
@@ -103,7 +104,7 @@ class CudaExecutor:
                 f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
             ) from error
 
-    def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle:
+    def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle | LateStep:
         rated = (
             inputs.rates
             if isinstance(inputs, StepInputs)
@@ -115,7 +116,9 @@ class CudaExecutor:
             handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
             return handle or self._launched(inputs, step, watch, rated)
 
-    def _replayed(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, rated: bool) -> CudaStepHandle | None:
+    def _replayed(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, rated: bool
+    ) -> CudaStepHandle | LateStep | None:
         """A step by a graph that was captured, if one serves it."""
         most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # a sequence feeds one at least
         return self._decode.launch(inputs, step, most, rated=rated) or self._prompts.launch(
@@ -124,21 +127,39 @@ class CudaExecutor:
 
     def _launched(
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes | None, watch: Watch | None, rated: bool
-    ) -> CudaStepHandle:
+    ) -> CudaStepHandle | LateStep:
         """A step by its instructions, one by one."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         filled = self._filled_up(bucket, step)
+        given = None
         if step is None or filled is None:
-            outputs = bucket.run(self._sent(inputs), sizes, watch)
+            sent = self._sent(inputs)
         else:
             given = PaddedInputs(self._layout, filled)
             given.fill(inputs)
-            outputs = bucket.run(given.sent(self.device), {**sizes, **asdict(given.sizes)}, watch)
-            outputs = self._gives.cut(outputs, step)
-        read = {name: to_host(outputs[name]) for name in self._gives.read}
+            sent, sizes = given.sent(self.device), {**sizes, **asdict(given.sizes)}
+        bucket.begin(sent, sizes, watch)
         name = bucket.plan.bucket.name
-        return CudaStepHandle(name, outputs, lambda one: read[one].tolist(), torch.cuda.Event(), rated=rated)
+
+        def end() -> CudaStepHandle:
+            outputs = bucket.end(sizes, watch)
+            if given is not None and step is not None:
+                outputs = self._gives.cut(outputs, step)
+            read = {name: to_host(outputs[name]) for name in self._gives.read}
+            return CudaStepHandle(name, outputs, lambda one: read[one].tolist(), torch.cuda.Event(), rated=rated)
+
+        if not (self._layout.late and isinstance(inputs, StepInputs)):
+            return end()
+
+        def end_late() -> CudaStepHandle:
+            with torch.cuda.stream(self._stream):
+                for one in self._layout.late:
+                    late = to_device(inputs[one.name], self.device)
+                    sent[one.name][: late.shape[0]].copy_(late)
+                return end()
+
+        return LateStep(name, end_late)
 
     def _filled_up(self, bucket: Bucket, step: StepSizes | None) -> StepSizes | None:
         """The sizes that a step is launched in, where these are not its own: libraries may round another size

@@ -13,6 +13,7 @@ from ingot.runtime.cuda.graph_choice import GraphChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.step_graph import StepGraph
+from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
 
@@ -49,7 +50,7 @@ class Graphs:
 
     def launch(
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, most: int, *, rated: bool
-    ) -> CudaStepHandle | None:
+    ) -> CudaStepHandle | LateStep | None:
         """Start a step of these sizes, at most `most` tokens of one sequence, where some graph serves it."""
         if (size := self._choice.serving(step, most, self._graphs)) is None:
             return None

@@ -41,6 +41,9 @@ class CudaStepHandle:
         self._done.synchronize()
         return self._lend(self._outputs)
 
+    def finish(self) -> None:
+        """Nothing: its ending was launched with it."""
+
     def tokens(self) -> list[int]:
         """The sampled token of each row of logits; -1 where the logits were not finite."""
         self._done.synchronize()

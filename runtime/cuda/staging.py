@@ -46,11 +46,12 @@ class PaddedInputs:
         self.sizes = sizes
         self.memory = torch.empty(layout.words(sizes), dtype=torch.int32) if memory is None else memory
         arrays = {name: view.numpy() for name, view in layout.views(self.memory, sizes).items()}
-        self._all = [(one, arrays[one.name]) for one in layout.inputs]
+        self._all = [(one, arrays[one.name]) for one in layout.inputs if not one.late]
+        self._late = [(one, arrays[one.name]) for one in layout.late]
         self._varying = [(one, arrays[one.name]) for one in layout.varying]
         self._filled = {"T": 0, "B": 0, "L": 0}
         self._stamp: object = None
-        for one, array in self._all:
+        for one, array in (*self._all, *self._late):
             array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -75,6 +76,14 @@ class PaddedInputs:
             if count < (filled := self._filled[one.dim]):
                 array[count:filled] = one.padding
         self._filled = {**self._filled, **counts}
+
+    def fill_late(self, inputs: StepInputs) -> None:
+        """Take the late inputs of the step whose others were taken last."""
+        counts = _counts(inputs.sizes)
+        for one, array in self._late:
+            count = counts[one.dim]
+            array[:count] = inputs.arrays[one.name]
+            array[count:] = one.padding
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
         """A copy on a device, by name."""

@@ -1,6 +1,7 @@
 """Steps of one size as captured graphs: the host's inputs go in, and what it reads comes out, by the graph itself."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -11,7 +12,8 @@ from ingot.runtime.cuda.device_view import device_view
 from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.handle import CudaStepHandle
 from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
-from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.late_step import LateStep
+from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
 
 # Steps whose inputs or tokens may be on their way at once: the one that runs, and the one that is prepared meanwhile.
@@ -49,7 +51,9 @@ class StepGraph:
             self.buffers[f"inputs {place}"] = side.inputs.flat.host
             self.buffers |= {f"{name} {place}": ints.host for name, ints in side.read.items()}
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle:
+    def launch(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool
+    ) -> CudaStepHandle | LateStep:
         """Start a step of these sizes on the current stream. The handle is to be read before the next step but one is
         launched, and its outputs before the next one."""
         side = self._sides[self._turn]
@@ -77,20 +81,46 @@ class _Side:
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
-        with memory.captured(self._graph, what, f"bucket class {self._bucket}"):
-            move(self.inputs.flat.device, inputs.flat)
-            outputs = bucket.run(inputs.views, dims)
+        # Where the ending has late inputs, it is a graph of its own.
+        self._ending = torch.cuda.CUDAGraph() if inputs.layout.late else None
+        early = inputs.layout.early_words(inputs.sizes)
+        where = f"bucket class {self._bucket}"
+        with ExitStack() as capture:
+            capture.enter_context(memory.captured(self._graph, what, where))
+            move(self.inputs.flat.device[:early], inputs.flat[:early])
+            bucket.begin(inputs.views, dims)
+            if self._ending is not None:
+                capture.close()
+                capture.enter_context(memory.captured(self._ending, f"the ending of {what}", where))
+                move(self.inputs.flat.device[early:], inputs.flat[early:])
+            outputs = bucket.end(dims)
             for name, ints in self.read.items():
                 move(outputs[name], ints.device)
         # The views keep nothing: the next graph may have the memory.
         self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle:
+    def launch(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool
+    ) -> CudaStepHandle | LateStep:
         self._retired.synchronize()  # the step before last has taken its inputs, and given what is read of it
         self._memory.begin_launch()
         self.inputs.fill(inputs)
         self._graph.replay()
         self._launches += 1
+        if self._ending is None:
+            return self._launched(step, rated=rated)
+        ending, stream = self._ending, torch.cuda.current_stream()
+        assert isinstance(inputs, StepInputs)
+
+        def end() -> CudaStepHandle:
+            with torch.cuda.stream(stream):
+                self.inputs.fill_late(inputs)
+                ending.replay()
+                return self._launched(step, rated=rated)
+
+        return LateStep(self._bucket, end)
+
+    def _launched(self, step: StepSizes, *, rated: bool) -> CudaStepHandle:
         outputs = self._gives.cut(self._outputs, step)
         lend = partial(self._memory.lend, launch=self._memory.launches)
         read = partial(self._read, step, self._launches)

@@ -1,0 +1,41 @@
+"""A step whose ending waits for inputs that the host fills in while its forward segment runs."""
+
+from collections.abc import Callable
+
+import torch
+
+from ingot.ir.errors import InternalError
+from ingot.runtime.executor import StepHandle
+from ingot.runtime.logprobs import StepLogprobs
+
+
+class LateStep:
+    """A step of the bucket class `bucket` whose forward segment was launched; `end` launches its ending."""
+
+    def __init__(self, bucket: str, end: Callable[[], StepHandle]) -> None:
+        self.bucket = bucket
+        self._end: Callable[[], StepHandle] | None = end
+        self._handle: StepHandle | None = None
+
+    def finish(self) -> None:
+        if self._end is not None:
+            end, self._end = self._end, None
+            self._handle = end()
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        return self._ended().outputs
+
+    def tokens(self) -> list[int]:
+        return self._ended().tokens()
+
+    def rejected(self) -> list[int]:
+        return self._ended().rejected()
+
+    def logprobs(self) -> StepLogprobs:
+        return self._ended().logprobs()
+
+    def _ended(self) -> StepHandle:
+        if self._handle is None:
+            raise InternalError("a step with late inputs is read before its ending was launched")
+        return self._handle
