@@ -48,14 +48,14 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
         name: ParamSpec(
             TensorType(parameter.dtype, tuple(parameter.shape)),
             _in_dtype(recipes[name], parameter.dtype, stored or {}),
-            definition.placement(name),
+            split=definition.split(spec.dims, name),
         )
         for name, parameter in parameters.items()
     }
     names = {id(parameter): name for name, parameter in parameters.items()}
     programs = {name: _trace_entry(name, entry.module, params, names, limits) for name, entry in entries.items()}
     expected = {name: entry.expected_matches for name, entry in entries.items()}
-    return Model(spec, programs, expected, definition.tp_plan(spec.dims))
+    return Model(spec, programs, expected)
 
 
 def _trace_entry(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.types import Placement, Size, TensorType, ValueType
+from ingot.ir.schemes import find_scheme
+from ingot.ir.types import Placement, Size, Split, TensorType, ValueType
 
 Spot = Placement | None
 
@@ -102,6 +103,21 @@ def _linear(call: Call) -> Fit:
             raise VerifyError("a bias on partial sums is added once by each rank", expected="an add behind the sum")
         return Fit({"weight": weight, "x": call.shard(last)}, call.partial)
     return whole(call)
+
+
+def _quant_linear(call: Call) -> Fit:
+    """As a linear; scales and zero points are split with what they scale."""
+    fit, weight = _linear(call), call.at["weight"]
+    if not fit.needs:
+        return fit
+    assert weight is not None
+    scheme, whole_weight = find_scheme(call.values["scheme"]), Split(call.axis, weight.dim)
+    parts = {
+        part: weight
+        for part in ("scales", "zeros")
+        if part in call.types and scheme.split(whole_weight, part) is not None
+    }
+    return Fit({**fit.needs, **parts}, fit.result)
 
 
 def _norm(call: Call) -> Fit:
@@ -289,7 +305,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
-    "ingot.quant_linear": whole,
+    "ingot.quant_linear": _quant_linear,
     "ingot.redistribute": _collective(),
     "ingot.reduce_scatter": _collective("partial", "shard"),
     "ingot.rms_norm": _norm,

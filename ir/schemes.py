@@ -4,13 +4,14 @@ A scheme's name stands in recipes and in calls of `quant_linear`, so it never ch
 another name.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ingot.ir.errors import OptionError
-from ingot.ir.types import TensorType
+from ingot.ir.types import Split, TensorType
 
 # Element types of quantized weights: smallest and largest value. -128 is left out, so that a range is symmetric.
 ELEMENTS: Mapping[str, tuple[int, int]] = {"i8": (-127, 127), "u8": (0, 255), "u4": (0, 15)}
@@ -60,6 +61,22 @@ class Scheme:
         if self.group and shape[1] % self.group:
             return f"rows of {shape[1]} elements are no multiple of the group of {self.group}"
         return None
+
+    def split(self, split: Split | None, part: str) -> Split | None:
+        """How a mesh splits a part, given how it would split the weight: scales go with what they scale.
+
+        Each rank has whole groups and whole bytes.
+        """
+        if split is None or (part != "weight" and not self._scaled_along(split.dim)):
+            return None
+        if split.dim == 0:
+            return split
+        whole = math.lcm(split.unit, self.group or 1, self.per_byte)
+        return replace(split, unit=whole // (self.per_byte if part == "weight" else self.group))
+
+    def _scaled_along(self, dim: int) -> bool:
+        """Whether there are several scales along `dim` of the weight."""
+        return self.row_by_row if dim == 0 else bool(self.group)
 
     def types(self, shape: tuple[int, int]) -> dict[str, TensorType]:
         """The types of the parts of a weight of `shape`, which the scheme fits."""

@@ -11,7 +11,7 @@ from torch import nn
 from ingot.ir.errors import ConfigError
 from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Placement, Split
+from ingot.ir.types import Split
 from ingot.models import dense, families
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 
@@ -29,13 +29,13 @@ class Definition:
     """What the rest of Ingot asks of a model definition, as functions of its own spec.
 
     `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module.
+    `split` says how a mesh splits the parameter of a name; None: every rank has it whole.
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
     weight_map: Callable[[Any, int], dict[str, Recipe]]
     ignored: Callable[[Any], tuple[str, ...]]
-    placement: Callable[[str], tuple[Placement, ...]]
-    tp_plan: Callable[[Any], Mapping[str, Split]]
+    split: Callable[[Any, str], Split | None]
     expected_matches: Callable[[Any], dict[str, int]]
     more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
 
@@ -44,8 +44,7 @@ DENSE = Definition(
     build=dense.DenseDecoder,
     weight_map=dense.weight_map,
     ignored=lambda spec: dense.IGNORED_WHEN_TIED if spec.tied else dense.IGNORED,
-    placement=dense.placement,
-    tp_plan=dense.tp_plan,
+    split=dense.split,
     expected_matches=dense.expected_matches,
 )
 

@@ -8,13 +8,14 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.errors import VerifyError
 from ingot.ir.mesh import Mesh
 from ingot.ir.ops import op_of
 from ingot.ir.program import ParamSpec, tensor_type
 from ingot.ir.recipe import Recipe, concat, shard
 from ingot.ir.record import Numerics
 from ingot.ir.schemes import find_scheme
-from ingot.ir.types import DTYPE_NAMES, Placement, TensorType
+from ingot.ir.types import DTYPE_NAMES, Placement, Split, TensorType, concatenated
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described, trimmed
 
@@ -90,9 +91,9 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
             dtypes = ", ".join(f"{param.target} {DTYPE_NAMES[tensor_type(param).dtype]}" for param in params)
             return f"the {parts} have several dtypes: {dtypes}"
         specs = [program.params[str(param.target)] for param in params]
-        if specs and _merged_placement(specs, program.mesh) is None:
+        if specs and (_merged_placement(specs, program.mesh) is None or _merged_split(specs) is None):
             placed = ", ".join(
-                f"{param.target} {' '.join(map(str, spec.placement)) or 'whole'}"
+                f"{param.target} {spec.split or ' '.join(map(str, spec.placement)) or 'whole'}"
                 for param, spec in zip(params, specs, strict=True)
             )
             return f"the {parts} have no common placement along axis 0: {placed}"
@@ -111,6 +112,14 @@ def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ..
         sizes = tuple(size * parts for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
         merged.append(Placement(place.axis, "shard", 0, sizes) if place.kind == "shard" else place)
     return tuple(merged)
+
+
+def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
+    """How a mesh would split params concatenated along axis 0, None of it where it would not; None where it cannot."""
+    try:
+        return (concatenated([spec.split for spec in specs], [int(spec.type.shape[0]) for spec in specs]),)
+    except VerifyError:
+        return None
 
 
 def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
@@ -147,9 +156,11 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
     specs = [program.params[str(param.target)] for param in params]
     rows = sum(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
     placement = _merged_placement(specs, program.mesh)
-    assert placement is not None
+    split = _merged_split(specs)
+    assert placement is not None and split is not None
     merged_type = TensorType(specs[0].type.dtype, (rows, *specs[0].type.shape[1:]))
-    return rewriter.add_param(name, ParamSpec(merged_type, _merged_recipe(specs, placement, program.mesh), placement))
+    made = _merged_recipe(specs, placement, program.mesh)
+    return rewriter.add_param(name, ParamSpec(merged_type, made, placement, *split))
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:

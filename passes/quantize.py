@@ -1,6 +1,6 @@
 """quantize: linears keep their weights in few bits. Op and recipe are rewritten together."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import fx
@@ -11,7 +11,6 @@ from ingot.ir.program import ParamSpec, Program, Stage, is_call, tensor_type
 from ingot.ir.recipe import quantize
 from ingot.ir.record import Numerics
 from ingot.ir.schemes import Scheme, find_scheme
-from ingot.ir.types import Placement
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described, trimmed
 
@@ -99,15 +98,7 @@ def _add_parts(rewriter: Rewriter, name: str, scheme: Scheme) -> dict[str, fx.No
     return {
         part: rewriter.add_param(
             f"{name.removesuffix('.weight')}.{_SUFFIXES[part]}",
-            ParamSpec(types[part], recipes[part], tuple(_placed(place, part, scheme) for place in spec.placement)),
+            ParamSpec(types[part], recipes[part], split=scheme.split(spec.split, part)),
         )
         for part in scheme.parts
     }
-
-
-def _placed(place: Placement, part: str, scheme: Scheme) -> Placement:
-    """Where a part lives if the weight is placed so: scales go with what they scale."""
-    if place.kind != "shard" or part == "weight" or scheme.group:
-        return place
-    split_along_scales = place.dim == 0 and scheme.row_by_row
-    return place if split_along_scales else replace(place, kind="replicated", dim=0, segments=())

@@ -25,7 +25,7 @@ from ingot.ir.record import Numerics, PassRecord, Refusal
 from ingot.ir.schemes import SCHEMES
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import compare
-from ingot.ir.types import Placement
+from ingot.ir.types import Split
 from ingot.models.architectures import read_spec
 from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.merge_linears import MergeLinears
@@ -70,16 +70,20 @@ def test_a_tied_head_leaves_the_embedding_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected"),
-    [("int8", "replicated"), ("int8_tensor", "replicated"), ("int4_g32", "shard")],
+    ("scheme", "weight", "scales"),
+    [
+        ("int8", Split("tp", 1), None),
+        ("int8_tensor", Split("tp", 1), None),
+        ("int8_g32", Split("tp", 1, unit=32), Split("tp", 1)),
+        ("int4_g32", Split("tp", 1, unit=16), Split("tp", 1)),
+    ],
 )
-def test_scales_live_where_their_weight_does(scheme: str, expected: str) -> None:
-    """Of a weight that is split along its rows' elements, and of one that is split by rows."""
+def test_parts_are_split_as_their_weight(scheme: str, weight: Split, scales: Split | None) -> None:
+    """Of a weight split along its rows' elements, in whole groups and bytes, and of one that is split by rows."""
     program, _ = quantized(TEXT, scheme=scheme)
-    assert program.params["o.qweight"].placement == (Placement("tp", "shard", 1),)
-    assert [place.kind for place in program.params["o.scales"].placement] == [expected]
-    by_rows = "replicated" if scheme == "int8_tensor" else "shard"
-    assert [place.kind for place in program.params["q.scales"].placement] == [by_rows]
+    assert program.params["o.qweight"].split == weight and program.params["o.scales"].split == scales
+    assert program.params["q.qweight"].split == Split("tp", 0)
+    assert program.params["q.scales"].split == (None if scheme == "int8_tensor" else Split("tp", 0))
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
