@@ -34,5 +34,5 @@ def find_reader(config: Mapping[str, Any], where: str, readers: Mapping[str, Rea
         expected=" or ".join(
             [*(f"quant_method '{name}'" for name in readers), "a checkpoint of floating point weights"]
         ),
-        hint='give the checkpoint that it was quantized from; --passes "default,quantize{scheme=int8}" quantizes that',
+        hint='give the checkpoint that it was quantized from; --passes "default,quantize{format=int8}" quantizes that',
     )

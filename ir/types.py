@@ -209,7 +209,8 @@ def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split 
     """How tensors of `sizes` along axis 0 are split once they lie one after the other along it.
 
     The result asks for no less than any part: its units are whole units of each, and it is repeated only if each may
-    be. Raises VerifyError where the parts are not all split along axis 0 of one mesh axis, nor all whole.
+    be, in the same units. Raises VerifyError where the parts are neither all split along axis 0 of one mesh axis nor
+    all whole.
     """
     if not any(splits):
         return None
@@ -222,6 +223,6 @@ def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split 
         0,
         tuple(segments),
         math.lcm(*(split.unit for split in found)),
-        repeat=all(split.repeat for split in found),
+        repeat=all(split.repeat and split.unit == found[0].unit for split in found),
         needed=any(split.needed for split in found),
     )

@@ -64,7 +64,8 @@ class PassContext:
 class Pass(ABC):
     """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line.
 
-    `joins` is for passes that run on request, those of other packages among them: the stage whose phase they end.
+    `numerics` may be a property, where the options decide what the pass promises. `joins` is for passes that run on
+    request, those of other packages among them: the stage whose phase they end.
     """
 
     name: ClassVar[str]
@@ -89,7 +90,7 @@ def check_pass_class(made: object, name: str) -> type[Pass]:
         raise _misfit(name, made, "gives", "a subclass of ingot.passes.base.Pass")
     if getattr(made, "name", None) != name:
         raise _misfit(name, made, f"calls itself {getattr(made, 'name', None)!r} and gives", f'name = "{name}"')
-    if not isinstance(getattr(made, "numerics", None), Numerics):
+    if not isinstance(getattr(made, "numerics", None), Numerics | property):
         kinds = ", ".join(f"Numerics.{kind.name}" for kind in Numerics)
         raise _misfit(name, made, "does not say what it promises:", f"`numerics` is one of {kinds}")
     if not isinstance(made.joins, Stage):

@@ -20,8 +20,9 @@ from ingot.ir.program import ParamSpec, Program, is_call, tensor_type
 from ingot.ir.recipe import Recipe
 from ingot.ir.record import Numerics
 from ingot.ir.types import Placement, Size, TensorType, ValueType
+from ingot.ir.weights import Product, product_of
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter, trimmed
+from ingot.passes.rewrite import Rewriter
 
 _VIEW = torch.ops.aten.view.default
 
@@ -104,20 +105,19 @@ def _prepare(rewriter: Rewriter) -> None:
         if target is ops.embedding and (place := _splits(program, bound["weight"], 0)):
             node.target, node.args = ops.vocab_embedding.overload, (bound["tokens"], bound["weight"])
             node.kwargs = {"axis": place.axis, "parts": program.mesh[place.axis]}
-        elif target not in (ops.linear, ops.quant_linear) or bound["bias"] is None:
+        elif (product := product_of(node)) is None or product.bias is None:
             continue
-        elif _splits(program, bound["weight"], 1):
-            _part_with_bias(rewriter, node, bound)
+        elif _splits(program, product.weight.parts["weight"], 1):
+            _part_with_bias(rewriter, node, product)
 
 
-def _part_with_bias(rewriter: Rewriter, node: fx.Node, bound: dict[str, Any]) -> None:
+def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None:
     """linear(x, w, b) becomes linear(x, w) + b: partial sums are summed before the bias is added once."""
-    bias = bound["bias"]
-    node.args = tuple(trimmed([None if value is bias else value for value in node.args]))
-    node.kwargs = {name: value for name, value in node.kwargs.items() if value is not bias}
+    _, args, node.kwargs = replace(product, bias=None).call()
+    node.args = tuple(args)
     graph = rewriter.program.graph
     with graph.inserting_after(node):
-        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, bias), name="add")
+        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, product.bias), name="add")
     add.meta = dict(node.meta)
     node.replace_all_uses_with(add, delete_user_cb=lambda user: user is not add)
 

@@ -11,11 +11,11 @@ from mesh_program import PARTIAL, shard
 from torch import fx
 
 from ingot.ir.errors import VerifyError
+from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.infer_placement import fit
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.placements import RULES, Fit, viewed_dim
 from ingot.ir.program import ATEN, Program, Stage, StateSpec
-from ingot.ir.schemes import SCHEMES, quantize
 from ingot.ir.tolerances import compare
 from ingot.ir.types import Placement, TensorType
 
@@ -152,6 +152,8 @@ WAYS: dict[str, set[str]] = {
     "moe": {"gate_up:shard1 down:shard2"},
     "paged_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},
     "quant_linear": {
+        "weight:shard0",
+        "weight:shard0 bias:shard0",
         "weight:shard0 scales:shard0",
         "weight:shard0 scales:shard0 zeros:shard0",
         "weight:shard0 scales:shard0 zeros:shard0 bias:shard0",
@@ -173,8 +175,8 @@ EXTRA: dict[str, list[Sample]] = {
     "attention": [],
     "quant_linear": [
         Sample(
-            (torch.randn(3, 64).double(), *quantize(torch.randn(4, 64), SCHEMES["int4_g32"]).values()),
-            {"scheme": "int4_g32"},
+            (torch.randn(3, 64).double(), *quantize(torch.randn(4, 64), FORMATS["int4_g32"]).values()),
+            {"format": "int4_g32"},
         )
     ],
 }

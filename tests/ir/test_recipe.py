@@ -131,8 +131,8 @@ def test_a_step_with_several_results_runs_once() -> None:
     [
         (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1)))), "has the results part0, part1"),
         (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1))), "part2"), "has the results part0, part1"),
-        (Recipe("quantize", (rows,), (("scheme", "int4_g64"),), "codes"), "has the results weight, scales, zeros"),
-        (Recipe("quantize", (a,), (("scheme", "int8"),), "zeros"), "has the results weight, scales"),
+        (Recipe("quantize", (rows,), (("format", "int4_g64"),), "codes"), "has the results weight, scales, zeros"),
+        (Recipe("quantize", (a,), (("format", "int8"),), "zeros"), "has the results weight, scales"),
         (replace(r.concat([a, b]), output="left"), "has one result"),
     ],
 )

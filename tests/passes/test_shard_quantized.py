@@ -62,16 +62,16 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     return get
 
 
-def brought(model: Model, scheme: str, mesh: Mapping[str, int]) -> dict[str, Step]:
+def brought(model: Model, format: str, mesh: Mapping[str, int]) -> dict[str, Step]:
     """What each pass made of the model, by the pass that ran last; those of the fused stage on."""
-    pipeline = edit_pipeline(f"default,quantize{{scheme={scheme}}}", pipeline_for(mesh))
+    pipeline = edit_pipeline(f"default,quantize{{format={format}}}", pipeline_for(mesh))
     return {step.name: step for step in staged(model, pipeline, mesh=mesh)[0]}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
-def test_ranks_compute_what_one_device_does(scheme: str, opened: Opened) -> None:
+@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
+def test_ranks_compute_what_one_device_does(format: str, opened: Opened) -> None:
     model, read = opened()
-    alone, steps = (brought(model, scheme, mesh) for mesh in ({}, MESH))
+    alone, steps = (brought(model, format, mesh) for mesh in ({}, MESH))
     before, after = (logits_of(steps[name].program, read, REQUESTS) for name in ("quantize", "insert-collectives"))
     record = steps["shard"].record
     assert record is not None and breach(record.numerics, before, after, torch.float32) is None
@@ -82,15 +82,15 @@ def test_ranks_compute_what_one_device_does(scheme: str, opened: Opened) -> None
 
 
 @pytest.mark.parametrize(
-    ("scheme", "scales_by_row", "scales_by_column"),
+    ("format", "scales_by_row", "scales_by_column"),
     [("int8", True, False), ("int8_tensor", False, False), ("int8_g32", True, True), ("int4_g32", True, True)],
 )
 def test_a_rank_has_its_part_of_each_weight(
-    scheme: str, scales_by_row: bool, scales_by_column: bool, opened: Opened
+    format: str, scales_by_row: bool, scales_by_column: bool, opened: Opened
 ) -> None:
     """Of q, k, v, gate and up by rows, of o and down by columns; k and v of one head are repeated."""
     model, read = opened()
-    steps = brought(model, scheme, MESH)
+    steps = brought(model, format, MESH)
     whole, program = steps["quantize"].program, steps["insert-collectives"].program
     for name, spec in program.params.items():
         linear, _, part = name.removeprefix("layers.0.").rpartition(".")
@@ -109,9 +109,9 @@ def test_a_rank_has_its_part_of_each_weight(
             assert torch.equal(spec.recipe.for_rank(rank).execute(read), wanted), name
 
 
-def refused(opened: Opened, scheme: str, **changes: Any) -> OptionError:
+def refused(opened: Opened, format: str, **changes: Any) -> OptionError:
     model, _ = opened(**changes)
-    pipeline = edit_pipeline(f"default,quantize{{scheme={scheme}}}", pipeline_for(MESH))
+    pipeline = edit_pipeline(f"default,quantize{{format={format}}}", pipeline_for(MESH))
     with pytest.raises(OptionError) as caught:
         run_pipeline(model, pass_context(bucket=None, mesh=MESH), (), pipeline, upto=Stage.SHARDED)
     return caught.value

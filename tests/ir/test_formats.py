@@ -1,4 +1,4 @@
-"""Quantization schemes: what is stored, how far it is from the weight, and the linear that reads it."""
+"""Weight formats: what is stored, how far it is from the weight, and the linear that reads it."""
 
 import math
 from dataclasses import replace
@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from ingot.ir import build, ops
 from ingot.ir import recipe as r
 from ingot.ir.errors import CheckpointError, OptionError, VerifyError
+from ingot.ir.formats import ELEMENTS, FORMATS, Format, dequantize, find_format, quantize
 from ingot.ir.mesh import ranks
 from ingot.ir.program import Program, Stage
 from ingot.ir.recipe import Recipe, source
-from ingot.ir.schemes import ELEMENTS, SCHEMES, Scheme, dequantize, find_scheme, quantize
 from ingot.ir.tolerances import TOLERANCES, compare
 from ingot.ir.types import Dim, TensorType
 
-EACH = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+INTEGERS = {name: format for name, format in FORMATS.items() if not format.lossless}
+EACH = pytest.mark.parametrize("format", INTEGERS.values(), ids=INTEGERS)
 
 
 def matrix(seed: int, rows: int = 6, inner: int = 256) -> torch.Tensor:
@@ -29,45 +30,46 @@ def matrix(seed: int, rows: int = 6, inner: int = 256) -> torch.Tensor:
     return weight
 
 
-def elements(weight: torch.Tensor, scheme: Scheme) -> list[list[int]]:
+def elements(weight: torch.Tensor, format: Format) -> list[list[int]]:
     """Unpacked in plain Python."""
-    if scheme.packing == "plain":
+    if format.packing == "plain":
         return [[int(value) for value in row] for row in weight]
     return [[nibble for byte in row for nibble in (int(byte) % 16, int(byte) // 16)] for row in weight]
 
 
 @EACH
-def test_the_parts_are_what_the_scheme_says(scheme: Scheme) -> None:
+def test_the_parts_are_what_the_format_says(format: Format) -> None:
     weight = matrix(0)
-    parts = quantize(weight, scheme)
-    types = scheme.types((6, 256))
-    assert tuple(parts) == tuple(types) == scheme.parts
+    parts = quantize(weight, format)
+    types = format.types((6, 256), torch.float32)
+    assert tuple(parts) == tuple(types) == format.parts
     for name, part in parts.items():
         assert types[name].mismatch(part.contiguous()) is None
-    found = elements(parts["weight"], scheme)
-    low, high = ELEMENTS[scheme.element]
+    found = elements(parts["weight"], format)
+    low, high = ELEMENTS[format.element]
     assert {len(row) for row in found} == {256}
     assert low <= min(map(min, found)) and max(map(max, found)) == high, "the range is used up"
 
 
 @EACH
 @pytest.mark.parametrize("seed", range(3))
-def test_a_value_is_off_by_half_a_step(scheme: Scheme, seed: int) -> None:
+def test_a_value_is_off_by_half_a_step(format: Format, seed: int) -> None:
     """Element by element in Python, without the code under test: x = (element - zero) * scale."""
     weight = matrix(seed)
-    parts = quantize(weight, scheme)
-    group = scheme.group or 256
-    found = elements(parts["weight"], scheme)
-    low, high = ELEMENTS[scheme.element]
+    parts = quantize(weight, format)
+    (level,) = format.levels
+    group = level.columns or 256
+    found = elements(parts["weight"], format)
+    low, high = ELEMENTS[format.element]
     for i, row in enumerate(found):
         for j, element in enumerate(row):
-            place = (0, 0) if scheme.scales == "tensor" else (i, j // group)
+            place = (i if level.rows else 0, j // group)
             scale = float(parts["scales"][place])
-            zero = int(parts["zeros"][place]) if scheme.zeros else 0
+            zero = int(parts["zeros"][place]) if level.zeros else 0
             # Rounding the zero point moves a range by up to half a step, so its ends may be cut by as much.
-            steps = 1.0 if scheme.zeros and element in (low, high) else 0.5
+            steps = 1.0 if level.zeros and element in (low, high) else 0.5
             assert abs((element - zero) * scale - float(weight[i, j])) <= steps * 1.001 * scale
-    assert bool((dequantize(**_named(parts), scheme=scheme)[5] == 0).all()), "zero is exact"
+    assert bool((dequantize(**_named(parts), format=format)[5] == 0).all()), "zero is exact"
 
 
 def _named(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
@@ -75,18 +77,18 @@ def _named(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
 
 
 @EACH
-def test_dequantizing_is_the_formula(scheme: Scheme) -> None:
-    parts = quantize(matrix(1), scheme)
-    found = torch.tensor(elements(parts["weight"], scheme), dtype=torch.float64)
-    width = 256 if scheme.scales == "tensor" else 256 // parts["scales"].shape[1]
-    spread = [parts[name].double().repeat_interleave(width, 1) for name in scheme.parts[1:]]
-    expected = (found - (spread[1] if scheme.zeros else 0)) * spread[0]
-    assert torch.equal(dequantize(**_named(parts), scheme=scheme, dtype=torch.float64), expected)
-    assert compare(dequantize(**_named(parts), scheme=scheme), expected, torch.float32) is None
+def test_dequantizing_is_the_formula(format: Format) -> None:
+    parts = quantize(matrix(1), format)
+    found = torch.tensor(elements(parts["weight"], format), dtype=torch.float64)
+    width = 256 // parts["scales"].shape[1]
+    spread = [parts[name].double().repeat_interleave(width, 1) for name in format.parts[1:]]
+    expected = (found - (spread[1] if format.levels[0].zeros else 0)) * spread[0]
+    assert torch.equal(dequantize(**_named(parts), format=format, dtype=torch.float64), expected)
+    assert compare(dequantize(**_named(parts), format=format), expected, torch.float32) is None
 
 
 @given(
-    name=st.sampled_from(sorted(SCHEMES)),
+    name=st.sampled_from(sorted(INTEGERS)),
     rows=st.integers(1, 5),
     groups=st.integers(1, 3),
     exponent=st.integers(-30, 30),
@@ -96,20 +98,20 @@ def test_dequantizing_is_the_formula(scheme: Scheme) -> None:
 def test_quantizing_what_was_dequantized_changes_nothing(
     name: str, rows: int, groups: int, exponent: int, seed: int
 ) -> None:
-    scheme = SCHEMES[name]
+    format = FORMATS[name]
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(rows, groups * (scheme.group or 7), generator=generator) * 2.0**exponent
-    parts = quantize(weight, scheme)
-    once = dequantize(**_named(parts), scheme=scheme)
+    weight = torch.randn(rows, groups * (format.levels[0].columns or 7), generator=generator) * 2.0**exponent
+    parts = quantize(weight, format)
+    once = dequantize(**_named(parts), format=format)
     assert bool(once.isfinite().all())
-    if not scheme.zeros:
-        assert torch.equal(quantize(once, scheme)["weight"], parts["weight"])
+    if not format.levels[0].zeros:
+        assert torch.equal(quantize(once, format)["weight"], parts["weight"])
     # With a zero point the range may shrink by a cut end; it never grows, so a step at most is lost again.
-    twice = dequantize(**_named(quantize(once, scheme)), scheme=scheme)
+    twice = dequantize(**_named(quantize(once, format)), format=format)
     assert bool(((twice - once).abs() <= float(parts["scales"].max()) * 1.001).all())
 
 
-@pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.row_by_row])
+@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.row_by_row])
 def test_rows_may_be_merged_before_or_after(name: str) -> None:
     """What merge-linears relies on: the parts of a merged weight are the merged parts."""
     a, b = source("a"), source("b")
@@ -125,31 +127,31 @@ def test_one_scale_for_all_rows_does_not_merge() -> None:
     stored = {"a": matrix(0), "b": matrix(1) * 7}
     before = r.quantize(r.concat([a, b]), "int8_tensor")["weight"].execute(stored.__getitem__)
     after = r.concat([r.quantize(part, "int8_tensor")["weight"] for part in (a, b)]).execute(stored.__getitem__)
-    assert not torch.equal(before, after) and not SCHEMES["int8_tensor"].row_by_row
+    assert not torch.equal(before, after) and not FORMATS["int8_tensor"].row_by_row
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @EACH
-def test_what_has_no_scale_is_an_error(scheme: Scheme, bad: float) -> None:
+def test_what_has_no_scale_is_an_error(format: Format, bad: float) -> None:
     weight = matrix(0)
     weight[1, 77] = bad
     with pytest.raises(CheckpointError, match=r"recipe step 'quantize' .* NaN, infinities") as caught:
-        r.quantize(source("w"), scheme.name)["weight"].execute(lambda _: weight)
+        r.quantize(source("w"), format.name)["weight"].execute(lambda _: weight)
     assert 'source(name="w")' in caught.value.where
 
 
 @pytest.mark.parametrize("name", ["int4", "int8_g16", "INT8", ""])
-def test_an_unknown_scheme_is_an_error(name: str) -> None:
-    with pytest.raises(OptionError, match=f"unknown quantization scheme '{name}'") as caught:
-        find_scheme(name)
-    assert caught.value.expected == ", ".join(SCHEMES)
+def test_an_unknown_format_is_an_error(name: str) -> None:
+    with pytest.raises(OptionError, match=f"unknown weight format '{name}'") as caught:
+        find_format(name)
+    assert caught.value.expected == ", ".join(FORMATS)
 
 
-def test_a_scheme_is_frozen_and_named_once() -> None:
-    assert all(name == scheme.name for name, scheme in SCHEMES.items())
-    assert len({replace(scheme, name="") for scheme in SCHEMES.values()}) == len(SCHEMES), "one name for one meaning"
+def test_a_format_is_frozen_and_named_once() -> None:
+    assert all(name == format.name for name, format in FORMATS.items())
+    assert len({replace(format, name="") for format in FORMATS.values()}) == len(FORMATS), "one name for one meaning"
     with pytest.raises(AttributeError):
-        SCHEMES["int8"].group = 4  # type: ignore[misc]
+        FORMATS["int8"].packing = "other"  # type: ignore[misc]
 
 
 # --- shards ----------------------------------------------------------------------------------------------------------
@@ -196,16 +198,18 @@ def test_a_packed_weight_tells_its_sources_shape() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @EACH
-def test_quant_linear_is_a_float64_product(scheme: Scheme, biased: bool, dtype: torch.dtype) -> None:
+def test_quant_linear_is_a_float64_product(format: Format, biased: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(5, 256, generator=generator).to(dtype)
     bias = torch.randn(6, generator=generator).to(dtype) if biased else None
-    parts = quantize(matrix(0), scheme)
-    width = 256 if scheme.scales == "tensor" else 256 // parts["scales"].shape[1]
-    spread = [parts[name].double().repeat_interleave(width, 1) for name in scheme.parts[1:]]
-    full = (torch.tensor(elements(parts["weight"], scheme)).double() - (spread[1] if scheme.zeros else 0)) * spread[0]
+    parts = quantize(matrix(0), format)
+    width = 256 // parts["scales"].shape[1]
+    spread = [parts[name].double().repeat_interleave(width, 1) for name in format.parts[1:]]
+    full = (
+        torch.tensor(elements(parts["weight"], format)).double() - (spread[1] if format.levels[0].zeros else 0)
+    ) * spread[0]
     expected = x.double() @ full.T + (0 if bias is None else bias.double())
-    found = ops.quant_linear.reference(x, *_named(parts).values(), bias, scheme=scheme.name)
+    found = ops.quant_linear.reference(x, *_named(parts).values(), bias, format=format.name)
     assert found.dtype == dtype
     # Sums of 256 products of a weight of size 100: the table's float32 atol is for sums of size one.
     problem = compare(found, expected, dtype, factor=1000 if dtype in (torch.float32, torch.float64) else 1)
@@ -217,10 +221,10 @@ PER_CHANNEL = TensorType(torch.int8, (24, 64)), TensorType(torch.float32, (24, 1
 SCALES, ZEROS = TensorType(torch.float32, (24, 2)), TensorType(torch.uint8, (24, 2))
 
 
-def call(*types: TensorType | None, scheme: str = "int4_g32") -> TensorType:
+def call(*types: TensorType | None, format: str = "int4_g32") -> TensorType:
     program = Program("main", Stage.QUANTIZED, {"T": Dim("T", 1, 8)})
     args = [None if one is None else program.add_input(f"in{i}", one) for i, one in enumerate(types)]
-    found = build.call(program, ops.quant_linear.overload, args, {"scheme": scheme}).meta["type"]
+    found = build.call(program, ops.quant_linear.overload, args, {"format": format}).meta["type"]
     assert isinstance(found, TensorType)
     return found
 
@@ -228,11 +232,11 @@ def call(*types: TensorType | None, scheme: str = "int4_g32") -> TensorType:
 def test_its_type() -> None:
     assert call(X, WEIGHT, SCALES, ZEROS) == TensorType(torch.float32, ("T", 24))
     assert call(replace(X, dtype=torch.bfloat16), WEIGHT, SCALES, ZEROS) == TensorType(torch.bfloat16, ("T", 24))
-    assert call(X, *PER_CHANNEL, scheme="int8") == TensorType(torch.float32, ("T", 24))
+    assert call(X, *PER_CHANNEL, format="int8") == TensorType(torch.float32, ("T", 24))
 
 
 @pytest.mark.parametrize(
-    ("types", "scheme", "message"),
+    ("types", "format", "message"),
     [
         ((X, WEIGHT, SCALES), "int4_g32", "has weight, scales, zeros, and weight, scales are given"),
         ((X, *PER_CHANNEL, ZEROS), "int8", "has weight, scales, and weight, scales, zeros are given"),
@@ -242,9 +246,9 @@ def test_its_type() -> None:
         ((X, replace(WEIGHT, shape=(24, 64)), SCALES, ZEROS), "int4_g32", r"has weight u8\[24, 32\]"),
         ((X, WEIGHT, SCALES, ZEROS), "int4_g64", r"has scales f32\[24, 1\]"),
         ((X, WEIGHT, SCALES, ZEROS), "int4_g128", "no multiple of the group of 128"),
-        ((X, WEIGHT, SCALES, ZEROS), "int4_g31", "unknown quantization scheme 'int4_g31'"),
+        ((X, WEIGHT, SCALES, ZEROS), "int4_g31", "unknown weight format 'int4_g31'"),
     ],
 )  # fmt: skip
-def test_parts_that_do_not_fit(types: tuple[TensorType, ...], scheme: str, message: str) -> None:
+def test_parts_that_do_not_fit(types: tuple[TensorType, ...], format: str, message: str) -> None:
     with pytest.raises((VerifyError, OptionError), match=message):
-        call(*types, scheme=scheme)
+        call(*types, format=format)
