@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from ingot.ir import build, ops
 from ingot.ir import recipe as r
-from ingot.ir.errors import CheckpointError, OptionError, VerifyError
-from ingot.ir.formats import ELEMENTS, FORMATS, Format, dequantize, find_format, quantize
+from ingot.ir.errors import CheckpointError, InternalError, OptionError, VerifyError
+from ingot.ir.formats import ELEMENTS, FORMATS, Format, Scales, dequantize, find_format, quantize, register_format
 from ingot.ir.mesh import ranks
 from ingot.ir.program import Program, Stage
+from ingot.ir.quantized_weights import weight_breach
 from ingot.ir.recipe import Recipe, source
 from ingot.ir.tolerances import TOLERANCES, compare
-from ingot.ir.types import Dim, TensorType
+from ingot.ir.types import Dim, Split, TensorType
 
 INTEGERS = {name: format for name, format in FORMATS.items() if not format.lossless}
 EACH = pytest.mark.parametrize("format", INTEGERS.values(), ids=INTEGERS)
@@ -152,6 +153,56 @@ def test_a_format_is_frozen_and_named_once() -> None:
     assert len({replace(format, name="") for format in FORMATS.values()}) == len(FORMATS), "one name for one meaning"
     with pytest.raises(AttributeError):
         FORMATS["int8"].packing = "other"  # type: ignore[misc]
+
+
+BLOCKS = Format("blocks", "i8", (Scales(rows=2, columns=64),))
+
+
+def test_a_scale_may_belong_to_a_block_of_rows_and_columns() -> None:
+    weight = matrix(2)
+    parts = quantize(weight, BLOCKS)
+    assert {name: part.shape for name, part in parts.items()} == {"weight": (6, 256), "scales": (3, 4)}
+    for i in range(6):
+        for j in range(0, 256, 7):
+            scale = float(parts["scales"][i // 2, j // 64])
+            block = weight.unflatten(0, (3, 2)).unflatten(2, (4, 64))[i // 2, :, j // 64]
+            assert scale == pytest.approx(float(block.abs().max().clamp(min=1e-36)) / 127)
+            assert abs(int(parts["weight"][i, j]) * scale - float(weight[i, j])) <= 0.501 * scale
+    spread = parts["scales"].double().repeat_interleave(2, 0).repeat_interleave(64, 1)
+    found = dequantize(parts["weight"], parts["scales"], None, BLOCKS, torch.float64)
+    assert torch.equal(found, parts["weight"].double() * spread)
+    assert weight_breach(weight, parts["weight"], parts["scales"], None, BLOCKS) is None
+    assert BLOCKS.obstacle((5, 256)) == "5 rows are no multiple of 2: tiles are 1x1"
+
+
+def test_a_split_goes_through_no_block() -> None:
+    """What is repeated is a run of the weight's own units: a longer one would repeat several in another order."""
+    heads = Split("tp", 0, (6, 2), unit=2, repeat=True)
+    assert BLOCKS.split(heads, "weight") == heads
+    assert BLOCKS.split(heads, "scales") == Split("tp", 0, (3, 1), unit=1, repeat=True)
+    assert BLOCKS.split(Split("tp", 0, unit=3, repeat=True), "weight") == Split("tp", 0, unit=6)
+    assert BLOCKS.split(Split("tp", 1, unit=48), "scales") == Split("tp", 1, unit=3)
+    assert BLOCKS.split(None, "weight") is None and FORMATS["int8_tensor"].split(heads, "scales") is None
+    with pytest.raises(VerifyError, match="3 of a merged weight are no multiple of 2"):
+        BLOCKS.split(Split("tp", 0, (3, 3)), "scales")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (Format("int8", "i8", (Scales(),)), "is defined twice"),
+        (Format("new", "i8", (Scales(),), packing="none"), "names the packing 'none', which is none of"),
+        (Format("new", "i9", (Scales(),)), "has elements 'i9', which are none of kept, i8, u8, u4"),
+        (Format("new", "i8"), "has 0 levels of scales for elements 'i8'"),
+        (Format("new", "i8", (Scales(), Scales())), "has 2 levels of scales for elements 'i8'"),
+        (Format("new", "kept", (Scales(),)), "has 1 levels of scales for elements 'kept'"),
+        (Format("new", "i8", (Scales(),), activations="i8"), "has activations 'i8', which are none but float"),
+    ],
+)
+def test_a_format_that_is_not_sound_is_refused(made: Format, problem: str) -> None:
+    with pytest.raises(InternalError, match=f"the format '{made.name}' {problem}"):
+        register_format(made)
+    assert FORMATS.get(made.name) is not made
 
 
 # --- shards ----------------------------------------------------------------------------------------------------------
