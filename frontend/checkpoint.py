@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ingot.frontend.quantized_checkpoints import find_reader
 from ingot.frontend.safetensors_header import TensorInfo
 from ingot.frontend.tensor_files import CONVERT, PICKLE_SUFFIXES, name_files, read_tensors
 from ingot.ir.digest import digest_files
@@ -63,11 +64,12 @@ class Checkpoint:
     def open(path: str | Path) -> "Checkpoint":
         """Reads config.json and the tensor headers of a folder.
 
-        Raises ConfigError when the folder or its config.json is missing or malformed, CheckpointError when the tensor
-        files are.
+        Raises ConfigError when the folder or its config.json is missing or malformed, or says that the weights are
+        quantized in a way that no reader knows; CheckpointError when the tensor files are malformed.
         """
         folder = _folder(path)
         config = _read_config(folder / CONFIG)
+        find_reader(config, str(folder / CONFIG))
         tokenizer_files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 

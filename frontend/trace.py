@@ -49,7 +49,7 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
         name: ParamSpec(
             TensorType(parameter.dtype, tuple(parameter.shape)),
             _in_dtype(recipes[name], parameter.dtype, stored or {}),
-            definition.placement(name),
+            split=definition.split(spec.dims, name),
         )
         for name, parameter in parameters.items()
     }
@@ -60,7 +60,7 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
         own = tracing.own_params(names, stored or {})
         programs[name] = tracing.program({**params, **own}, names)
     expected = {name: entry.expected_matches for name, entry in entries.items()}
-    return Model(spec, programs, expected, definition.tp_plan(spec.dims), definition.round)
+    return Model(spec, programs, expected, definition.round)
 
 
 @dataclass(frozen=True)

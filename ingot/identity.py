@@ -17,6 +17,7 @@ from ingot.ir import ops
 from ingot.ir.artifact import SCHEMA_VERSION
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.digest import digest_files, digest_json
+from ingot.ir.formats import PACKINGS
 from ingot.ir.ops import OPS, Op, op_of
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
@@ -45,7 +46,11 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
     document = {
         "body": None if region is None else print_region_body(region.body).splitlines(),
         "backend": backend.name,
-        "sources": {**_digests(backend.sources()), **_op_sources(op for op in called if op is not None)},
+        "sources": {
+            **_digests(backend.sources()),
+            **_op_sources(op for op in called if op is not None),
+            **(_format_sources() if ops.quant_linear in called else {}),
+        },
         "toolchain": backend.toolchain(),
         "target": target.code_identity(),
         "tiles": [choice.decides() for choice in choices_of(region, backend, target)],
@@ -92,6 +97,7 @@ def request_document(
             **_digests(file for room in _ROOMS for file in _PACKAGE.joinpath(room).rglob("*") if _is_source(file)),
             **_digests(_PACKAGE / name for name in _DRIVER),
             **_op_sources(OPS.values()),
+            **_format_sources(),
             **_pass_sources(one for phase in pipeline for one in phase.passes),
         },
         "toolchain": {backend.name: backend.toolchain() for backend in backends},
@@ -138,6 +144,12 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
 def _op_sources(ops: Iterable[Op]) -> dict[str, str]:
     """The files that define those of the ops which other packages bring, by the modules' names."""
     return _module_sources({op.reference.__module__: op.reference.__code__.co_filename for op in ops})
+
+
+def _format_sources() -> dict[str, str]:
+    """The files that define the packings which other packages bring, by the modules' names."""
+    made = [function for one in PACKINGS.values() for function in (one.pack, one.unpack)]
+    return _module_sources({one.__module__: one.__code__.co_filename for one in made})
 
 
 def _pass_sources(passes: Iterable[Pass]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from torch import fx
 
 from ingot.ir.errors import ParseError
 from ingot.ir.features.feature import EndingUse
-from ingot.ir.parse_types import read_placements, read_recipe, read_tensor, read_type
+from ingot.ir.parse_types import read_placements, read_recipe, read_split, read_tensor, read_type
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import ParamSpec, Program, Region, Stage, StateSpec, target_of
 from ingot.ir.recipe import Recipe
@@ -136,11 +136,11 @@ def _declare(line: Line, program: Program, values: dict[str, fx.Node], keyword: 
         values[name] = program.add_input(name, line.guarded(lambda: read_tensor(line)))
     elif keyword == "param":
         value_type = line.guarded(lambda: read_tensor(line))
+        split = read_split(line)
         placements = read_placements(line)
         line.need("=")
-        values[name] = program.add_param(
-            name, ParamSpec(value_type, line.guarded(lambda: read_recipe(line)), placements)
-        )
+        recipe = line.guarded(lambda: read_recipe(line))
+        values[name] = program.add_param(name, ParamSpec(value_type, recipe, placements, split))
     else:
         kind = line.name("a kind of state")
         value_type = line.guarded(lambda: read_tensor(line))

@@ -1,10 +1,11 @@
 """The parts of a statement, read from a line: types, placements and recipes."""
 
 from functools import partial
+from typing import Any
 
 from ingot.ir.recipe import STEPS, Attr, Recipe
 from ingot.ir.scan import Line
-from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, StateType, TensorType, TupleType, ValueType
+from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, Split, StateType, TensorType, TupleType, ValueType
 
 
 def read_type(line: Line) -> ValueType:
@@ -49,6 +50,34 @@ def _tensor_rest(line: Line, dtype: str) -> TensorType:
 def read_tensor(line: Line) -> TensorType:
     """A tensor type: dtype, sizes, and strides where they are not row-major."""
     return _tensor_rest(line, line.name("a tensor type"))
+
+
+def read_split(line: Line) -> Split | None:
+    """How a mesh would split a param, if that follows its type."""
+    ahead = [token.text for token in line.tokens[line.place + 1 : line.place + 3]]
+    if line.kind() != "name" or ahead != ["=", "split"]:
+        return None
+    start = line.place
+    axis = line.name("a mesh axis")
+    line.place += 2
+    line.need("(")
+    dim = line.integer()
+    options: dict[str, Any] = {}
+    while line.skip(","):
+        option = line.name("segments, unit, repeat or optional")
+        if option in options or option not in ("segments", "unit", "repeat", "optional"):
+            raise line.error(f"'{option}' is given twice or is no option of a split", at=line.place - 1)
+        if option in ("segments", "unit"):
+            line.need("=")
+        if option == "segments":
+            line.need("[")
+            options[option] = tuple(line.listed(line.integer, "]"))
+        else:
+            options[option] = line.integer() if option == "unit" else True
+    line.need(")")
+    needed = not options.pop("optional", False)
+    split: Split = line.guarded(partial(Split, axis, dim, needed=needed, **options), at=start)
+    return split
 
 
 def read_placements(line: Line) -> tuple[Placement, ...]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.types import Placement, Size, TensorType, ValueType
+from ingot.ir.formats import find_format
+from ingot.ir.types import Placement, Size, Split, TensorType, ValueType
 
 Spot = Placement | None
 
@@ -98,10 +99,32 @@ def _linear(call: Call) -> Fit:
         bias = {"bias": weight} if "bias" in call.types else {}
         return Fit({"weight": weight, **bias}, call.shard(last, weight.segments))
     if weight == call.shard(1):
-        if "bias" in call.types:
-            raise VerifyError("a bias on partial sums is added once by each rank", expected="an add behind the sum")
+        _check_bias(call)
         return Fit({"weight": weight, "x": call.shard(last)}, call.partial)
     return whole(call)
+
+
+def _check_bias(call: Call) -> None:
+    if "bias" in call.types:
+        raise VerifyError("a bias on partial sums is added once by each rank", expected="an add behind the sum")
+
+
+def _quant_linear(call: Call) -> Fit:
+    """As a linear. Where the packed elements are split, what scales them is too; all in sizes of their own."""
+    weight, format = call.at["weight"], find_format(call.values["format"])
+    if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
+        return whole(call)
+    tile, last = format.layout.tile[weight.dim], len(call.types["x"].shape) - 1
+    split = Split(call.axis, weight.dim, tuple(size * tile for size in weight.segments))
+    needs: dict[str, Spot] = {"weight": weight}
+    for part in format.parts[1:]:
+        if part in call.types and (own := format.split(split, part)) is not None:
+            needs[part] = call.shard(own.dim, own.segments)
+    if weight.dim == 0:
+        bias = {"bias": call.shard(0, split.segments)} if "bias" in call.types else {}
+        return Fit({**needs, **bias}, call.shard(last, split.segments))
+    _check_bias(call)
+    return Fit({**needs, "x": call.shard(last)}, call.partial)
 
 
 def _norm(call: Call) -> Fit:
@@ -289,7 +312,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
-    "ingot.quant_linear": whole,
+    "ingot.quant_linear": _quant_linear,
     "ingot.redistribute": _collective(),
     "ingot.reduce_scatter": _collective("partial", "shard"),
     "ingot.rms_norm": _norm,

@@ -1,9 +1,9 @@
-"""Ops and passes from other installed packages, found by their entry points.
+"""Ops, weight formats and passes from other installed packages, found by their entry points.
 
 A package names them in its pyproject.toml:
 
     [project.entry-points."ingot.ops"]
-    my_ops = "my_package.ops"                  # a module that defines ops when it is imported
+    my_ops = "my_package.ops"                  # a module that defines ops or weight formats when it is imported
 
     [project.entry-points."ingot.passes"]
     my-pass = "my_package.passes:MyPass"       # a Pass; its `joins` says to which phase it belongs

@@ -54,11 +54,16 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A weight: its type, how it is made from the checkpoint, and where it lives on the mesh."""
+    """A weight: its type, and how it is made from the checkpoint.
+
+    `split` says how a mesh would split it; None: every rank has it whole. On a mesh `placement` says where it lies
+    instead.
+    """
 
     type: TensorType
     recipe: Recipe
     placement: tuple[Placement, ...] = ()
+    split: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -291,14 +296,12 @@ class Model:
     """A traced model: programs by entry name (`main`; others as verify, draft, encode) over shared params and states.
 
     What has one name in two entries is one thing. `expected` holds, by entry, the number of matches that each pass owes
-    it, by formula from the model's layers and flags. `tp_plan` says how a mesh splits the params, by the ends of their
-    names; what it does not name is replicated. `round` names the entries that run in each step, in order.
+    it, by formula from the model's layers and flags. `round` names the entries that run in each step, in order.
     """
 
     spec: ModelSpec
     entries: dict[str, Program]
     expected: Mapping[str, Mapping[str, int]]
-    tp_plan: Mapping[str, Split] = field(default_factory=dict)
     round: tuple[str, ...] = ("main",)
 
     @property

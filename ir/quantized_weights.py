@@ -8,9 +8,9 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.contracts import Breach, RankParams
+from ingot.ir.formats import Format, dequantize, find_format, quantize
 from ingot.ir.program import Program, is_call
 from ingot.ir.recipe import Recipe
-from ingot.ir.schemes import Scheme, dequantize, find_scheme, quantize
 from ingot.ir.tolerances import TOLERANCES
 
 
@@ -27,22 +27,24 @@ class _Quantized:
     """A `quant_linear` over params, by name, and the param of the program before that they stand for."""
 
     parts: Mapping[str, str]
-    scheme: Scheme
+    format: Format
     original: str | None
 
     def dequantized(self, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
         weight, scales, zeros = self.tensors(params)
-        return dequantize(weight, scales, zeros, self.scheme, torch.float64)
+        return dequantize(weight, scales, zeros, self.format, torch.float64)
 
-    def tensors(self, params: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        zeros = params[self.parts["zeros"]] if "zeros" in self.parts else None
-        return params[self.parts["weight"]], params[self.parts["scales"]], zeros
+    def tensors(
+        self, params: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        scales, zeros = (params[self.parts[part]] if part in self.parts else None for part in ("scales", "zeros"))
+        return params[self.parts["weight"]], scales, zeros
 
 
 def weight_breaches(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> list[WeightBreach]:
-    """The weights that `after` quantizes and that are not what the scheme makes of those in `before`.
+    """The weights that `after` quantizes and that are not what the format makes of those in `before`.
 
     A value lies within half a step (its scale) of the original, and no step is larger than the range needs.
     """
@@ -54,7 +56,7 @@ def weight_breaches(
             found.append(WeightBreach(name, Breach(float("inf"), float("inf"), 0.0, text)))
             continue
         for old, new in zip(before_params, after_params, strict=True):
-            if problem := weight_breach(old[one.original], *one.tensors(new), one.scheme):
+            if problem := weight_breach(old[one.original], *one.tensors(new), one.format):
                 found.append(WeightBreach(_wrong_part(one, old[one.original], new), problem))
                 break
     return found
@@ -62,7 +64,7 @@ def weight_breaches(
 
 def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
     """The param that alone is not what quantizing gives; that of the elements where several are not."""
-    expected = quantize(original, one.scheme)
+    expected = quantize(original, one.format)
     wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
     return wrong[0] if len(wrong) == 1 else one.parts["weight"]
 
@@ -70,13 +72,15 @@ def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, to
 def weight_breach(
     original: torch.Tensor,
     weight: torch.Tensor,
-    scales: torch.Tensor,
+    scales: torch.Tensor | None,
     zeros: torch.Tensor | None,
-    scheme: Scheme,
+    format: Format,
 ) -> Breach | None:
-    """How the parts of a quantized matrix lie farther from `original` [N, K] than rounding by `scheme` does."""
+    """How the parts of a quantized matrix lie farther from `original` [N, K] than rounding by `format` does."""
+    if scales is None:
+        return _moved_breach(original, dequantize(weight, None, None, format))
     exact = original.double()
-    error = (dequantize(weight, scales, zeros, scheme, torch.float64) - exact).abs()
+    error = (dequantize(weight, scales, zeros, format, torch.float64) - exact).abs()
     step = _spread(scales.double(), original.shape)
     # Quantizing divides and rounds in float32, so what lies between two elements may go to either. Rounding a zero
     # point moves all elements by at most half of one, so that the ends of the range are no farther off than the rest.
@@ -86,7 +90,7 @@ def weight_breach(
         most, steps = float(error.flatten()[index]), float((error / step).flatten()[index])
         text = f"a value is off by {steps:.3g} steps of {float(step.flatten()[index]):.3g}"
         return Breach(most, most / float(exact.abs().max()), float(allowed.flatten()[index]), text)
-    needed = quantize(original, scheme)["scales"].double()
+    needed = quantize(original, format)["scales"].double()
     wide = scales.double() > needed * (1 + TOLERANCES[torch.float32].rtol)
     if bool(wide.any()):
         index = int((scales.double() / needed).argmax())
@@ -96,8 +100,20 @@ def weight_breach(
     return None
 
 
+def _moved_breach(original: torch.Tensor, found: torch.Tensor) -> Breach | None:
+    """A lossless format gives back the numbers that it was given."""
+    if torch.equal(found, original):
+        return None
+    error = (found.double() - original.double()).abs().nan_to_num(nan=float("inf"))
+    most = float(error.max())
+    return Breach(
+        most, most / float(original.double().abs().max()), 0.0, f"a value is off by {most:.3g}, and none may be"
+    )
+
+
 def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return scales.repeat_interleave(shape[1] // scales.shape[1], 1).expand(*shape)
+    rows, columns = (size // count for size, count in zip(shape, scales.shape, strict=True))
+    return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 
 
 def with_rounded_weights(
@@ -142,7 +158,7 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
         # Its name says what it stands for, whatever a wrong recipe makes it of.
         named = f"{parts['weight'].removesuffix('.qweight')}.weight"
         original = named if named in before.params else names.get(step.inputs[0]) if step else None
-        yield _Quantized(parts, find_scheme(bound["scheme"]), original)
+        yield _Quantized(parts, find_format(bound["format"]), original)
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.ir.errors import CheckpointError, VerifyError
+from ingot.ir.errors import CheckpointError, InternalError, VerifyError
+from ingot.ir.formats import dequantize as dequantized
+from ingot.ir.formats import find_format
+from ingot.ir.formats import quantize as quantized
 from ingot.ir.mesh import Rank
-from ingot.ir.schemes import dequantize as dequantized
-from ingot.ir.schemes import find_scheme
-from ingot.ir.schemes import quantize as quantized
 from ingot.ir.tables import make_table
 from ingot.ir.types import DTYPE_NAMES, DTYPES
 
@@ -63,8 +63,7 @@ class Recipe:
         if self.step in ("cast", "affine"):
             return self.inputs[0].source_shapes(shape)
         if self.step == "quantize" and self.output == "weight":
-            per_byte = find_scheme(str(self.attr("scheme"))).per_byte
-            return self.inputs[0].source_shapes((*shape[:-1], shape[-1] * per_byte))
+            return self.inputs[0].source_shapes(find_format(str(self.attr("format"))).shape_of(shape))
         if self.step == "slice":
             dim, end = _int(self.attr("dim")), _int(self.attr("end"))
             return self.inputs[0].source_shapes((*shape[:dim], end, *shape[dim + 1 :]))
@@ -153,16 +152,17 @@ def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _check_shard_of_quantized(recipe: Recipe, part: torch.Tensor) -> None:
-    """A shard of a quantized matrix along its rows' elements holds whole groups, or its scales would not be its own."""
-    quantizing = recipe.inputs[0]
-    if quantizing.step != "quantize" or _int(recipe.attr("dim")) % part.dim() != 1:
+    """A shard of a stored matrix holds whole tiles and groups, or its scales would not be its own."""
+    quantizing, dim = recipe.inputs[0], _int(recipe.attr("dim"))
+    if quantizing.step != "quantize":
         return
-    scheme, world = find_scheme(str(quantizing.attr("scheme"))), _int(recipe.attr("world"))
-    elements = part.shape[1] * (scheme.per_byte if quantizing.output == "weight" else scheme.group)
-    if scheme.group and elements % (scheme.group * world):
-        raise ValueError(
-            f"a shard of {elements} elements over {world} ranks is no multiple of the group of {scheme.group}"
-        )
+    format, world = find_format(str(quantizing.attr("format"))), _int(recipe.attr("world"))
+    if dim % part.dim() > 1:
+        raise ValueError(f"a shard along axis {dim} tears the tiles of format {format.name}")
+    dim %= part.dim()
+    elements, group = part.shape[dim] * format.block(quantizing.output)[dim], format.granule(dim)
+    if elements % (group * world):
+        raise ValueError(f"a shard of {elements} elements over {world} ranks is no multiple of the group of {group}")
 
 
 def _affine(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
@@ -188,11 +188,13 @@ def _split(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> dict[str, torch.T
 
 
 def _dequantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> torch.Tensor:
-    weight, scales, *zeros = args
-    return dequantized(weight, scales, zeros[0] if zeros else None, find_scheme(str(attrs["scheme"])))
+    weight, scales, zeros = [*args, None, None][:3]
+    assert weight is not None
+    return dequantized(weight, scales, zeros, find_format(str(attrs["format"])))
 
 
-STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]] = {
+Step = Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]
+STEPS: dict[str, Step] = {
     "source": lambda args, attrs: args[0],
     "slice": lambda args, attrs: args[0].narrow(
         _int(attrs["dim"]), _int(attrs["begin"]), _int(attrs["end"]) - _int(attrs["begin"])
@@ -208,10 +210,17 @@ STEPS: Mapping[str, Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]]
     "table": lambda args, attrs: make_table(attrs),
     "shard": lambda args, attrs: _shard(args[0], attrs),
     "split": lambda args, attrs: _split(args[0], attrs),
-    "quantize": lambda args, attrs: quantized(args[0], find_scheme(str(attrs["scheme"]))),
+    "quantize": lambda args, attrs: quantized(args[0], find_format(str(attrs["format"]))),
     "dequantize": _dequantize,
     "cast": lambda args, attrs: args[0].to(DTYPES[str(attrs["dtype"])]),
 }
+
+
+def register_step(name: str, step: Step) -> None:
+    """Let recipes have one more step. Raises InternalError for a name that is taken."""
+    if name in STEPS:
+        raise InternalError(f"the recipe step '{name}' is defined twice")
+    STEPS[name] = step
 
 
 def _recipe(step: str, *inputs: Recipe, **attrs: Attr) -> Recipe:
@@ -283,12 +292,12 @@ def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
     return [replace(step, output=f"part{index}") for index in range(len(sizes))]
 
 
-def quantize(recipe: Recipe, scheme: str) -> dict[str, Recipe]:
-    """The parts of a quantized matrix by name (`Scheme.parts`), all results of one step."""
-    step = _recipe("quantize", recipe, scheme=scheme)
-    return {part: replace(step, output=part) for part in find_scheme(scheme).parts}
+def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
+    """The parts by name (`Format.parts`) that a matrix is stored as, all results of one step."""
+    step = _recipe("quantize", recipe, format=format)
+    return {part: replace(step, output=part) for part in find_format(format).parts}
 
 
-def dequantize(parts: Mapping[str, Recipe], scheme: str) -> Recipe:
-    """What the parts of a quantized matrix stand for, in float32."""
-    return _recipe("dequantize", *(parts[name] for name in find_scheme(scheme).parts), scheme=scheme)
+def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:
+    """What the parts of a stored matrix stand for: in float32, or in its own dtype where the format is lossless."""
+    return _recipe("dequantize", *(parts[name] for name in find_format(format).parts), format=format)

@@ -57,7 +57,8 @@ def print_placeholder(node: fx.Node, program: Program) -> str:
     match node.meta["kind"]:
         case "param":
             spec = program.params[name]
-            return f"param {name}: {spec.type}{_placements(spec.placement)} = {spec.recipe}"
+            split = f" {spec.split}" if spec.split else ""
+            return f"param {name}: {spec.type}{split}{_placements(spec.placement)} = {spec.recipe}"
         case "state":
             state = program.states[name]
             line = f"state {name}: {state.kind} {state.type} group={state.group} unit={state.unit}"

@@ -3,8 +3,9 @@
 A size is an int or the name of a dim of the closed table `DIM_MEANINGS`; a data-dependent size is never a symbol.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -150,8 +151,8 @@ class Placement:
     """Where a value lives on one axis of the mesh.
 
     `kind` is "replicated", "shard" (split along `dim`; `segments` are the parts of a merged tensor, each split by
-    itself, in sizes of the whole) or "partial" (a sum over the axis is still due). A program without a mesh states the
-    types of whole values, and a placement there says how a mesh would split them; on a mesh types are those of a rank.
+    itself, in sizes of the whole) or "partial" (a sum over the axis is still due). On a mesh
+    types are those of a rank. A program without a mesh has no placements; how a mesh would split a param is a `Split`.
     """
 
     axis: str
@@ -172,13 +173,56 @@ class Placement:
 
 @dataclass(frozen=True)
 class Split:
-    """How a plan splits a param: `placement`, in units of `unit` elements that stay together (those of a head).
+    """How a mesh splits a param along `dim` on `axis`. Runs of `unit` elements stay together: those of a head.
 
-    Where the units do not divide among the ranks, they are repeated if `repeat` says that copies mean the same, the
-    param stays whole on every rank if it is not `needed`, and else the mesh is refused.
+    `segments` are the parts of a merged tensor, each split by itself. Where the units do not divide among the ranks,
+    they are repeated if `repeat` says that copies mean the same, the param stays whole on every rank if it is not
+    `needed`, and else the mesh is refused.
     """
 
-    placement: Placement
+    axis: str
+    dim: int
+    segments: tuple[int, ...] = ()
     unit: int = 1
     repeat: bool = False
     needed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dim < 0 or self.unit < 1:
+            raise VerifyError(
+                f"a split in units of {self.unit} of dim {self.dim}", expected="dim 0 or more, unit 1 or more"
+            )
+
+    def __str__(self) -> str:
+        options = [f"segments=[{', '.join(map(str, self.segments))}]"] if self.segments else []
+        options += [f"unit={self.unit}"] if self.unit > 1 else []
+        options += [word for word, said in (("repeat", self.repeat), ("optional", not self.needed)) if said]
+        return f"{self.axis}=split({', '.join([str(self.dim), *options])})"
+
+    @property
+    def turned(self) -> "Split":
+        """That of the transposed matrix."""
+        return replace(self, dim=1 - self.dim)
+
+
+def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split | None:
+    """How tensors of `sizes` along axis 0 are split once they lie one after the other along it.
+
+    The result asks for no less than any part: its units are whole units of each, and it is repeated only if each may
+    be, in the same units. Raises VerifyError where the parts are neither all split along axis 0 of one mesh axis nor
+    all whole.
+    """
+    if not any(splits):
+        return None
+    found = [split for split in splits if split is not None]
+    if len(found) < len(splits) or any((split.axis, split.dim) != (found[0].axis, 0) for split in found):
+        raise VerifyError("no common split along axis 0", expected="all parts whole, or all split along axis 0")
+    segments = [size for split, whole in zip(found, sizes, strict=True) for size in split.segments or (whole,)]
+    return Split(
+        found[0].axis,
+        0,
+        tuple(segments),
+        math.lcm(*(split.unit for split in found)),
+        repeat=all(split.repeat and split.unit == found[0].unit for split in found),
+        needed=any(split.needed for split in found),
+    )

@@ -212,6 +212,12 @@ def _check_placeholder(node: fx.Node, program: Program) -> None:
         raise VerifyError("the param's type differs from its spec", expected=str(program.params[str(node.target)].type))
     if node.meta["kind"] == "state":
         _check_symbols(program.states[str(node.target)].type, program)
+    if node.meta["kind"] == "param":
+        spec = program.params[str(node.target)]
+        if program.mesh and spec.split is not None:
+            raise VerifyError(f"param '{node.target}' is still to be split: {spec.split}", expected="a placement")
+        if not program.mesh and spec.placement:
+            raise VerifyError("a placement without a mesh", expected="a split, which says how a mesh would split it")
     if program.mesh and node.meta["kind"] != "input":
         (check_param if node.meta["kind"] == "param" else check_state)(str(node.target), program)
 

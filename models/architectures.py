@@ -12,7 +12,7 @@ from ingot.ir.errors import ConfigError
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Placement, Split, TensorType
+from ingot.ir.types import Split, TensorType
 from ingot.models import dense, families
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 
@@ -50,13 +50,13 @@ class Definition:
     named `main` takes the place of what `build` and `expected_matches` say of it. `round` names the entries that run in
     each step, in order. `checkpoints` are aliases of checkpoints beside the model's own, whose tensors recipes name
     "alias:tensor".
+    `split` says how a mesh splits the parameter of a name; None: every rank has it whole.
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
     weight_map: Callable[[Any, int], dict[str, Recipe]]
     ignored: Callable[[Any], tuple[str, ...]]
-    placement: Callable[[str], tuple[Placement, ...]]
-    tp_plan: Callable[[Any], Mapping[str, Split]]
+    split: Callable[[Any, str], Split | None]
     expected_matches: Callable[[Any], dict[str, int]]
     more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
     round: tuple[str, ...] = ("main",)
@@ -67,8 +67,7 @@ DENSE = Definition(
     build=dense.DenseDecoder,
     weight_map=dense.weight_map,
     ignored=lambda spec: dense.IGNORED_WHEN_TIED if spec.tied else dense.IGNORED,
-    placement=dense.placement,
-    tp_plan=dense.tp_plan,
+    split=dense.split,
     expected_matches=dense.expected_matches,
 )
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ingot.ir import ops, recipe
 from ingot.ir.recipe import Recipe
-from ingot.ir.types import Placement, Split
+from ingot.ir.types import Split
 from ingot.models.config import RopeSpec
 
 
@@ -313,41 +313,38 @@ def _fused_recipes(spec: DenseSpec, ours: str, theirs: str) -> dict[str, Recipe]
     return recipes
 
 
-# How tensor parallelism splits each parameter, by its last two names; what is not listed is replicated. Embedding and
-# head are split over the vocabulary.
-TP_PLAN: Mapping[str, Placement] = {
-    **{
-        f"{name}.{part}": Placement("tp", "shard", 0)
-        for name in ("q", "k", "v", "gate", "up")
-        for part in ("weight", "bias")
-    },
-    "o.weight": Placement("tp", "shard", 1),
-    "down.weight": Placement("tp", "shard", 1),
-    "head.weight": Placement("tp", "shard", 0),
-    "embed.weight": Placement("tp", "shard", 0),
+# The axis along which tensor parallelism splits each parameter, by its last two names; what is not listed is whole on
+# every rank. Embedding and head are split over the vocabulary.
+TP_DIMS: Mapping[str, int] = {
+    **{f"{name}.{part}": 0 for name in ("q", "k", "v", "gate", "up") for part in ("weight", "bias")},
+    "o.weight": 1,
+    "down.weight": 1,
+    "head.weight": 0,
+    "embed.weight": 0,
 }
 
 
-def placement(name: str) -> tuple[Placement, ...]:
-    """The placement of the parameter `name`."""
-    found = TP_PLAN.get(".".join(name.split(".")[-2:]))
-    return (found,) if found else ()
-
-
-def tp_plan(spec: DenseSpec) -> dict[str, Split]:
-    """`TP_PLAN` with what stays together: the heads of q, k, v and o, and the gains of each head.
+def split(spec: DenseSpec, name: str) -> Split | None:
+    """How a mesh splits the parameter `name`: by `TP_DIMS`, and what stays together are the heads of q, k, v and o.
 
     Heads of k and v may be repeated, except where one norm goes over all of them. A vocabulary that does not divide is
-    not split.
+    not split. Gains of one row for each head are split with the heads.
     """
-    head, copies = {"unit": spec.head_dim}, {"unit": spec.head_dim, "repeat": spec.qk_norm != "full"}
-    vocab = {"needed": False}
-    options: dict[str, dict[str, Any]] = {"q": head, "k": copies, "v": copies, "o": head, "embed": vocab, "head": vocab}
-    plan = {name: Split(place, **options.get(name.partition(".")[0], {})) for name, place in TP_PLAN.items()}
-    if spec.qk_norm == "head" and len(_qk_norm_shape(spec, spec.heads)) == 2:
-        by_head = Placement("tp", "shard", 0)
-        plan |= {"q_norm.weight": Split(by_head), "k_norm.weight": Split(by_head, repeat=True)}
-    return plan
+    end = ".".join(name.split(".")[-2:])
+    if end in ("q_norm.weight", "k_norm.weight"):
+        by_head = spec.qk_norm == "head" and len(_qk_norm_shape(spec, spec.heads)) == 2
+        return Split("tp", 0, repeat=end == "k_norm.weight") if by_head else None
+    if end not in TP_DIMS:
+        return None
+    options: dict[str, Any] = {}
+    match end.partition(".")[0]:
+        case "q" | "o":
+            options = {"unit": spec.head_dim}
+        case "k" | "v":
+            options = {"unit": spec.head_dim, "repeat": spec.qk_norm != "full"}
+        case "embed" | "head":
+            options = {"needed": False}
+    return Split("tp", TP_DIMS[end], **options)
 
 
 def expected_matches(spec: DenseSpec) -> dict[str, int]:

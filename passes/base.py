@@ -16,7 +16,6 @@ from ingot.ir.plan import BucketClass, Executable, owed_features
 from ingot.ir.program import Region, Stage
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
-from ingot.ir.types import Split
 from ingot.passes.rewrite import Rewriter
 
 # What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
@@ -34,8 +33,7 @@ class PassContext:
     preferred ones first. `buckets` are all bucket classes, `bucket` the one that is lowered. `weight_budget` bounds the
     resident weights, in multiples of their size in one copy. `emit` and `emit_library` compile regions and kernels,
     `measure` runs what was compiled; they are absent where nothing is to be compiled, and a region's memory is then
-    that of its references. `mesh` holds the sizes of axes above one, `tp_plan` how the model's params are split over
-    them.
+    that of its references. `mesh` holds the sizes of axes above one.
     """
 
     target: Target
@@ -52,7 +50,6 @@ class PassContext:
     measure: Measure | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
-    tp_plan: Mapping[str, Split] = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
         """The bucket class that holds every step: what a pass before LOWERED asks backends about."""
@@ -67,7 +64,8 @@ class PassContext:
 class Pass(ABC):
     """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line.
 
-    `joins` is for passes that run on request, those of other packages among them: the stage whose phase they end.
+    `numerics` may be a property, where the options decide what the pass promises. `joins` is for passes that run on
+    request, those of other packages among them: the stage whose phase they end.
     """
 
     name: ClassVar[str]
@@ -92,7 +90,7 @@ def check_pass_class(made: object, name: str) -> type[Pass]:
         raise _misfit(name, made, "gives", "a subclass of ingot.passes.base.Pass")
     if getattr(made, "name", None) != name:
         raise _misfit(name, made, f"calls itself {getattr(made, 'name', None)!r} and gives", f'name = "{name}"')
-    if not isinstance(getattr(made, "numerics", None), Numerics):
+    if not isinstance(getattr(made, "numerics", None), Numerics | property):
         kinds = ", ".join(f"Numerics.{kind.name}" for kind in Numerics)
         raise _misfit(name, made, "does not say what it promises:", f"`numerics` is one of {kinds}")
     if not isinstance(made.joins, Stage):

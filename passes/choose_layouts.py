@@ -163,6 +163,7 @@ def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
             TensorType(spec.type.dtype, (columns, rows)),
             permute(spec.recipe, TRANSPOSED),
             tuple(_turned(place) for place in spec.placement),
+            spec.split.turned if spec.split else None,
         ),
     )
     users = list(param.users)

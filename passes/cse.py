@@ -40,7 +40,7 @@ def _key(node: fx.Node, program: Program) -> Hashable:
     """Equal for two nodes where one can stand for both; None where no other node can."""
     if node.op == "placeholder":
         spec = program.params[str(node.target)]
-        return spec.recipe, spec.placement, spec.type
+        return spec
     if not effect_of(node, program).joinable:
         return None
     op = op_of(node.target)

@@ -156,7 +156,7 @@ def run_pipeline(
 
     `on_pass` is called with the program before and after each pass, whose record ends the latter's `history`.
     """
-    context = replace(context, expected=model.expected.get(entry, {}), tp_plan=model.tp_plan, buckets=buckets)
+    context = replace(context, expected=model.expected.get(entry, {}), buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):
         raise PassError("the pipeline shards nothing", where=mesh_text(context.mesh), expected="pipeline_for(mesh)")
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):

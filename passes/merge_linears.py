@@ -1,28 +1,23 @@
 """merge-linears: linears that read the same value become one, with their weights concatenated by recipe."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx
 
-from ingot.ir import ops
+from ingot.ir.errors import VerifyError
 from ingot.ir.mesh import Mesh
-from ingot.ir.ops import op_of
 from ingot.ir.program import ParamSpec, tensor_type
 from ingot.ir.recipe import Recipe, concat, shard
 from ingot.ir.record import Numerics
-from ingot.ir.schemes import find_scheme
-from ingot.ir.types import DTYPE_NAMES, Placement, TensorType
+from ingot.ir.types import DTYPE_NAMES, Placement, Split, TensorType, concatenated
+from ingot.ir.weights import Product, StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter, described, trimmed
+from ingot.passes.rewrite import Rewriter, described
 
-# What stands behind x in a call, by the plural: each is concatenated along axis 0, the linear's outputs.
-_PARTS: Mapping[Any, Mapping[str, str]] = {
-    ops.linear.overload: {"weight": "weights", "bias": "biases"},
-    ops.quant_linear.overload: {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "biases"},
-}
+# What is concatenated along axis 0, the linear's outputs, by the plural.
+_PLURALS = {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "biases"}
 
 
 @dataclass(frozen=True)
@@ -38,10 +33,8 @@ class MergeLinears(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         groups: dict[tuple[fx.Node, bool], list[fx.Node]] = {}
         for node in rewriter.program.calls():
-            if node.target not in _PARTS:
-                continue
-            bound = _bound(node)
-            groups.setdefault((bound["x"], bound["bias"] is None), []).append(node)
+            if (product := product_of(node)) is not None:
+                groups.setdefault((product.x, product.bias is None), []).append(node)
         for linears in groups.values():
             if len(linears) > 1:
                 if reason := _why_not_merge(linears):
@@ -52,35 +45,37 @@ class MergeLinears(Pass):
                     _merge(rewriter, linears)
 
 
-def _bound(node: fx.Node) -> dict[str, Any]:
-    op = op_of(node.target)
-    assert op is not None
-    return op.bind(node.args, node.kwargs)
+def _product(node: fx.Node) -> Product:
+    product = product_of(node)
+    assert product is not None
+    return product
 
 
 def _why_not_merge(linears: list[fx.Node]) -> str | None:
-    """Why linears as they are quantized cannot be merged; None when they can.
+    """Why weights as they are stored cannot be merged; None when they can.
 
-    What is quantized row by row may be put one above the other: each row keeps its elements, scales and zeros.
+    What is stored row by row may be put one above the other: each row keeps its elements, scales and zeros.
     """
-    schemes = [str(_bound(node)["scheme"]) for node in linears if node.target == ops.quant_linear.overload]
-    if len(schemes) not in (0, len(linears)):
-        return f"{len(schemes)} of {len(linears)} are quantized: " + ", ".join(
-            f"{_bound(node)['weight'].target} {_bound(node).get('scheme', 'not')}" for node in linears
-        )
-    if len(set(schemes)) > 1:
-        return f"the quantization schemes differ: {', '.join(sorted(set(schemes)))}"
-    if schemes and not find_scheme(schemes[0]).row_by_row:
-        return f"scheme '{schemes[0]}' has one scale for a whole weight"
-    return None
+    formats = {_product(node).weight.format.name: _product(node).weight.format for node in linears}
+    if len(formats) > 1:
+        return f"the weight formats differ: {', '.join(sorted(formats))}"
+    (format,) = formats.values()
+    return None if format.row_by_row else f"format '{format.name}' has one scale for a whole weight"
+
+
+def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
+    """What the linears are given beside x, by name: the parts of their weights, and their biases if they have any."""
+    products = [_product(node) for node in linears]
+    parts = {part: [one.weight.parts[part] for one in products] for part in products[0].weight.parts}
+    biases = [one.bias for one in products if one.bias is not None]
+    return {**parts, "bias": biases} if biases else parts
 
 
 def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
     """Why these linears cannot be merged; None when they can."""
     program = rewriter.program
-    bound = [_bound(node) for node in linears]
-    for part, parts in _PARTS[linears[0].target].items():
-        params = [item[part] for item in bound if item[part] is not None]
+    for part, params in _operands(linears).items():
+        parts = _PLURALS[part]
         for param in params:
             if param.op != "placeholder" or param.meta["kind"] != "param":
                 return f"%{param.name} is no param but {described(param)}"
@@ -90,9 +85,9 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
             dtypes = ", ".join(f"{param.target} {DTYPE_NAMES[tensor_type(param).dtype]}" for param in params)
             return f"the {parts} have several dtypes: {dtypes}"
         specs = [program.params[str(param.target)] for param in params]
-        if specs and _merged_placement(specs, program.mesh) is None:
+        if _merged_placement(specs, program.mesh) is None or _merged_split(specs) is None:
             placed = ", ".join(
-                f"{param.target} {' '.join(map(str, spec.placement)) or 'whole'}"
+                f"{param.target} {spec.split or ' '.join(map(str, spec.placement)) or 'whole'}"
                 for param, spec in zip(params, specs, strict=True)
             )
             return f"the {parts} have no common placement along axis 0: {placed}"
@@ -113,15 +108,21 @@ def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ..
     return tuple(merged)
 
 
+def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
+    """How a mesh would split params concatenated along axis 0, None of it where it would not; None where it cannot."""
+    try:
+        return (concatenated([spec.split for spec in specs], [int(spec.type.shape[0]) for spec in specs]),)
+    except VerifyError:
+        return None
+
+
 def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     first = linears[0]
-    bound = [_bound(node) for node in linears]
-    merged_args = [bound[0]["x"]]  # read now: an earlier merge may have put a slice in its place
-    for part in _PARTS[first.target]:
-        absent = bound[0][part] is None
-        merged_args.append(None if absent else _merged_param(rewriter, [item[part] for item in bound]))
-    attributes: dict[str, Any] = {"scheme": bound[0]["scheme"]} if "scheme" in bound[0] else {}
-    product = rewriter.call(first.target, *trimmed(merged_args), before=first, **attributes)
+    x, format = _product(first).x, _product(first).weight.format  # now: an earlier merge may have put a slice for x
+    merged = {part: _merged_param(rewriter, params) for part, params in _operands(linears).items()}
+    bias = merged.pop("bias", None)
+    op, args, attributes = Product(x, StoredWeight(format, merged), bias).call()
+    product = rewriter.call(op, *args, before=first, **attributes)
     users = [user for node in linears for user in node.users]
     parts: list[fx.Node] = []
     begin = 0
@@ -147,9 +148,11 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
     specs = [program.params[str(param.target)] for param in params]
     rows = sum(size for spec in specs for size in spec.type.shape[:1] if isinstance(size, int))
     placement = _merged_placement(specs, program.mesh)
-    assert placement is not None
+    split = _merged_split(specs)
+    assert placement is not None and split is not None
     merged_type = TensorType(specs[0].type.dtype, (rows, *specs[0].type.shape[1:]))
-    return rewriter.add_param(name, ParamSpec(merged_type, _merged_recipe(specs, placement, program.mesh), placement))
+    made = _merged_recipe(specs, placement, program.mesh)
+    return rewriter.add_param(name, ParamSpec(merged_type, made, placement, *split))
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:

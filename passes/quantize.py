@@ -1,4 +1,4 @@
-"""quantize: linears keep their weights in few bits. Op and recipe are rewritten together."""
+"""quantize: linears keep their weights in another format, in few bits or in another order; op and recipe together."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -7,59 +7,68 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.errors import OptionError
+from ingot.ir.formats import Format, find_format
 from ingot.ir.program import ParamSpec, Program, Stage, is_call, tensor_type
 from ingot.ir.recipe import quantize
 from ingot.ir.record import Numerics
-from ingot.ir.schemes import Scheme, find_scheme
-from ingot.ir.types import Placement
+from ingot.ir.weights import StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter, described, trimmed
+from ingot.passes.rewrite import Rewriter, described
 
-# The parts in the order of `quant_linear`, and what they are called as GPTQ and AWQ name them: layers.0.mlp.up.weight
+# What the parts are called, as GPTQ and AWQ name them: layers.0.mlp.up.weight
 # becomes layers.0.mlp.up.qweight and so on.
 _SUFFIXES = {"weight": "qweight", "scales": "scales", "zeros": "zeros"}
 
 
 @dataclass(frozen=True)
 class Quantize(Pass):
-    """Each `linear` over a param becomes `quant_linear` over the parts that one step of a recipe makes of it.
+    """Each `linear` over a param becomes a product over the parts that one step of a recipe makes of it.
 
-    `scheme` is a name in `ingot.ir.schemes`. The embedding stays as it is, and so does the head, which makes the
-    logits, unless `lm_head`. A weight that the scheme does not fit is an error, never left out.
+    `format` is a name in `ingot.ir.formats`; a lossless one changes no bit of any result. The embedding stays as it is,
+    and so does the head, which makes the logits, unless `lm_head`. A weight that the format does not fit is an error,
+    never left out.
     """
 
     name: ClassVar[str] = "quantize"
-    numerics: ClassVar[Numerics] = Numerics.LOSSY
     joins: ClassVar[Stage] = Stage.QUANTIZED
-    scheme: str = "int8"
+    format: str = "int8"
     lm_head: bool = False
 
     def __post_init__(self) -> None:
-        find_scheme(self.scheme)
+        find_format(self.format)
+
+    @property
+    def numerics(self) -> Numerics:  # type: ignore[override]  # by the format, where other passes have one contract
+        return Numerics.EXACT if find_format(self.format).lossless else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        program, scheme = rewriter.program, find_scheme(self.scheme)
+        program, format = rewriter.program, find_format(self.format)
         heads = frozenset() if self.lm_head else _heads(program)
         chosen: list[fx.Node] = []
         for node in program.calls(ops.linear.overload):
             if node in heads:
                 continue
-            weight = ops.linear.bind(node.args, node.kwargs)["weight"]
-            if weight.meta.get("kind") == "param":
+            if _weight(node).meta.get("kind") == "param":
                 chosen.append(node)
             else:
-                rewriter.refuse(node, f"the weight is no param but {described(weight)}")
-        _check_fit(program, chosen, scheme)
-        parts: dict[fx.Node, dict[str, fx.Node]] = {}  # two linears may share a weight
+                rewriter.refuse(node, f"the weight is no param but {described(_weight(node))}")
+        _check_fit(list(map(_weight, chosen)), format)
+        stored: dict[fx.Node, StoredWeight] = {}  # two linears may share a weight
         for node in chosen:
             if not rewriter.take(node):
                 break
-            bound = ops.linear.bind(node.args, node.kwargs)
-            weight = bound["weight"]
-            if weight not in parts:
-                parts[weight] = _add_parts(rewriter, str(weight.target), scheme)
-            args = trimmed([bound["x"], *(parts[weight].get(part) for part in _SUFFIXES), bound["bias"]])
-            rewriter.replace(node, rewriter.call(ops.quant_linear, *args, before=node, scheme=scheme.name))
+            product, weight = product_of(node), _weight(node)
+            assert product is not None
+            if weight not in stored:
+                stored[weight] = _stored(rewriter, str(weight.target), format)
+            op, args, attributes = replace(product, weight=stored[weight]).call()
+            rewriter.replace(node, rewriter.call(op, *args, before=node, **attributes))
+
+
+def _weight(linear: fx.Node) -> fx.Node:
+    weight = ops.linear.bind(linear.args, dict(linear.kwargs))["weight"]
+    assert isinstance(weight, fx.Node)
+    return weight
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
@@ -75,39 +84,31 @@ def _heads(program: Program) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def _check_fit(program: Program, linears: list[fx.Node], scheme: Scheme) -> None:
+def _check_fit(weights: list[fx.Node], format: Format) -> None:
     problems = {}
-    for node in linears:
-        weight = ops.linear.bind(node.args, node.kwargs)["weight"]
-        if problem := scheme.obstacle(tensor_type(weight).bind({})):
+    for weight in weights:
+        if problem := format.obstacle(tensor_type(weight).bind({})):
             problems[str(weight.target)] = problem
     if problems:
         name, problem = next(iter(problems.items()))
         raise OptionError(
-            f"scheme '{scheme.name}' does not fit {len(problems)} of {len(linears)} linears: {problem}",
+            f"format '{format.name}' does not fit {len(problems)} of {len(weights)} linears: {problem}",
             where=f"quantize, param {name}",
-            expected="weights whose rows are a multiple of the group",
-            hint="int8 has no groups and fits every weight",
+            expected="weights of whole tiles, whose rows are a multiple of the group",
+            hint="int8 has neither, and fits every weight",
         )
 
 
-def _add_parts(rewriter: Rewriter, name: str, scheme: Scheme) -> dict[str, fx.Node]:
-    """The params that stand for the param `name`, by part."""
+def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
+    """The params that stand for the param `name`, made by one step of a recipe, each with its part of the split."""
     spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
-    types, recipes = scheme.types((rows, inner)), quantize(spec.recipe, scheme.name)
-    return {
+    types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)
+    parts = {
         part: rewriter.add_param(
             f"{name.removesuffix('.weight')}.{_SUFFIXES[part]}",
-            ParamSpec(types[part], recipes[part], tuple(_placed(place, part, scheme) for place in spec.placement)),
+            ParamSpec(types[part], recipes[part], split=format.split(spec.split, part)),
         )
-        for part in scheme.parts
+        for part in format.parts
     }
-
-
-def _placed(place: Placement, part: str, scheme: Scheme) -> Placement:
-    """Where a part lives if the weight is placed so: scales go with what they scale."""
-    if place.kind != "shard" or part == "weight" or scheme.group:
-        return place
-    split_along_scales = place.dim == 0 and scheme.row_by_row
-    return place if split_along_scales else replace(place, kind="replicated", dim=0, segments=())
+    return StoredWeight(format, parts)

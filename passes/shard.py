@@ -1,8 +1,8 @@
-"""shard: params are split over the mesh by the model's plan, and every value gets the placement that follows."""
+"""shard: params are split over the mesh as they say, and every value gets the placement that follows."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +19,8 @@ from ingot.ir.placements import Spot, viewed_dim
 from ingot.ir.program import ParamSpec, Program, is_call, tensor_type
 from ingot.ir.recipe import Recipe
 from ingot.ir.record import Numerics
-from ingot.ir.types import Placement, Size, Split, TensorType, ValueType
+from ingot.ir.types import Placement, Size, TensorType, ValueType
+from ingot.ir.weights import Product, product_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
@@ -45,7 +46,7 @@ class Shard(Pass):
             raise PassError("the program has states already", where=self.name, expected="a pure program")
         program.mesh = dict(context.mesh)
         for param in program.placeholders("param"):
-            _split_param(rewriter, param, context.tp_plan)
+            _split_param(rewriter, param)
         _prepare(rewriter)
         walk = _Walk(rewriter, {node: node.meta.get("type") for node in program.graph.nodes}, {})
         for node in list(program.calls()):
@@ -56,29 +57,32 @@ class Shard(Pass):
                 end.replace_input_with(node, walk.moved(node, place.axis, place, None, before=end))
 
 
-def _split_param(rewriter: Rewriter, param: fx.Node, plan: Mapping[str, Split]) -> None:
-    """Split a param along the axis that the plan names for it; whole on every rank without one."""
+def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
+    """Split a param as it says; it is whole on every rank without a split, and where an optional one does not fit."""
     program, name = rewriter.program, str(param.target)
     spec = program.params[name]
-    split = next((found for end, found in plan.items() if f".{name}".endswith(f".{end}")), None)
-    program.params[name] = ParamSpec(spec.type, spec.recipe)
-    if split is None or split.placement.axis not in program.mesh:
+    split = spec.split
+    program.params[name] = replace(spec, split=None)
+    if split is None or split.axis not in program.mesh:
         return
-    place, parts, size = split.placement, program.mesh[split.placement.axis], spec.type.shape[split.placement.dim]
+    parts, size = program.mesh[split.axis], spec.type.shape[split.dim]
     assert isinstance(size, int)
-    units, made = size // split.unit, spec.recipe
-    if units % parts:
-        problem = f"'{name}' has {units} parts of {split.unit}, which do not divide among {parts} ranks"
+    segments, made = split.segments or (size,), spec.recipe
+    if any(segment % (split.unit * parts) for segment in segments):
+        counts = " + ".join(str(Fraction(segment, split.unit)) for segment in segments)
+        problem = f"'{name}' has {counts} parts of {split.unit}, which do not divide among {parts} ranks"
         if not split.needed:
             rewriter.refuse(param, f"{problem}: every rank has it whole")
             return
-        if not split.repeat:
-            raise OptionError(problem, where=f"mesh {mesh_text(program.mesh)}", expected=f"a divisor of {units}")
-        times = parts // math.gcd(units, parts)
-        made = _repeated(made, spec.type.shape, place.dim, split.unit, times)
-        size *= times
+        if not split.repeat or any(segment % split.unit for segment in segments):
+            expected = f"a divisor of {math.gcd(*segments) // split.unit}"
+            raise OptionError(problem, where=f"mesh {mesh_text(program.mesh)}", expected=expected)
+        times = math.lcm(*(parts // math.gcd(segment // split.unit, parts) for segment in segments))
+        made = _repeated(made, spec.type.shape, split.dim, split.unit, times)
+        size, segments = size * times, tuple(segment * times for segment in segments)
     if not rewriter.take(param):
         return
+    place = Placement(split.axis, "shard", split.dim, segments if split.segments else ())
     local = (*spec.type.shape[: place.dim], size // parts, *spec.type.shape[place.dim + 1 :])
     sharded = recipe.shard(made, place.axis, place.dim, place.segments)
     program.params[name] = ParamSpec(TensorType(spec.type.dtype, local), sharded, (place,))
@@ -101,16 +105,19 @@ def _prepare(rewriter: Rewriter) -> None:
         if target is ops.embedding and (place := _splits(program, bound["weight"], 0)):
             node.target, node.args = ops.vocab_embedding.overload, (bound["tokens"], bound["weight"])
             node.kwargs = {"axis": place.axis, "parts": program.mesh[place.axis]}
-        elif target is ops.linear and bound["bias"] is not None and _splits(program, bound["weight"], 1):
-            _part_with_bias(rewriter, node, bound)
+        elif (product := product_of(node)) is None or product.bias is None:
+            continue
+        elif _splits(program, product.weight.parts["weight"], 1):
+            _part_with_bias(rewriter, node, product)
 
 
-def _part_with_bias(rewriter: Rewriter, node: fx.Node, bound: dict[str, Any]) -> None:
+def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None:
     """linear(x, w, b) becomes linear(x, w) + b: partial sums are summed before the bias is added once."""
-    node.args, node.kwargs = (bound["x"], bound["weight"]), {}
+    _, args, node.kwargs = replace(product, bias=None).call()
+    node.args = tuple(args)
     graph = rewriter.program.graph
     with graph.inserting_after(node):
-        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, bound["bias"]), name="add")
+        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, product.bias), name="add")
     add.meta = dict(node.meta)
     node.replace_all_uses_with(add, delete_user_cb=lambda user: user is not add)
 

@@ -17,9 +17,9 @@ from ingot import compile_model
 from ingot.commands.views import print_weights
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
+from ingot.ir.formats import FORMATS
 from ingot.ir.program import ParamSpec, Program
 from ingot.ir.recipe import concat, quantize, source
-from ingot.ir.schemes import SCHEMES
 from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 from ingot.models.architectures import read_spec
@@ -29,7 +29,7 @@ from ingot.publish import ArtifactWriter
 from ingot.runtime.artifact import open_artifact
 
 SCHEME, TOP, GROUP = "int4_g32", 15, 32
-PASSES = f"default,quantize{{scheme={SCHEME}}}"
+PASSES = f"default,quantize{{format={SCHEME}}}"
 PROMPTS = [[5, 17, 3, 60, 2, 41], [11], list(range(40))]
 NEW_TOKENS = 12
 # Sizes that are multiples of the group; two layers, grouped heads, biases.
@@ -88,8 +88,8 @@ def program(folder: Path) -> tuple[Program, Callable[[str], torch.Tensor]]:
     return lowered.fused, found.read
 
 
-def through_the_scheme(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight rounded to four bits in groups of 32, and each element's step; written down from the scheme's text."""
+def through_the_format(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight rounded to four bits in groups of 32, and each element's step; written down from the format's text."""
     groups = weight.double().reshape(-1, GROUP)
     low, high = groups.min(1, keepdim=True).values.clamp(max=0), groups.max(1, keepdim=True).values.clamp(min=0)
     step = ((high - low) / TOP).float().double()
@@ -100,11 +100,11 @@ def through_the_scheme(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 @pytest.fixture(scope="module")
 def rounded(folder: Path) -> Path:
-    """The checkpoint with every linear's weight put through the scheme and back, in plain torch."""
+    """The checkpoint with every linear's weight put through the format and back, in plain torch."""
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if name.split(".")[-2] in LINEARS and name.endswith("weight"):
-            tensors[name] = through_the_scheme(tensor)[0].float().contiguous()
+            tensors[name] = through_the_format(tensor)[0].float().contiguous()
     other = folder.parent / "rounded"
     other.mkdir()
     (other / "config.json").write_text((folder / "config.json").read_text())
@@ -146,7 +146,7 @@ def test_the_loss_is_bounded_by_the_step(served: Result, folder: Path, rounded: 
         if torch.equal(tensor, near[name]):
             assert name.split(".")[-2] not in LINEARS or name.endswith("bias")
         else:
-            assert bool(((tensor - near[name]).abs() <= 1.001 * through_the_scheme(tensor)[1]).all())
+            assert bool(((tensor - near[name]).abs() <= 1.001 * through_the_format(tensor)[1]).all())
     # A product of K terms, each off by an error of up to half a step and of no fixed sign, is off by about
     # sqrt(K / 12) steps times the size of an activation. The first layer's q from the artifact's own numbers:
     weights = stored_weights(artifact)
@@ -154,7 +154,7 @@ def test_the_loss_is_bounded_by_the_step(served: Result, folder: Path, rounded: 
     parts = [weights[f"layers.0.attention.q_k_v.{part}"][: len(q)] for part in ("qweight", "scales", "zeros")]
     elements = torch.stack((parts[0] & 15, parts[0] >> 4), -1).reshape(len(q), -1, GROUP).double()
     found = ((elements - parts[2][..., None].double()) * parts[1][..., None].double()).reshape(q.shape)
-    step = through_the_scheme(q)[1]
+    step = through_the_format(q)[1]
     assert bool(((found - q).abs() <= 1.001 * step).all())
     x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     error = (x @ (found - q.double()).T).std()
@@ -176,7 +176,7 @@ def test_three_params_from_one_recipe(artifact: Path) -> None:
         rows, packed = entries["qweight"]["shape"]
         assert entries["scales"]["shape"] == entries["zeros"]["shape"] == [rows, packed * 2 // GROUP]
         steps = {entry["recipe"].replace(f").{part.replace('qw', 'w')}", ")") for part, entry in entries.items()}
-        assert len(steps) == 1 and f'scheme="{SCHEME}"' in steps.pop()
+        assert len(steps) == 1 and f'format="{SCHEME}"' in steps.pop()
     assert index["embed.weight"]["dtype"] == index["head.weight"]["dtype"] == "f32"
     float_bytes = sum(
         tensor.numel() * 4
@@ -195,18 +195,18 @@ def test_three_params_from_one_recipe(artifact: Path) -> None:
 def test_inspect_shows_a_shared_recipe_once(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_weights(open_artifact(artifact))
     lines = " ".join(capsys.readouterr().out.split())
-    assert lines.count('quantize(source(name="model.layers.0.self_attn.o_proj.weight"), scheme="int4_g32")') == 1
+    assert lines.count('quantize(source(name="model.layers.0.self_attn.o_proj.weight"), format="int4_g32")') == 1
     assert "scales of the recipe of layers.0.attention.o.qweight" in lines
     assert "zeros of the recipe of layers.1.mlp.gate_up.qweight" in lines
 
 
 def test_a_shared_step_is_executed_once(tmp_path: Path) -> None:
     """Packing reads a weight once for its three parts, also when the merged parts of two lie between others."""
-    scheme, reads = SCHEMES["int4_g32"], []
+    format, reads = FORMATS["int4_g32"], []
     params: dict[str, ParamSpec] = {}
-    types = scheme.types((8, 64))
-    for part in scheme.parts:
-        recipes = [quantize(source(name), scheme.name)[part] for name in ("a", "b")]
+    types = format.types((8, 64), torch.float32)
+    for part in format.parts:
+        recipes = [quantize(source(name), format.name)[part] for name in ("a", "b")]
         shape = types[part]
         params[f"ab.{part}"] = ParamSpec(TensorType(shape.dtype, (16, *shape.shape[1:])), concat(recipes))
         params[f"norm.{part}"] = ParamSpec(TensorType(torch.float32, (4,)), source(f"norm.{part}"))

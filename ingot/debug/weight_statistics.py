@@ -63,7 +63,7 @@ MEASURES: Mapping[str, Measure] = {
             "rows of zeros",
             0.0,
             "a group of zeros has no scale",
-            "quantize by a scheme that divides by the range; norms of such a row",
+            "quantize by a format that divides by the range; norms of such a row",
         ),
         Measure("values that are not finite", 0.0, "no sum with one is finite", "every: what is computed is lost"),
     )

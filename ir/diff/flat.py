@@ -66,7 +66,8 @@ class Item:
     @property
     def placement(self) -> str:
         if self.op == "param":
-            return placement_text(self.program.params[self.name].placement)
+            spec = self.program.params[self.name]
+            return str(spec.split) if spec.split else placement_text(spec.placement)
         if self.op == "state":
             return placement_text(self.program.states[self.name].placement)
         return placement_text(self.node.meta.get("placement", ()))

@@ -1,49 +1,59 @@
-"""The linear with a quantized weight: one op for all schemes."""
+"""The linear over a weight that is stored in a format: one op for all of them."""
 
 import torch
 import torch.nn.functional as F
 
+from ingot.ir.formats import dequantize, find_format, quantize
+from ingot.ir.ops.dense import linear
 from ingot.ir.ops.registry import Sample, define, wide
-from ingot.ir.schemes import dequantize, find_scheme, quantize
 from ingot.ir.types import DTYPE_NAMES
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     x, bias = torch.randn(5, 64, generator=g).to(dtype), torch.randn(24, generator=g).to(dtype)
     samples = []
-    for scheme, last in (("int8", ()), ("int4_g32", (bias,)), ("int8_g64", ())):
-        parts = quantize(torch.randn(24, 64, generator=g), find_scheme(scheme))
-        samples.append(Sample((x, *parts.values(), *last), {"scheme": scheme}))
-    return samples
+    for format, last in (("int8", ()), ("int4_g32", (bias,)), ("int8_g64", ())):
+        parts = quantize(torch.randn(24, 64, generator=g), find_format(format))
+        samples.append(Sample((x, *parts.values(), *last), {"format": format}))
+    plain = torch.randn(24, 64, generator=g).to(dtype)
+    return [
+        *samples,
+        Sample((x, plain), {"format": "plain"}),
+        Sample((x, plain, None, None, bias), {"format": "plain"}),
+    ]
 
 
-def _flops(x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None, scheme: str) -> int:
-    return 2 * x.numel() * weight.shape[0]
+def _flops(x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None, format: str) -> int:
+    return 2 * x.numel() * find_format(format).shape_of(tuple(weight.shape))[0]
 
 
 def _fake(
     x: torch.Tensor,
     weight: torch.Tensor,
-    scales: torch.Tensor,
+    scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     *,
-    scheme: str,
+    format: str,
 ) -> torch.Tensor:
-    """The shape, once every part is what the scheme says: nothing else would notice a scale of a wrong group."""
-    found = find_scheme(scheme)
-    if problem := found.obstacle((weight.shape[0], x.shape[-1])):
-        raise ValueError(f"scheme {scheme}: {problem}")
-    given = {"weight": weight, "scales": scales, **({} if zeros is None else {"zeros": zeros})}
-    wanted = found.types((weight.shape[0], x.shape[-1]))
+    """The shape, once every part is what the format says: nothing else would notice a scale of a wrong group."""
+    found = find_format(format)
+    if weight.dim() < 2:
+        raise ValueError(f"format {format}: packed elements of shape {list(weight.shape)}")
+    shape = found.shape_of(tuple(weight.shape))[0], x.shape[-1]
+    if problem := found.obstacle(shape):
+        raise ValueError(f"format {format}: {problem}")
+    named = {"weight": weight, "scales": scales, "zeros": zeros}
+    given = {name: part for name, part in named.items() if part is not None}
+    wanted = found.types(shape, x.dtype if weight.is_floating_point() else weight.dtype)
     if given.keys() != wanted.keys():
-        raise ValueError(f"scheme {scheme} has {', '.join(wanted)}, and {', '.join(given)} are given")
+        raise ValueError(f"format {format} has {', '.join(wanted)}, and {', '.join(given)} are given")
     for name, part in given.items():
         if part.dtype != wanted[name].dtype or tuple(part.shape) != wanted[name].shape:
             raise ValueError(
-                f"scheme {scheme} has {name} {wanted[name]}, and {DTYPE_NAMES[part.dtype]}{list(part.shape)} are given"
+                f"format {format} has {name} {wanted[name]}, and {DTYPE_NAMES[part.dtype]}{list(part.shape)} are given"
             )
-    return F.linear(x, x.new_empty(weight.shape[0], x.shape[-1]), bias)
+    return F.linear(x, x.new_empty(shape), bias)
 
 
 @define(
@@ -55,14 +65,17 @@ def _fake(
 def quant_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
-    scales: torch.Tensor,
+    scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     *,
-    scheme: str,
+    format: str,
 ) -> torch.Tensor:
-    """`x @ w.T + bias` with x [T, K], bias [N], and w [N, K] what weight, scales and zeros stand for by `scheme`
-    (`ingot.ir.schemes`): [T, N] in x's dtype, computed in float32 and rounded once."""
+    """`x @ w.T + bias` with x [T, K], bias [N], and w [N, K] what weight, scales and zeros stand for by `format`
+    (`ingot.ir.formats`): [T, N] in x's dtype. With scales computed in float32 and rounded once, else as `linear`."""
+    found = find_format(format)
+    if found.lossless:
+        return linear.reference(x, dequantize(weight, scales, zeros, found), bias)  # type: ignore[no-any-return]
     full = wide(x)
-    matrix = dequantize(weight, scales, zeros, find_scheme(scheme), full.dtype)
+    matrix = dequantize(weight, scales, zeros, found, full.dtype)
     return F.linear(full, matrix, None if bias is None else wide(bias)).to(x.dtype)

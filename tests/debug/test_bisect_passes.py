@@ -310,7 +310,7 @@ def _other_weight(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> N
     program.params[name] = dataclasses.replace(spec, recipe=recipe)
 
 
-def test_quantizing_may_lose_what_its_scheme_does_and_no_more(artifact: Callable[..., Path], again: None) -> None:
+def test_quantizing_may_lose_what_its_format_does_and_no_more(artifact: Callable[..., Path], again: None) -> None:
     path = artifact("llama-plain", **OPTIONS, passes="default,quantize")
     case = Case.open(path)
     assert blame_pass(case, Judge(case)) is None

@@ -14,8 +14,8 @@ from ingot import compile_model
 from ingot.debug.bisect.execution.recipe_meanings import step_problem
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import recipe
+from ingot.ir.formats import FORMATS
 from ingot.ir.recipe import STEPS, Recipe
-from ingot.ir.schemes import SCHEMES
 
 Step = Callable[[list[torch.Tensor], Mapping[str, Any]], Any]
 
@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[str, Callable[[Step], Step], str, dict[str, str]]] = {
     "a table of another scale": ("table", doubled, "llama-yarn", {}),
     "a gain without its offset": ("affine", unscaled, "gemma-tied", {}),
     "a cast that truncates": ("cast", truncating, "qwen3-scaled", {"dtype": "bfloat16"}),
-    "scales too large": ("quantize", coarse, "qwen3-scaled", {"passes": "default,quantize{scheme=int8}"}),
+    "scales too large": ("quantize", coarse, "qwen3-scaled", {"passes": "default,quantize{format=int8}"}),
 }
 
 
@@ -193,19 +193,19 @@ def test_meanings_are_what_the_steps_do(seed: int) -> None:
         assert "1 of" in (step_problem(step, args, attrs, wrong) or ""), step
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_quantizing_by_every_scheme(name: str) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantizing_by_every_format(name: str) -> None:
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(3))
     x[2] *= 30
     x[3, :128] = x[3, :128].abs() + 1  # a range that zero is outside of
-    attrs = {"scheme": name}
+    attrs = {"format": name}
     parts = STEPS["quantize"]([x], attrs)
     assert step_problem("quantize", [x], attrs, parts) is None
     whole = STEPS["dequantize"]([parts[part] for part in parts], attrs)
     assert step_problem("dequantize", list(parts.values()), attrs, whole) is None
     assert "5 of" in (step_problem("dequantize", list(parts.values()), attrs, whole + torch.eye(5, 256)) or "")
     assert step_problem("quantize", [x + torch.eye(5, 256) * 9], attrs, parts) is not None
-    if SCHEMES[name].per_byte == 2:
+    if FORMATS[name].packing == "low_first":
         swapped = packed_high_first(STEPS["quantize"])([x], attrs)
         assert "more than half a step off" in (step_problem("quantize", [x], attrs, swapped) or "")
 

@@ -26,7 +26,15 @@ SLOWEST = 10.0  # seconds for one text, of some hundred lines: a parse takes a h
 # What stands in for a piece of text: numbers at their limits, names of every kind, punctuation, and what is no ASCII.
 SPARE = ["0", "-1", "9" * 25, "9" * 5000, "1e-05", "1e999", "inf", "nan", "None", "True", '"text"', "%x", "f32", "bf16"]
 SPARE += ["T", "B", "pages", "state", "source", "return", "region", "param", "input", "dim", "getitem", "group", "unit"]
-SPARE += ["aten.view.default", "aten.slice.Tensor", "ingot.kv_append", "ingot.linear", "region.r0", "tp=shard(0) "]
+SPARE += [
+    "aten.view.default",
+    "aten.slice.Tensor",
+    "ingot.kv_append",
+    "ingot.linear",
+    "region.r0",
+    "tp=shard(0) ",
+    "tp=split(0, unit=2) ",
+]
 SPARE += [*"()[]{}<>=:;,@+.", "#", " ", "\t", "\r", "\0", "\\", '"', '"\\ud800"', "é", "٣", "𝟜", "\u2028", "\u202e"]
 PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[\w.%-]+|\s|[^\w\s]')
 EDIT_KINDS = ("token", *("alike",) * 9, "line", "splice", "cut", "character", "scope")

@@ -97,8 +97,8 @@ def test_a_changed_constant_is_one_line_and_nothing_that_follows() -> None:
             "~ param up layer 1: type bf16[32, 16] -> bf16[32, 16; 1, 32]",
         ),
         (
-            [("down: bf16[16, 32] =", "down: bf16[16, 32] tp=shard(1) =")],
-            "~ param down layer 1: placement – -> tp=shard(1)",
+            [("down: bf16[16, 32] =", "down: bf16[16, 32] tp=split(1) =")],
+            "~ param down layer 1: placement – -> tp=split(1)",
         ),
         ([("tokens: i32", "tokens: i64")], "~ input tokens: type i32[T] -> i64[T]"),
         (

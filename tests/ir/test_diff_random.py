@@ -42,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("diff-random")
 # A checkpoint of `tiny`, a text for --passes, and a case of `sharded`: the first are quick.
 SOURCES = (
     ("llama-biased", "default", ""),
-    ("llama-scaled", "default,quantize{scheme=int8,lm_head=true}", ""),
+    ("llama-scaled", "default,quantize{format=int8,lm_head=true}", ""),
     ("llama-scaled", "default", "key-value groups"),
     ("gemma3_text-old", "default", ""),
     ("cohere-normed", "default", ""),

@@ -11,6 +11,7 @@ from mesh_program import PARTIAL, shard
 from torch import fx
 
 from ingot.ir.errors import VerifyError
+from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.infer_placement import fit
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.placements import RULES, Fit, viewed_dim
@@ -150,6 +151,15 @@ WAYS: dict[str, set[str]] = {
     },
     "moe": {"gate_up:shard1 down:shard2"},
     "paged_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},
+    "quant_linear": {
+        "weight:shard0",
+        "weight:shard0 bias:shard0",
+        "weight:shard0 scales:shard0",
+        "weight:shard0 scales:shard0 zeros:shard0",
+        "weight:shard0 scales:shard0 zeros:shard0 bias:shard0",
+        "x:shard1 weight:shard1",
+        "x:shard1 weight:shard1 scales:shard1 zeros:shard1",
+    },
     "qk_norm_rope_append": {"kv:shard3 q:shard1 k:shard1 v:shard1"},
     "rms_norm": {"x:shard0", "x:shard1"},
     "rope": {"x:shard1"},
@@ -163,6 +173,12 @@ EXTRA: dict[str, list[Sample]] = {
     "layer_norm": [Sample((torch.randn(3, 4, 6).double(), torch.randn(6).double()), {"eps": 0.1})],
     "soft_cap": [Sample((torch.randn(3, 6).double(),), {"cap": 2.0})],
     "attention": [],
+    "quant_linear": [
+        Sample(
+            (torch.randn(3, 64).double(), *quantize(torch.randn(4, 64), FORMATS["int4_g32"]).values()),
+            {"format": "int4_g32"},
+        )
+    ],
 }
 
 

@@ -1,12 +1,12 @@
-"""A quantized weight lies within half a step of the original by every scheme, and what is farther off is found."""
+"""A quantized weight lies within half a step of the original by every format, and what is farther off is found."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.quantized_weights import kl_divergence, weight_breach
-from ingot.ir.schemes import SCHEMES, quantize
 
 Parts = dict[str, torch.Tensor]
 
@@ -21,10 +21,12 @@ def weights(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", SCHEMES)
-def test_every_scheme_keeps_it(name: str, dtype: torch.dtype) -> None:
-    parts = quantize(weights(dtype), SCHEMES[name])
-    assert weight_breach(weights(dtype), parts["weight"], parts["scales"], parts.get("zeros"), SCHEMES[name]) is None
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_keeps_it(name: str, dtype: torch.dtype) -> None:
+    parts = quantize(weights(dtype), FORMATS[name])
+    assert (
+        weight_breach(weights(dtype), parts["weight"], parts.get("scales"), parts.get("zeros"), FORMATS[name]) is None
+    )
 
 
 def _first_scale(factor: float) -> Callable[[Parts], None]:
@@ -48,18 +50,25 @@ def _moved_zeros(parts: Parts) -> None:
 @pytest.mark.parametrize("edit", [_first_scale(1.02), _first_scale(0.9), _element, _moved_zeros])
 @pytest.mark.parametrize("name", ["int8", "int8_tensor", "int8_g64", "int4_g32"])
 def test_a_wrong_part_is_found(name: str, edit: Callable[[Parts], None]) -> None:
-    scheme, parts = SCHEMES[name], quantize(weights(), SCHEMES[name])
+    format, parts = FORMATS[name], quantize(weights(), FORMATS[name])
     edit(parts)
-    problem = weight_breach(weights(), parts["weight"], parts["scales"], parts.get("zeros"), scheme)
+    problem = weight_breach(weights(), parts["weight"], parts["scales"], parts.get("zeros"), format)
     assert problem is not None and problem.text.startswith(("a value is off by ", "a step is "))
     assert problem.max_error > problem.allowed or problem.text.startswith("a step is ")
 
 
+def test_a_lossless_format_loses_nothing() -> None:
+    edited = weights(torch.bfloat16)
+    edited[6, 9] *= 1.01
+    problem = weight_breach(weights(torch.bfloat16), edited, None, None, FORMATS["plain"])
+    assert problem is not None and problem.text.endswith(", and none may be") and problem.max_error > 0
+
+
 def test_a_step_may_not_be_coarser_than_the_range_needs() -> None:
     """Twice the weights have twice the step; their halves are as near as half of that allows."""
-    scheme, parts = SCHEMES["int8"], quantize(2 * weights(), SCHEMES["int8"])
+    format, parts = FORMATS["int8"], quantize(2 * weights(), FORMATS["int8"])
     half = torch.round(weights() / parts["scales"]).to(torch.int8)
-    problem = weight_breach(weights(), half, parts["scales"], None, scheme)
+    problem = weight_breach(weights(), half, parts["scales"], None, format)
     assert problem is not None and "and the weights' range needs" in problem.text
     assert problem.relative_error == pytest.approx(1.0)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.ir import recipe as r
-from ingot.ir.errors import CheckpointError, ConfigError, IngotError, VerifyError
+from ingot.ir.errors import CheckpointError, ConfigError, IngotError, InternalError, VerifyError
 from ingot.ir.mesh import Rank
 from ingot.ir.parse import parse_recipe
 from ingot.ir.recipe import STEPS, Recipe, source
@@ -131,8 +131,8 @@ def test_a_step_with_several_results_runs_once() -> None:
     [
         (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1)))), "has the results part0, part1"),
         (Recipe("split", (a,), (("dim", 0), ("sizes", (3, 1))), "part2"), "has the results part0, part1"),
-        (Recipe("quantize", (rows,), (("scheme", "int4_g64"),), "codes"), "has the results weight, scales, zeros"),
-        (Recipe("quantize", (a,), (("scheme", "int8"),), "zeros"), "has the results weight, scales"),
+        (Recipe("quantize", (rows,), (("format", "int4_g64"),), "codes"), "has the results weight, scales, zeros"),
+        (Recipe("quantize", (a,), (("format", "int8"),), "zeros"), "has the results weight, scales"),
         (replace(r.concat([a, b]), output="left"), "has one result"),
     ],
 )
@@ -357,3 +357,15 @@ def test_nan_reads_back() -> None:
 def test_any_recipe_makes_a_tensor_or_an_error_of_ours(recipe: Recipe) -> None:
     with contextlib.suppress(IngotError):
         assert isinstance(recipe.execute(lambda _: A), torch.Tensor)
+
+
+def test_a_step_that_is_registered_is_read_printed_and_executed() -> None:
+    r.register_step("turned", lambda args, attrs: args[0].flip(int(str(attrs["dim"]))))
+    try:
+        recipe = parse_recipe('turned(source(name="a"), dim=0)')
+        assert str(recipe) == 'turned(source(name="a"), dim=0)'
+        assert recipe.execute(lambda _: torch.arange(3)).tolist() == [2, 1, 0]
+        with pytest.raises(InternalError, match="the recipe step 'turned' is defined twice"):
+            r.register_step("turned", STEPS["concat"])
+    finally:
+        del STEPS["turned"]

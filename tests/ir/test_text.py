@@ -16,7 +16,7 @@ from ingot.ir.plan import BucketClass
 from ingot.ir.program import ParamSpec, Program, Region, RegionCall, Stage, StateSpec
 from ingot.ir.recipe import concat, shard, source
 from ingot.ir.text import print_call, print_program, print_region_body
-from ingot.ir.types import DIM_MEANINGS, DTYPES, Dim, Placement, StateType, TensorType, TupleType
+from ingot.ir.types import DIM_MEANINGS, DTYPES, Dim, Placement, Split, StateType, TensorType, TupleType
 from ingot.passes.dce import eliminate_dead_code
 
 GOLDENS = ["traced", "cached", "lowered", "corners"]
@@ -52,6 +52,7 @@ def test_corners_are_read_as_values(golden: Callable[[str], str]) -> None:
     assert types["strided"] == TensorType(torch.float8_e4m3fn, ("E", 4, 6), (48, 1, 8))
     assert types["reversed"].strides == (1, 3) and types["expanded"].strides == (0, 1)
     spec = program.params["a.b-c.0"]
+    assert spec.split == Split("pp", 0, (1, 2), 2, repeat=True, needed=False)
     assert spec.placement == (
         Placement("dp", "shard", 1),
         Placement("tp", "shard", 0, (3, 4)),
@@ -95,7 +96,7 @@ def tiny() -> Program:
     """A program built by the API, with every kind of placeholder, a region, a provider and an origin."""
     program = Program("p", Stage.LOWERED, {"T": Dim("T", 1, 8)}, bucket=BucketClass(name="b", tokens=(1, 8), q_max=1))
     x = program.add_input("x", TensorType(torch.float32, ("T", 4)))
-    spec = ParamSpec(TensorType(torch.float32, (4,)), source("w"), (Placement("tp", "shard", 0, (2, 2)),))
+    spec = ParamSpec(TensorType(torch.float32, (4,)), source("w"), (), Split("tp", 0, (2, 2)))
     weight = program.add_param("a.weight", spec)
     program.add_state("s", StateSpec("row", "rows", "sequence", TensorType(torch.int32, (3,))))
     body = Program("r", Stage.LOWERED, program.dims, bucket=program.bucket)
@@ -116,7 +117,7 @@ TINY = """\
 program p stage=LOWERED bucket=b tokens=[1, 8] q_max=1
 dim T in [1, 8]
 input x: f32[T, 4]
-param a.weight: f32[4] tp=shard(0, segments=[2, 2]) = source(name="w")
+param a.weight: f32[4] tp=split(0, segments=[2, 2]) = source(name="w")
 state s: row i32[3] group=rows unit=sequence
 region r @inductor {
   input first: f32[T, 4]

@@ -35,7 +35,7 @@ HEALTHY = {
     "TRACED": X + "%dead = aten.mul.Tensor(%x, 2.0) : f32[T, 4]\nreturn x=%x\n",
     "NORMAL": X + "%y = ingot.rms_norm(%x, %w, eps=1e-05) : f32[T, 4]\nreturn y=%y\n",
     "QUANTIZED": X + "%y = aten.slice.Tensor(%x, 1, 0, 3) : f32[T, 3; 4, 1]\nreturn y=%y\n",
-    "SHARDED": X + "param p: f32[4] tp=shard(0) = source()\n%y = aten.mul.Tensor(%x, %p) : f32[T, 4]\nreturn y=%y\n",
+    "SHARDED": X + "param p: f32[4] tp=split(0) = source()\n%y = aten.mul.Tensor(%x, %p) : f32[T, 4]\nreturn y=%y\n",
     "CACHED": KV + WRITE + ROWS + "return kv=%one, last=%last_1, place=%place_1\n",
     "FUSED": X + "%y = ingot.add_rms_norm(%x, %x, %w, eps=1e-05) : (f32[T, 4], f32[T, 4])\n"
     "%z = getitem(%y, 1) : f32[T, 4]\nreturn z=%z\n",
@@ -306,6 +306,12 @@ BROKEN = {
         ROWS + "%other = getitem(%moved, 1) : state<place>\nreturn last=%last_1, place=%place_1, other=%other\n",
         "%moved writes state 'place', but %place_1 and %other takes the new version",
         "",
+    ),
+    "a placement of a param without a mesh": (
+        "SHARDED",
+        HEALTHY["SHARDED"].replace("tp=split(0)", "tp=shard(0)"),
+        "a placement without a mesh",
+        "a split, which says how a mesh would split it",
     ),
     "one state given for two": (
         "CACHED",

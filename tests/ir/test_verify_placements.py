@@ -183,6 +183,13 @@ BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
         "the recipe shards more than the placement says",
         "as many shards as splits",
     ),
+    "a split on a mesh": (
+        "SHARDED",
+        BODY,
+        {"f32[4, 2] tp=shard(1) =": "f32[4, 2] tp=split(1) ="},
+        "param 'down' is still to be split: tp=split(1)",
+        "a placement",
+    ),
     "a mesh before SHARDED": ("NORMAL", BODY, {}, "a program on a mesh before stage SHARDED", ""),
     "what is owed at SHARDED": (
         "SHARDED",

@@ -31,7 +31,7 @@ from ingot.ir.program import Stage
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import TOLERANCES
-from ingot.ir.types import Placement
+from ingot.ir.types import Split
 from ingot.passes.choose_layouts import ChooseLayouts, second_copies
 from ingot.passes.manager import Lowered, run_pass, run_pipeline
 
@@ -139,13 +139,13 @@ SHARDED = """\
 program main stage=FUSED bucket=any tokens=[1, 8] q_max=any
 dim T in [1, 8]
 input x: bf16[T, 6]
-param w: bf16[4, 6] tp=shard(0, segments=[1, 3]) = source(name="w")
+param w: bf16[4, 6] tp=split(0, segments=[1, 3]) = source(name="w")
 %linear = ingot.linear(%x, %w) : bf16[T, 4]
 return y=%linear
 """
 
 
-def test_the_recipe_and_the_placement_turn_with_the_weight() -> None:
+def test_the_recipe_and_the_split_turn_with_the_weight() -> None:
     program = parse_program(SHARDED)
     bucket = BucketClass(name="any", tokens=(1, 8))
     context = pass_context(bucket=bucket, buckets=(bucket,), backends=(Wanting({("any", COLUMNS): 1.0}),))
@@ -154,7 +154,7 @@ def test_the_recipe_and_the_placement_turn_with_the_weight() -> None:
     (name, spec), *rest = turned.params.items()
     assert not rest and name == "w.transposed" and str(spec.type) == "bf16[6, 4]"
     assert str(spec.recipe) == 'permute(source(name="w"), dims=[1, 0])'
-    assert spec.placement == (Placement("tp", "shard", 1, (1, 3)),)
+    assert spec.split == Split("tp", 1, (1, 3))
     assert print_program(parse_program(print_program(turned))) == print_program(turned)
 
 

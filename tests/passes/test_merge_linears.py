@@ -12,7 +12,7 @@ from ingot.ir.mesh import ranks
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.record import Numerics, PassRecord, Refusal
-from ingot.ir.types import Placement
+from ingot.ir.types import Placement, Split
 from ingot.passes.merge_linears import MergeLinears
 
 Apply = Callable[..., tuple[Program, PassRecord]]
@@ -64,20 +64,20 @@ return y=%add
         ({"param b: f32": "param b: bf16"}, "the weights have several dtypes: a f32, b bf16"),
         ({"param b.bias: f32": "param b.bias: bf16"}, "the biases have several dtypes: a.bias f32, b.bias bf16"),
         (
-            {"param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(0)"},
-            "the weights have no common placement along axis 0: a whole, b tp=shard(0)",
+            {"param b: f32[4, 4]": "param b: f32[4, 4] tp=split(0)"},
+            "the weights have no common placement along axis 0: a whole, b tp=split(0)",
         ),
         (
-            {"param b.bias: f32[4]": "param b.bias: f32[4] tp=replicated"},
-            "the biases have no common placement along axis 0: a.bias whole, b.bias tp=replicated",
+            {"param b.bias: f32[4]": "param b.bias: f32[4] tp=split(0)"},
+            "the biases have no common placement along axis 0: a.bias whole, b.bias tp=split(0)",
         ),
         # Parts of rows: concatenating them along axis 0 keeps each whole, and then no rank has its part of both.
         (
             {
-                "param a: f32[4, 4]": "param a: f32[4, 4] tp=shard(1)",
-                "param b: f32[4, 4]": "param b: f32[4, 4] tp=shard(1)",
+                "param a: f32[4, 4]": "param a: f32[4, 4] tp=split(1)",
+                "param b: f32[4, 4]": "param b: f32[4, 4] tp=split(1)",
             },
-            "the weights have no common placement along axis 0: a tp=shard(1), b tp=shard(1)",
+            "the weights have no common placement along axis 0: a tp=split(1), b tp=split(1)",
         ),
         ({'param b: f32[4, 4] = source(name="b")': "input b: f32[4, 4]"}, "%b is no param but the input 'b'"),
     ],
@@ -97,11 +97,12 @@ def test_the_pair_merges_unchanged(apply: Apply) -> None:
     assert record.matches == 1 and list(program.params) == ["a_b", "a_b.bias"]
 
 
-def test_placement_keeps_each_part_by_itself(apply: Apply) -> None:
-    text = PAIR.replace("param a: f32[4, 4]", "param a: f32[4, 4] tp=shard(0) dp=replicated")
-    text = text.replace("param b: f32[4, 4]", "param b: f32[4, 4] tp=shard(0) dp=replicated")
+def test_a_merged_split_asks_for_all_that_its_parts_ask_for(apply: Apply) -> None:
+    """Each part is split by itself, in units that are whole ones of all, repeated only where each part may be."""
+    text = PAIR.replace("param a: f32[4, 4]", "param a: f32[4, 4] tp=split(0, unit=2, repeat)")
+    text = text.replace("param b: f32[4, 4]", "param b: f32[4, 4] tp=split(0, optional)")
     program, _ = apply(MergeLinears(), text)
-    assert program.params["a_b"].placement == (Placement("tp", "shard", 0, (4, 4)), Placement("dp", "replicated"))
+    assert program.params["a_b"].split == Split("tp", 0, (4, 4), 2) and not program.params["a_b"].placement
 
 
 def test_a_chain_of_merges(apply: Apply) -> None:

@@ -16,16 +16,16 @@ from ingot.frontend.trace import trace
 from ingot.ir import ops
 from ingot.ir.contracts import breach
 from ingot.ir.errors import OptionError
+from ingot.ir.formats import FORMATS
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage, op_counts
 from ingot.ir.recipe import dequantize, quantize
 from ingot.ir.record import Numerics, PassRecord, Refusal
-from ingot.ir.schemes import SCHEMES
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import compare
-from ingot.ir.types import Placement
+from ingot.ir.types import Split
 from ingot.models.architectures import read_spec
 from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.merge_linears import MergeLinears
@@ -44,48 +44,52 @@ def quantized(text: str, **options: Any) -> tuple[Program, PassRecord]:
 
 
 def test_golden(golden: Callable[..., PassRecord]) -> None:
-    record = golden(Quantize(scheme="int4_g32"))
+    record = golden(Quantize(format="int4_g32"))
     assert record.matches == 4 and record.numerics is Numerics.LOSSY
     assert record.refusals == (Refusal("linear_4", "the weight is no param but the input 'other'"),)
     assert record.op_count_diff == {"ingot.linear": -4, "ingot.quant_linear": 4}
 
 
 def test_without_zero_points_there_are_two_parts() -> None:
-    program, _ = quantized(TEXT, scheme="int8")
+    program, _ = quantized(TEXT, format="int8")
     assert "q.zeros" not in program.params
     call = next(program.calls(ops.quant_linear.overload))
     assert call.args[3] is None and getattr(call.args[4], "target", "") == "q.bias"
 
 
 def test_the_head_when_asked() -> None:
-    program, record = quantized(TEXT, scheme="int8", lm_head=True)
+    program, record = quantized(TEXT, format="int8", lm_head=True)
     assert record.matches == 5 and "head.qweight" in program.params and "head.weight" not in program.params
 
 
 def test_a_tied_head_leaves_the_embedding_alone() -> None:
     model = traced(TINY["llama-biased"].config)  # tied
-    program = staged(model, edit_pipeline("default,quantize{scheme=int8,lm_head=true}"))[1].fused
+    program = staged(model, edit_pipeline("default,quantize{format=int8,lm_head=true}"))[1].fused
     assert program.params["embed.qweight"].recipe.inputs == (program.params["embed.weight"].recipe,)
     assert op_counts(program)["ingot.embedding"] == 1 and "ingot.linear" not in op_counts(program)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected"),
-    [("int8", "replicated"), ("int8_tensor", "replicated"), ("int4_g32", "shard")],
+    ("format", "weight", "scales"),
+    [
+        ("int8", Split("tp", 1), None),
+        ("int8_tensor", Split("tp", 1), None),
+        ("int8_g32", Split("tp", 1, unit=32), Split("tp", 1)),
+        ("int4_g32", Split("tp", 1, unit=16), Split("tp", 1)),
+    ],
 )
-def test_scales_live_where_their_weight_does(scheme: str, expected: str) -> None:
-    """Of a weight that is split along its rows' elements, and of one that is split by rows."""
-    program, _ = quantized(TEXT, scheme=scheme)
-    assert program.params["o.qweight"].placement == (Placement("tp", "shard", 1),)
-    assert [place.kind for place in program.params["o.scales"].placement] == [expected]
-    by_rows = "replicated" if scheme == "int8_tensor" else "shard"
-    assert [place.kind for place in program.params["q.scales"].placement] == [by_rows]
+def test_parts_are_split_as_their_weight(format: str, weight: Split, scales: Split | None) -> None:
+    """Of a weight split along its rows' elements, in whole groups and bytes, and of one that is split by rows."""
+    program, _ = quantized(TEXT, format=format)
+    assert program.params["o.qweight"].split == weight and program.params["o.scales"].split == scales
+    assert program.params["q.qweight"].split == Split("tp", 0)
+    assert program.params["q.scales"].split == (None if format == "int8_tensor" else Split("tp", 0))
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
-def test_it_computes_with_weights_put_through_the_scheme(scheme: str) -> None:
+@pytest.mark.parametrize("format", ["int8", "int8_tensor", "int8_g32", "int4_g32"])
+def test_it_computes_with_weights_put_through_the_format(format: str) -> None:
     """In float64: what `quantize` loses is the weights' rounding and nothing else."""
-    before, (after, _) = parse_program(TEXT), quantized(TEXT, scheme=scheme, lm_head=True)
+    before, (after, _) = parse_program(TEXT), quantized(TEXT, format=format, lm_head=True)
     generator = torch.Generator().manual_seed(0)
     inputs = {"x": torch.randn(5, 64, generator=generator), "other": torch.randn(64, 64, generator=generator) / 8}
     inputs["rows"] = torch.tensor([4, 1], dtype=torch.int32)
@@ -99,7 +103,7 @@ def test_it_computes_with_weights_put_through_the_scheme(scheme: str) -> None:
         recipes = {name: spec.recipe for name, spec in program.params.items()}
         if rounded:
             recipes |= {
-                name: dequantize(quantize(recipe, scheme), scheme)
+                name: dequantize(quantize(recipe, format), format)
                 for name, recipe in recipes.items()
                 if name.endswith("weight")
             }
@@ -114,9 +118,9 @@ def test_it_computes_with_weights_put_through_the_scheme(scheme: str) -> None:
 
 def test_a_weight_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(
-        OptionError, match="scheme 'int4_g64' does not fit 1 of 4 linears: rows of 96 elements"
+        OptionError, match="format 'int4_g64' does not fit 1 of 4 linears: rows of 96 elements"
     ) as caught:
-        quantized(TEXT, scheme="int4_g64")
+        quantized(TEXT, format="int4_g64")
     assert caught.value.where.endswith("quantize, param o.weight") and caught.value.exit_code == 2
 
 
@@ -125,19 +129,19 @@ def test_a_weight_that_does_not_fit_is_an_error() -> None:
 
 def test_it_runs_on_request_only() -> None:
     assert all(one.name != "quantize" for phase in PIPELINE for one in phase.passes)
-    pipeline = edit_pipeline("default,quantize{scheme=int8_g64}")
+    pipeline = edit_pipeline("default,quantize{format=int8_g64}")
     stages = [phase.stage for phase in pipeline]
     assert stages == sorted(stages) and set(stages) == {phase.stage for phase in PIPELINE} | {Stage.QUANTIZED}
     assert [one for phase in pipeline if phase.stage is Stage.QUANTIZED for one in phase.passes] == [
-        Quantize(scheme="int8_g64")
+        Quantize(format="int8_g64")
     ]
-    assert edit_pipeline("default,quantize") == edit_pipeline("default,quantize{scheme=int8}")
+    assert edit_pipeline("default,quantize") == edit_pipeline("default,quantize{format=int8}")
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("default,quantize{scheme=int5}", "unknown quantization scheme 'int5'"),
+        ("default,quantize{format=int5}", "unknown weight format 'int5'"),
         ("default,quantize{schema=int8}", "pass 'quantize' has no option 'schema'"),
         ("default,quantize{lm_head=1}", "option 'lm_head' of pass 'quantize' is '1'"),
         ("default,quantise", "the nearest is 'quantize'"),
@@ -149,18 +153,18 @@ def test_misspelt(text: str, problem: str) -> None:
         edit_pipeline(text)
 
 
-def test_linears_that_a_scheme_keeps_apart_are_not_owed() -> None:
-    steps, _ = staged(traced(TINY["llama-plain"].config), edit_pipeline("default,quantize{scheme=int8_tensor}"))
+def test_linears_that_a_format_keeps_apart_are_not_owed() -> None:
+    steps, _ = staged(traced(TINY["llama-plain"].config), edit_pipeline("default,quantize{format=int8_tensor}"))
     merged = next(step.record for step in steps if step.name == "merge-linears")
     assert merged is not None and merged.matches == 0
-    assert {refusal.reason for refusal in merged.refusals} == {"scheme 'int8_tensor' has one scale for a whole weight"}
+    assert {refusal.reason for refusal in merged.refusals} == {"format 'int8_tensor' has one scale for a whole weight"}
 
 
 @pytest.mark.parametrize("name", ["qwen3-biased", "llama-biased"])
 def test_a_whole_model(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Every later pass takes the quantized program and keeps its own promise on it."""
     read = Checkpoint.open(checkpoint(name)).read
-    steps, lowered = staged(traced(TINY[name].config), edit_pipeline("default,quantize{scheme=int8}"))
+    steps, lowered = staged(traced(TINY[name].config), edit_pipeline("default,quantize{format=int8}"))
     found = {step.name: step.record for step in steps if step.record is not None}
     layers = TINY[name].config["num_hidden_layers"]
     assert found["quantize"].matches == 7 * layers and found["merge-linears"].matches == 2 * layers
@@ -211,43 +215,43 @@ def pico() -> Callable[[str], torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "scheme",
-    [name if name in ("int8", "int4_g64") else pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES],
+    "format",
+    [name if name in ("int8", "int4_g64") else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS],
 )
-def test_quality(scheme: str, pico: Callable[[str], torch.Tensor]) -> None:
-    before, after = pico("default"), pico(f"default,quantize{{scheme={scheme}}}")
+def test_quality(format: str, pico: Callable[[str], torch.Tensor]) -> None:
+    before, after = pico("default"), pico(f"default,quantize{{format={format}}}")
     divergence = float((before.exp() * (before - after)).sum(-1).mean())
-    assert QUALITY[scheme] / 20 < divergence < QUALITY[scheme], "less would be no quantization"
+    assert QUALITY[format] / 20 < divergence < QUALITY[format], "less would be no quantization"
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 
 def pair(first: str, second: str) -> str:
-    """Two linears of one value, each by a scheme or "float"."""
+    """Two linears of one value, each by a format or "float"."""
     lines = ["program main stage=QUANTIZED", "dim T in [1, 8]", "input x: f32[T, 64]"]
     calls = []
-    for name, scheme in (("a", first), ("b", second)):
-        if scheme == "float":
+    for name, format in (("a", first), ("b", second)):
+        if format == "float":
             lines.append(f'param {name}.weight: f32[32, 64] = source(name="{name}")')
             calls.append(f"%{name}_out = ingot.linear(%x, %{name}.weight) : f32[T, 32]")
             continue
-        types = SCHEMES[scheme].types((32, 64))
+        types = FORMATS[format].types((32, 64), torch.float32)
         lines += [
-            f'param {name}.{part}: {types[part]} = quantize(source(name="{name}"), scheme="{scheme}").{part}'
+            f'param {name}.{part}: {types[part]} = quantize(source(name="{name}"), format="{format}").{part}'
             for part in types
         ]
         given = ", ".join(f"%{name}.{part}" for part in types)
-        calls.append(f'%{name}_out = ingot.quant_linear(%x, {given}, scheme="{scheme}") : f32[T, 32]')
+        calls.append(f'%{name}_out = ingot.quant_linear(%x, {given}, format="{format}") : f32[T, 32]')
     return "\n".join([*lines, *calls, "return a=%a_out, b=%b_out"]) + "\n"
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int8_g32", "int8_g64", "int4_g32", "int4_g64"])
-def test_equal_schemes_merge(scheme: str) -> None:
-    before = parse_program(pair(scheme, scheme))
+@pytest.mark.parametrize("format", ["int8", "int8_g32", "int8_g64", "int4_g32", "int4_g64"])
+def test_equal_formats_merge(format: str) -> None:
+    before = parse_program(pair(format, format))
     after, record = run_pass(MergeLinears(), before, pass_context(), under=Stage.FUSED)
     assert record.matches == 1 and op_counts(after) == {"ingot.quant_linear": 1, "aten.slice.Tensor": 2}
-    assert list(after.params) == [f"a_b.{part}" for part in SCHEMES[scheme].parts]
+    assert list(after.params) == [f"a_b.{part}" for part in FORMATS[format].parts]
     generator = torch.Generator().manual_seed(1)
     stored = {name: torch.randn(32, 64, generator=generator) for name in "ab"}
     x = torch.randn(5, 64, generator=generator)
@@ -262,11 +266,11 @@ def test_equal_schemes_merge(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        ("int8", "float", "1 of 2 are quantized: a.weight int8, b.weight not"),
-        ("float", "int4_g32", "1 of 2 are quantized: a.weight not, b.weight int4_g32"),
-        ("int8", "int8_g32", "the quantization schemes differ: int8, int8_g32"),
-        ("int4_g64", "int4_g32", "the quantization schemes differ: int4_g32, int4_g64"),
-        ("int8_tensor", "int8_tensor", "scheme 'int8_tensor' has one scale for a whole weight"),
+        ("int8", "float", "the weight formats differ: int8, plain"),
+        ("float", "int4_g32", "the weight formats differ: int4_g32, plain"),
+        ("int8", "int8_g32", "the weight formats differ: int8, int8_g32"),
+        ("int4_g64", "int4_g32", "the weight formats differ: int4_g32, int4_g64"),
+        ("int8_tensor", "int8_tensor", "format 'int8_tensor' has one scale for a whole weight"),
     ],
 )
 def test_others_stay_apart_for_a_reason(first: str, second: str, reason: str) -> None:

@@ -101,7 +101,7 @@ BY_ROW = {
     "silu of one value": (1, "ingot.silu_mul(%x, %x)", "f32[T, 8]"),
     "soft cap": (1, "ingot.soft_cap(%x, cap=2.0)", "f32[T, 8]"),
     "cast": (1, "ingot.cast(%x, dtype=bf16)", "bf16[T, 8]"),
-    "quantized linear": (1, 'ingot.quant_linear(%x, %weight, %scales, scheme="int8")', "f32[T, 6]"),
+    "quantized linear": (1, 'ingot.quant_linear(%x, %weight, %scales, format="int8")', "f32[T, 6]"),
     "experts": (2, "ingot.moe(%x, %router, %gate_up, %down, top_k=2)", "f32[T, 8]"),
     "rotation": (2, "ingot.rope(%heads, %positions, %table)", "f32[T, 2, 4]"),
     "embedding": (1, "ingot.embedding(%positions, %table)", "f32[T, 4]"),
@@ -262,7 +262,7 @@ def test_only_where_steps_feed_prompts(target: str, tokens: tuple[int, int], q_m
     ("name", "passes"),
     [
         ("gemma2-capped", "default"),
-        ("llama-biased", "default,quantize{scheme=int8}"),
+        ("llama-biased", "default,quantize{format=int8}"),
     ],
 )
 def test_behind_the_last_attention_every_product_is_of_selected_rows(

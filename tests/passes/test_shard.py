@@ -22,7 +22,7 @@ from ingot.ir.program import Model, ParamSpec, Program, Stage
 from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import compare
-from ingot.ir.types import Placement, Split
+from ingot.ir.types import Placement
 from ingot.ir.verify import verify
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.manager import run_pass, run_pipeline
@@ -227,22 +227,17 @@ def test_a_vocabulary_that_does_not_divide_is_whole_for_a_reason(on_mesh: OnMesh
 
 
 HEAD = "program main stage=QUANTIZED\ndim T in [1, 8]\ninput x: f32[T, 4]\n"
-PLAN = {
-    "rows.w": Split(Placement("tp", "shard", 0)),
-    "columns.w": Split(Placement("tp", "shard", 1)),
-    "gain.w": Split(Placement("tp", "shard", 0)),
-}
 
 
-def sharded(apply: Apply, body: str, plan: dict[str, Split] = PLAN) -> tuple[Program, PassRecord]:
-    return apply(Shard(), HEAD + body, mesh=MESH, tp_plan=plan)
+def sharded(apply: Apply, body: str) -> tuple[Program, PassRecord]:
+    return apply(Shard(), HEAD + body, mesh=MESH)
 
 
 def test_a_param_that_lies_otherwise_is_refused(apply: Apply) -> None:
     with pytest.raises(PassError, match=r"param 'gain.w' is tp=shard\(0\)"):
         sharded(
             apply,
-            'param gain.w: f32[4] = source(name="g")\n'
+            'param gain.w: f32[4] tp=split(0) = source(name="g")\n'
             "%y = ingot.rms_norm(%x, %gain.w, eps=0.1) : f32[T, 4]\nreturn y=%y\n",
         )
 
@@ -254,7 +249,7 @@ def test_a_program_with_states_is_refused(apply: Apply) -> None:
 
 def test_views_of_parts(apply: Apply) -> None:
     """Sizes are those of a rank; what would take a part of a head, or tear a param, is refused."""
-    body = """param rows.w: f32[12, 4] = source(name="w")
+    body = """param rows.w: f32[12, 4] tp=split(0) = source(name="w")
 %h = ingot.linear(%x, %rows.w) : f32[T, 12]
 %a = aten.view.default(%h, [-1, 2, 6]) : f32[T, 2, 6]
 %b = aten.view.default(%a, [-1, 12]) : f32[T, 12]
@@ -264,7 +259,7 @@ return b=%b
     assert [view.args[1] for view in program.calls(torch.ops.aten.view.default)] == [[-1, 1, 6], [-1, 6]]
     with pytest.raises(PassError, match="a view takes 6 elements of a rank in runs of 4"):
         sharded(apply, body.replace("[-1, 2, 6]", "[-1, 3, 4]").replace("T, 2, 6", "T, 3, 4"))
-    torn = """param columns.w: f32[6, 4] = source(name="w")
+    torn = """param columns.w: f32[6, 4] tp=split(1) = source(name="w")
 %a = aten.view.default(%columns.w, [24]) : f32[24]
 return a=%a, x=%x
 """
@@ -274,7 +269,7 @@ return a=%a, x=%x
 
 def test_every_move_between_placements(apply: Apply, golden: Callable[..., PassRecord]) -> None:
     """Golden texts: a part gathered, partial sums summed, partial sums summed by parts, a part taken."""
-    record = golden(Shard(), mesh=MESH, tp_plan=PLAN)
+    record = golden(Shard(), mesh=MESH)
     assert record.matches == 2 and record.numerics is Numerics.ROUNDING
     owed = golden(InsertCollectives())
     assert owed.matches == 4 and owed.numerics is Numerics.EXACT

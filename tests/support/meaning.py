@@ -27,7 +27,7 @@ def meaning(program: Program) -> list[str]:
         match node.meta["kind"]:
             case "param":
                 spec = program.params[name]
-                line = f"param {spec.type} {_placed(spec.placement)} {_recipe(spec.recipe)}"
+                line = f"param {spec.type} {spec.split} {_placed(spec.placement)} {_recipe(spec.recipe)}"
             case "state":
                 line = f"state {name} {program.states[name]}"
             case _:

@@ -15,7 +15,7 @@ from torch import fx
 from ingot.ir import build, ops
 from ingot.ir.program import Program, Region, RegionCall, Stage, target_of
 from ingot.ir.recipe import Recipe, affine
-from ingot.ir.types import Dim, Placement, TensorType
+from ingot.ir.types import Dim, Split, TensorType
 
 Edit = Callable[[Program, random.Random], Program | None]
 
@@ -267,8 +267,8 @@ def another_placement(program: Program, draw: random.Random) -> Program | None:
     changed = program.copy()
     name = draw.choice(list(changed.params))
     spec = changed.params[name]
-    place = Placement("tp", "shard", len(spec.type.shape) - 1, (1, 2))
-    changed.params[name] = replace(spec, placement=() if spec.placement and draw.random() < 0.5 else (place,))
+    split = Split("tp", len(spec.type.shape) - 1, (1, 2))
+    changed.params[name] = replace(spec, split=None if spec.split and draw.random() < 0.5 else split)
     return changed
 
 

@@ -29,9 +29,14 @@ class Case:
 
     def open(self, folder: Any) -> tuple[Model, Callable[[str], torch.Tensor]]:
         """The traced model, and what reads its checkpoint, which is written into `folder`."""
-        found = Checkpoint.open(TINY[self.checkpoint].write(folder / self.checkpoint, **self.changes))
-        stored = {name: info.dtype for name, info in found.tensors.items()}
-        return trace(read_spec(found.config), LIMITS, stored), found.read
+        return open_model(TINY[self.checkpoint].write(folder / self.checkpoint, **self.changes))
+
+
+def open_model(folder: Any) -> tuple[Model, Callable[[str], torch.Tensor]]:
+    """The traced model of a checkpoint, and what reads its tensors."""
+    found = Checkpoint.open(folder)
+    stored = {name: info.dtype for name, info in found.tensors.items()}
+    return trace(read_spec(found.config), LIMITS, stored), found.read
 
 
 CASES: Mapping[str, Case] = {

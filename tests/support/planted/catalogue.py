@@ -74,10 +74,10 @@ _KERNELS = {"backend": "auto", "max_batch": 8, "max_tokens": 16}
 _REGIONS = {"backend": "auto"}
 _MESH = {"backend": "reference", "mesh": {"tp": 2}}
 _MESHED = ("llama", "llama-single", "llama-biased", "qwen3-grouped", "gemma2", "granite")
-_INT8 = {"backend": "reference", "passes": "default,quantize{scheme=int8}"}
-_GROUPS = {"backend": "reference", "passes": "default,quantize{scheme=int4_g32}"}
+_INT8 = {"backend": "reference", "passes": "default,quantize{format=int8}"}
+_GROUPS = {"backend": "reference", "passes": "default,quantize{format=int4_g32}"}
 _FUSED = {"backend": "reference", "passes": "default,fuse-qk-norm-rope{force=true}"}
-_SCHEMED = ("llama", "qwen3", "qwen3-grouped", "gemma2")
+_FORMATTED = ("llama", "qwen3", "qwen3-grouped", "gemma2")
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ SOURCES: Mapping[str, Source] = {
     ),
     "shard": Source(_in_pass("shard"), 6, _MESHED, (_MESH,), ("float32",)),
     "insert-collectives": Source(_in_pass("insert-collectives"), 6, _MESHED, (_MESH,), ("float32",)),
-    "quantize": Source(_in_pass("quantize"), 8, _SCHEMED, (_INT8, _GROUPS), ("float32",)),
+    "quantize": Source(_in_pass("quantize"), 8, _FORMATTED, (_INT8, _GROUPS), ("float32",)),
     "cpu": Source(_in_kernel("cpu"), 34, options=(_KERNELS,)),
-    "reference": Source(_in_kernel("reference"), 20, options=(_REFERENCE, _REFERENCE, _INT8), models=_SCHEMED),
+    "reference": Source(_in_kernel("reference"), 20, options=(_REFERENCE, _REFERENCE, _INT8), models=_FORMATTED),
     "recipe": Source(_in_recipe, 24, options=(_REFERENCE, _REFERENCE, _KERNELS)),
-    "recipe-quantized": Source(_in_recipe, 4, _SCHEMED, (_INT8, _GROUPS), ("float32",)),
+    "recipe-quantized": Source(_in_recipe, 4, _FORMATTED, (_INT8, _GROUPS), ("float32",)),
     "recipe-mesh": Source(_in_recipe, 4, _MESHED, (_MESH,), ("float32",)),
     "weights": Source(lambda h, d: in_weights.draw(h.setup, h.artifact, d), 14),
     "plan": Source(lambda h, d: in_plans.draw(h.setup, h.final, d), 18, options=(_REFERENCE, _KERNELS)),

@@ -7,9 +7,9 @@ from planted.fault import Setup
 from planted.models import DEEP
 
 _MESHED = ("llama", "llama-biased", "qwen3-grouped", "gemma2", "granite")
-_SCHEMED = ("llama", "qwen3", "qwen3-grouped", "gemma2")
+_FORMATTED = ("llama", "qwen3", "qwen3-grouped", "gemma2")
 _EDITS = ("default", "default,-cse", "default,-merge-linears", "default,-fuse-add-rms-norm", "default,-choose-layouts")
-_SCHEMES = ("int8", "int8_g32", "int4_g32", "int8_tensor")
+_FORMATS = ("int8", "int8_g32", "int4_g32", "int8_tensor")
 _FEW = {"max_tokens": 16, "max_batch": 8}
 
 
@@ -29,8 +29,8 @@ def draw_setup(seed: str, *, slow: bool = True) -> Setup:
         case "deterministic":
             options |= {"backend": "auto", "deterministic": True, **_FEW}
         case "quantized":
-            models = _SCHEMED
-            options["passes"] = f"default,quantize{{scheme={draw.choice(_SCHEMES)}}}"
+            models = _FORMATTED
+            options["passes"] = f"default,quantize{{format={draw.choice(_FORMATS)}}}"
         case "mesh":
             models = _MESHED
             options["mesh"] = {"tp": 2}

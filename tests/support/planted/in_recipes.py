@@ -98,7 +98,7 @@ def draw(
     name, chosen = draw.choice(by_step[kind])
     label = draw.choice(sorted(STEPS[kind]))
     if label == "wrong zero" and "zeros" not in dict.fromkeys(str(one.output) for _, one in by_step[kind]):
-        raise NoFault("the scheme has no zeros")
+        raise NoFault("the format has no zeros")
     own = [other for other, spec in all_params.items() if any(_alike(step, chosen) for step in steps_of(spec.recipe))]
     # A shard is executed once for each rank; what it reads is the same for all.
     given = [inner.execute(read) for inner in chosen.inputs] if not _sharded(chosen) else None

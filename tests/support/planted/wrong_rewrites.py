@@ -214,7 +214,7 @@ def wrong_recipes(program: Program, param: str) -> Iterator[Change]:
     for label, made in _wrong_steps(spec.recipe):
         yield set_recipe(program, param, made, label, f"the recipe of {param} is {str(made)[:200]}")
     for other, theirs in program.params.items():
-        same = theirs.type == spec.type and theirs.placement == spec.placement and theirs.recipe != spec.recipe
+        same = replace(theirs, recipe=spec.recipe) == spec and theirs.recipe != spec.recipe
         if same and theirs.recipe.sources() and not theirs.recipe.sources() & spec.recipe.sources():
             yield set_recipe(program, param, theirs.recipe, "wrong weight", f"{param} gets the tensor of {other}")
             break

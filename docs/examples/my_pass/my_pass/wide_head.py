@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ingot.ir import ops, recipe
-from ingot.ir.program import ParamSpec, Stage, tensor_type
+from ingot.ir.program import Stage, tensor_type
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Pattern, Rewriter, Var, described
@@ -56,7 +56,7 @@ class WideHead(Pass):
 def _widen(rewriter: Rewriter, node: fx.Node, bound: dict[str, Any]) -> None:
     name = str(bound["weight"].target)
     spec = rewriter.program.params[name]
-    wide = ParamSpec(replace(spec.type, dtype=torch.float32), recipe.cast(spec.recipe, torch.float32), spec.placement)
+    wide = replace(spec, type=replace(spec.type, dtype=torch.float32), recipe=recipe.cast(spec.recipe, torch.float32))
     weight = rewriter.add_param(f"wide.{name}", wide)
     x = rewriter.call(ops.cast, bound["x"], before=node, dtype=torch.float32)
     rewriter.replace(node, rewriter.call(ops.linear, x, weight, before=node))

@@ -62,7 +62,7 @@ REFUSALS = {
     "float32": (BEFORE.replace("bf16", "f32"), "it is computed in float32 already"),
     "other uses": (BEFORE.replace("return ", "return narrow=%linear, "), "%linear has other uses"),
     "no param": (
-        BEFORE.replace('param embed.weight: bf16[50, 24] tp=shard(0) = source(name="embed")\n', "").replace(
+        BEFORE.replace('param embed.weight: bf16[50, 24] tp=split(0) = source(name="embed")\n', "").replace(
             "input logit_rows", "input embed.weight: bf16[50, 24]\ninput logit_rows"
         ),
         "the weight is no param but the input 'embed.weight'",

@@ -9,8 +9,8 @@ import torch
 
 from ingot.debug.bisect.execution.rope_tables import frequencies
 from ingot.debug.bisect.execution.tensor_check import raw_bits
+from ingot.ir.formats import ELEMENTS, Format, find_format
 from ingot.ir.recipe import Results
-from ingot.ir.schemes import ELEMENTS, Scheme, find_scheme
 
 Attrs = Mapping[str, Any]
 Tensors = Sequence[torch.Tensor]
@@ -170,67 +170,75 @@ def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> 
     return _beyond(results[""], wanted, allowed)
 
 
-def _codes(weight: torch.Tensor, scheme: Scheme) -> np.ndarray:
+def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
+    if format.packing not in ("plain", "low_first"):  # what lays it out is all that says how it lies
+        return format.layout.unpack(weight).contiguous().numpy().astype(np.int64)
     stored = weight.contiguous().numpy().astype(np.int64)
-    if scheme.per_byte == 1:
+    if format.packing == "plain":
         return stored
     codes = np.empty((stored.shape[0], stored.shape[1] * 2), np.int64)
     codes[:, 0::2], codes[:, 1::2] = stored % 16, stored // 16
     return codes
 
 
-def _per_element(part: torch.Tensor, shape: tuple[int, ...], scheme: Scheme) -> np.ndarray:
+def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> np.ndarray:
     """A scale or zero point for each element of a weight of `shape`."""
+    (level,) = format.levels
     rows, columns = np.indices(shape)
-    if scheme.scales == "tensor":
-        rows = np.zeros_like(rows)
-    each: np.ndarray = _double(part)[rows, columns // (scheme.group or shape[1])]
+    each: np.ndarray = _double(part)[rows // (level.rows or shape[0]), columns // (level.columns or shape[1])]
     return each
+
+
+def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | None:
+    """A lossless format has the numbers that it was given, in the place that its packing says."""
+    return _differs(format.layout.unpack(found).contiguous(), _numbers(wanted), wanted.dtype)
 
 
 def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     """Codes in their range, off by half a step at most, or by a whole one at an end of a range with a zero point; and
     scales of the smallest size that the range allows."""
-    scheme = find_scheme(attrs["scheme"])
-    if results.keys() != set(scheme.parts):
-        return f"it has the results {', '.join(results)}, expected {', '.join(scheme.parts)}"
-    wanted, (low, high) = _double(args[0]), ELEMENTS[scheme.element]
-    for part, value_type in scheme.types(wanted.shape).items():
+    format = find_format(attrs["format"])
+    if results.keys() != set(format.parts):
+        return f"it has the results {', '.join(results)}, expected {', '.join(format.parts)}"
+    wanted = _double(args[0])
+    for part, value_type in format.types(wanted.shape, args[0].dtype).items():
         if problem := value_type.mismatch(results[part].contiguous()):
             return f"{part}: {problem}"
-    codes = _codes(results["weight"], scheme)
+    if format.lossless:
+        return _moved(results["weight"], args[0], format)
+    (level,), (low, high) = format.levels, ELEMENTS[format.element]
+    codes = _codes(results["weight"], format)
     if codes.min() < low or codes.max() > high:
         return f"codes from {codes.min()} to {codes.max()}, expected {low} to {high}"
-    scale = _per_element(results["scales"], wanted.shape, scheme)
-    zero = _per_element(results["zeros"], wanted.shape, scheme) if scheme.zeros else np.zeros_like(scale)
-    at_end = scheme.zeros & ((codes == low) | (codes == high))
+    scale = _per_element(results["scales"], wanted.shape, format)
+    zero = _per_element(results["zeros"], wanted.shape, format) if level.zeros else np.zeros_like(scale)
+    at_end = level.zeros & ((codes == low) | (codes == high))
     standing = torch.from_numpy((codes - zero) * scale)
     steps = np.where(at_end, 1.0, 0.5) * scale
     # Codes are computed in float32: by so much a tie may lie on the other side.
     if problem := _beyond(standing, wanted, steps * (1 + 1e-5) + 1e-6 * np.abs(wanted)):
         return f"more than half a step off: {problem}"
-    return _wrong_scales(results["scales"], wanted, scheme, high - low if scheme.zeros else high)
+    return _wrong_scales(results["scales"], wanted, format, high - low if level.zeros else high)
 
 
-def _wrong_scales(scales: torch.Tensor, weight: np.ndarray, scheme: Scheme, steps: int) -> str | None:
-    if scheme.scales == "tensor":
-        groups = weight.reshape(1, 1, -1)
-    else:
-        groups = weight.reshape(weight.shape[0], -1, scheme.group or weight.shape[1])
-    if scheme.zeros:
-        spread = np.maximum(groups.max(-1), 0) - np.minimum(groups.min(-1), 0)
-    else:
-        spread = np.abs(groups).max(-1)
-    wanted = np.maximum(spread / steps, torch.finfo(scheme.scale_dtype).tiny)
-    problem = _beyond(scales, wanted, 4 * _unit(scheme.scale_dtype) * wanted)
+def _wrong_scales(scales: torch.Tensor, weight: np.ndarray, format: Format, steps: int) -> str | None:
+    (level,), (rows, columns) = format.levels, weight.shape
+    down, along = rows // (level.rows or rows), columns // (level.columns or columns)
+    blocks = weight.reshape(down, rows // down, along, columns // along)
+    most, least = blocks.max((1, 3)), blocks.min((1, 3))
+    spread = np.maximum(most, 0) - np.minimum(least, 0) if level.zeros else np.maximum(np.abs(most), np.abs(least))
+    wanted = np.maximum(spread / steps, torch.finfo(level.dtype).tiny)
+    problem = _beyond(scales, wanted, 4 * _unit(level.dtype) * wanted)
     return f"scales: {problem}" if problem else None
 
 
 def _dequantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    scheme = find_scheme(attrs["scheme"])
-    codes = _codes(args[0], scheme)
-    scale = _per_element(args[1], codes.shape, scheme)
-    zero = _per_element(args[2], codes.shape, scheme) if scheme.zeros else 0.0
+    format = find_format(attrs["format"])
+    if format.lossless:
+        return _moved(args[0], results[""], format)
+    codes = _codes(args[0], format)
+    scale = _per_element(args[1], codes.shape, format)
+    zero = _per_element(args[2], codes.shape, format) if format.levels[0].zeros else 0.0
     wanted = (codes - zero) * scale
     return _beyond(results[""], wanted, _unit(results[""].dtype) * np.abs(wanted))
 

@@ -86,7 +86,7 @@ class Judge:
         return f"in float64 {found.output or 'the program'}, step {found.step}: {found.text}"
 
     def quantization(self, link: Link, program: Program) -> str | None:
-        """How what the lossy pass of `link` made is worse than its schemes."""
+        """How what the lossy pass of `link` made is worse than its formats."""
         self.case.runs += 2
         requests = [Request(tuple(prompt), len(prompt)) for prompt in self.case.prompts(self.seed)]
         return broken_quantization(self.case.params, link.before, program, whole(requests, 1))

@@ -12,7 +12,6 @@ from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Model, Program, Region, Stage
 from ingot.ir.record import Rewrite
 from ingot.ir.text import print_program
-from ingot.ir.types import Split
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.manager import run_pass
@@ -101,7 +100,7 @@ def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[P
     ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
     found = []
     for entry, traced in model.entries.items():
-        context = context_of(request, model.tp_plan, request.pipeline())
+        context = context_of(request, request.pipeline())
         first = Link(entry, _parser(texts[entry, None, 0]) if texts else _given(traced))
         shared = [first]
         for phase in request.pipeline():
@@ -178,9 +177,7 @@ def _link(
     return link
 
 
-def context_of(
-    request: Request, model_plan: Mapping[str, Split], pipeline: Sequence[Phase], bucket: BucketClass | None = None
-) -> PassContext:
+def context_of(request: Request, pipeline: Sequence[Phase], bucket: BucketClass | None = None) -> PassContext:
     """What the passes of a compile were told, with nobody who compiles."""
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
@@ -198,7 +195,6 @@ def context_of(
         emit=emit_nothing,
         emit_library=build_nothing,
         mesh=request.mesh,
-        tp_plan=model_plan,
     )
 
 

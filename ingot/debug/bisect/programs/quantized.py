@@ -1,4 +1,4 @@
-"""What a lossy pass owes all the same: weights within half a step of their scheme, and nothing lost but that."""
+"""What a lossy pass owes all the same: weights within half a step of their format, and nothing lost but that."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from ingot.ir.quantized_weights import weight_breaches, with_rounded_weights
 
 
 def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, str] | None:
-    """The first quantized weight that is farther from its original than its scheme allows, and how; None for none."""
+    """The first quantized weight that is farther from its original than its format allows, and how; None for none."""
     found = weight_breaches(before, after, params(before), params(after))
     return (found[0].param, found[0].breach.text) if found else None
 
@@ -24,7 +24,7 @@ def rounded(params: Params, before: Program, after: Program) -> tuple[Program, l
 
 
 def broken_quantization(params: Params, before: Program, after: Program, steps: Sequence[Step]) -> str | None:
-    """How a lossy pass lost more than its schemes do, in words; None when it did not. Of a pass that quantizes no
+    """How a lossy pass lost more than its formats do, in words; None when it did not. Of a pass that quantizes no
     linear, or of a program that has caches already, nothing can be asked. `steps` is one, of all tokens."""
     if is_cached(before) or not any(True for _ in after.calls(ops.quant_linear.overload)):
         return None

@@ -25,7 +25,7 @@ from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
-from ingot.ir.types import DTYPES, Placement, Split
+from ingot.ir.types import DTYPES
 from ingot.passes.base import Pass, PassContext
 from ingot.providers import BACKEND_CHOICES, backends_named
 
@@ -110,14 +110,7 @@ def _context(about: Mapping[str, Any]) -> PassContext:
         emit=emit_nothing,
         emit_library=build_nothing,
         mesh=given["mesh"],
-        tp_plan={name: _split(one) for name, one in given["tp_plan"].items()},
     )
-
-
-def _split(value: Mapping[str, Any]) -> Split:
-    placement = dict(value["placement"])
-    placement["segments"] = tuple(placement["segments"])
-    return Split(**{**value, "placement": Placement(**placement)})
 
 
 def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], before: Program, after: Program) -> Replay:

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,6 @@ def _write(
             "bucket": link.bucket.name if link.bucket else None,
             "buckets": [bucket.model_dump(mode="json") for bucket in link.context.buckets],
             "mesh": dict(link.context.mesh),
-            "tp_plan": {name: asdict(split) for name, split in link.context.tp_plan.items()},
         },
     }
     (folder / PASS).write_text(json.dumps(about, indent=2), encoding="utf-8")

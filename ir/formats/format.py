@@ -1,0 +1,226 @@
+"""A weight's format: a frozen value that says what its elements are, what scales them, and how they lie in memory.
+
+A format's name stands in recipes and in calls of `quant_linear`, so it never changes its meaning: another meaning is
+another name.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ingot.ir.errors import InternalError, OptionError, VerifyError
+from ingot.ir.formats.packing import PACKINGS, Packing
+from ingot.ir.types import Split, TensorType
+
+# Element types of quantized weights: smallest and largest value. -128 is left out, so that a range is symmetric.
+ELEMENTS: Mapping[str, tuple[int, int]] = {"i8": (-127, 127), "u8": (0, 255), "u4": (0, 15)}
+# The element type of weights that keep the numbers and the dtype that they have.
+KEPT = "kept"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """One level of scales: each belongs to a block of `rows` x `columns` elements; 0 stands for all there are.
+
+    `zeros`: each has a zero point, by which the range of a block need not be symmetric.
+    """
+
+    rows: int = 1
+    columns: int = 0
+    zeros: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """How many blocks a matrix has along each axis."""
+        return shape[0] // (self.rows or shape[0]), shape[1] // (self.columns or shape[1])
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a weight [N, K] is stored. It stands for `x = (element - zero) * scale`; without levels for its elements.
+
+    `element` is a key of ELEMENTS, or KEPT. `levels` are those of the scales; `quant_linear` takes one level at most.
+    `activations` "float": they stay as they are, only weights are quantized. `packing` is a name in `PACKINGS`.
+
+    The parts of a weight are tensors by name: "weight", the packed elements, then "scales" and "zeros" where it has
+    them. They go through passes as one thing.
+    """
+
+    name: str
+    element: str = KEPT
+    levels: tuple[Scales, ...] = ()
+    activations: str = "float"
+    packing: str = "plain"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether a weight that is stored so keeps its numbers."""
+        return self.element == KEPT
+
+    @property
+    def layout(self) -> Packing:
+        return PACKINGS[self.packing]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a stored weight consists of."""
+        return ("weight", *(part for level in self.levels for part in ("scales", "zeros")[: 1 + level.zeros]))
+
+    def storage(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of the packed elements of a weight of `dtype`."""
+        if self.lossless:
+            return dtype
+        return torch.int8 if self.element == "i8" else torch.uint8
+
+    @property
+    def row_by_row(self) -> bool:
+        """Rows are stored for themselves, so that matrices of whole tiles may be put one above the other."""
+        return all(level.rows for level in self.levels)
+
+    def block(self, part: str) -> tuple[int, int]:
+        """Rows and columns of the weight that one entry of a part stands for; 0 for all there are."""
+        if part == "weight":
+            return self.layout.tile
+        (level,) = self.levels
+        return level.rows, level.columns
+
+    def granule(self, dim: int) -> int:
+        """Elements along `dim` that no cut may go through: those of whole tiles and blocks."""
+        return math.lcm(*(self.block(part)[dim] or 1 for part in self.parts))
+
+    def obstacle(self, shape: tuple[int, ...]) -> str | None:
+        """Why a weight of this shape cannot be stored so; None when it can."""
+        if len(shape) != 2 or 0 in shape:
+            return f"a tensor {list(shape)} is no matrix"
+        tile = "x".join(map(str, self.layout.tile))
+        if shape[0] % self.granule(0):
+            return f"{shape[0]} rows are no multiple of {self.granule(0)}: tiles are {tile}"
+        for level in self.levels:
+            if level.columns and shape[1] % level.columns:
+                return f"rows of {shape[1]} elements are no multiple of the group of {level.columns}"
+        if shape[1] % self.granule(1):
+            return f"rows of {shape[1]} elements are no multiple of {self.granule(1)}: tiles are {tile}"
+        return None
+
+    def shape_of(self, packed: tuple[int, ...]) -> tuple[int, int]:
+        """The shape of the weight whose packed elements have this shape."""
+        rows, columns = self.layout.tile
+        return packed[0] * rows, packed[1] * columns
+
+    def split(self, split: Split | None, part: str) -> Split | None:
+        """How a mesh splits a part, given how it would split the weight: scales go with what they scale.
+
+        Each rank has whole tiles and blocks. What may be repeated are the runs that the weight's split names, no longer
+        ones. Raises VerifyError where the parts of a merged weight end within a tile or a block.
+        """
+        if split is None or not (size := self.block(part)[split.dim]):
+            return None
+        unit = math.lcm(split.unit, self.granule(split.dim))
+        if torn := [segment for segment in split.segments if segment % size]:
+            raise VerifyError(f"{torn[0]} of a merged weight are no multiple of {size}", expected="whole tiles")
+        segments = tuple(segment // size for segment in split.segments)
+        return replace(split, segments=segments, unit=unit // size, repeat=split.repeat and unit == split.unit)
+
+    def types(self, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, TensorType]:
+        """The types of the parts of a weight of `shape` and `dtype`, which the format fits."""
+        (rows, columns), inner = self.layout.tile, self.layout.inner
+        packed = (shape[0] // rows, shape[1] // columns, *inner)
+        found = {"weight": TensorType(self.storage(dtype), packed)}
+        for level in self.levels:
+            found["scales"] = TensorType(level.dtype, level.grid(shape))
+            if level.zeros:
+                found["zeros"] = TensorType(torch.uint8, level.grid(shape))
+        return found
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def register_format(made: Format) -> Format:
+    """Let passes, recipes and calls name a format. Raises InternalError for one that is not sound."""
+    problem = None
+    if made.name in FORMATS:
+        problem = "is defined twice"
+    elif made.packing not in PACKINGS:
+        problem = f"names the packing '{made.packing}', which is none of {', '.join(PACKINGS)}"
+    elif made.element not in (KEPT, *ELEMENTS):
+        problem = f"has elements '{made.element}', which are none of {', '.join((KEPT, *ELEMENTS))}"
+    elif len(made.levels) != (not made.lossless):
+        problem = f"has {len(made.levels)} levels of scales for elements '{made.element}'"
+    elif made.activations != "float":
+        problem = f"has activations '{made.activations}', which are none but float"
+    if problem:
+        raise InternalError(f"the format '{made.name}' {problem}")
+    FORMATS[made.name] = made
+    return made
+
+
+def find_format(name: str) -> Format:
+    """The format `name`. Raises OptionError for an unknown one."""
+    if name not in FORMATS:
+        raise OptionError(f"unknown weight format '{name}'", expected=", ".join(FORMATS))
+    return FORMATS[name]
+
+
+def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
+    """The parts of a weight [N, K], by name; types as `Format.types` says. Raises ValueError for what has none.
+
+    A value is off by at most half a step, its scale; at the ends of a range with a zero point too, since rounding that
+    moves the range by up to half a step. A lossless format moves the numbers and changes none.
+    """
+    if problem := format.obstacle(tuple(tensor.shape)):
+        raise ValueError(problem)
+    if format.lossless:
+        return {"weight": format.layout.pack(tensor).contiguous()}
+    (level,) = format.levels
+    blocks = _blocks(tensor.to(torch.promote_types(tensor.dtype, torch.float32)), level)
+    low, high = ELEMENTS[format.element]
+    if level.zeros:
+        # Zero is among the values of every block, as padding and pruned weights want it.
+        least, most = blocks.amin(-1, keepdim=True).clamp(max=0), blocks.amax(-1, keepdim=True).clamp(min=0)
+        spread = (most - least) / (high - low)
+    else:
+        least, spread = None, blocks.abs().amax(-1, keepdim=True) / high
+    # A block of zeros has no scale of its own; the smallest normal number avoids dividing by zero.
+    scales = spread.clamp(min=torch.finfo(level.dtype).tiny).to(level.dtype)
+    if not bool(scales.isfinite().all()):
+        raise ValueError("the weight holds NaN, infinities, or values too large for a scale")
+    step = scales.to(blocks.dtype)
+    zeros = torch.zeros_like(step) if least is None else (low - least / step).round().clamp(low, high)
+    elements = (blocks / step + zeros).round().clamp(low, high).to(format.storage(tensor.dtype))
+    shape = tensor.shape[0], tensor.shape[1]
+    parts = {"weight": format.layout.pack(_matrix(elements, shape, level)).contiguous(), "scales": scales.squeeze(-1)}
+    return {**parts, "zeros": zeros.to(torch.uint8).squeeze(-1)} if level.zeros else parts
+
+
+def dequantize(
+    weight: torch.Tensor,
+    scales: torch.Tensor | None,
+    zeros: torch.Tensor | None,
+    format: Format,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The weight [N, K] that the parts stand for, computed in `dtype`; in its own where nothing is computed."""
+    elements = format.layout.unpack(weight)
+    if scales is None:
+        return elements
+    (level,) = format.levels
+    blocks = _blocks(elements, level).to(dtype)
+    if zeros is not None:
+        blocks = blocks - zeros.to(dtype).unsqueeze(-1)
+    return _matrix(blocks * scales.to(dtype).unsqueeze(-1), (elements.shape[0], elements.shape[1]), level)
+
+
+def _blocks(matrix: torch.Tensor, level: Scales) -> torch.Tensor:
+    """[N, K] as [blocks of rows, blocks of columns, elements of a block]."""
+    down, along = level.grid((matrix.shape[0], matrix.shape[1]))
+    tiles = matrix.reshape(down, matrix.shape[0] // down, along, matrix.shape[1] // along)
+    return tiles.transpose(1, 2).flatten(2)
+
+
+def _matrix(blocks: torch.Tensor, shape: tuple[int, int], level: Scales) -> torch.Tensor:
+    """What `_blocks` took apart."""
+    down, along = level.grid(shape)
+    return blocks.reshape(down, along, shape[0] // down, shape[1] // along).transpose(1, 2).reshape(shape)

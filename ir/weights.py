@@ -1,0 +1,51 @@
+"""The weight of a product as one thing: its format, and the tensors that it is stored in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ingot.ir import ops
+from ingot.ir.formats import Format, find_format
+from ingot.ir.ops import Op, op_of
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight as a product reads it. `parts` are the values that stand for it, by name, in the format's order."""
+
+    format: Format
+    parts: Mapping[str, fx.Node]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A call that multiplies by a weight: `x @ weight.T + bias`, whatever the weight is stored as."""
+
+    x: fx.Node
+    weight: StoredWeight
+    bias: fx.Node | None
+
+    def call(self) -> tuple[Op, list[Any], dict[str, Any]]:
+        """The op that computes it, with arguments and attributes. A plain weight has an op of its own."""
+        if self.weight.format.name == "plain":
+            return ops.linear, _trimmed([self.x, self.weight.parts["weight"], self.bias]), {}
+        parts = [self.weight.parts.get(part) for part in ("weight", "scales", "zeros")]
+        return ops.quant_linear, _trimmed([self.x, *parts, self.bias]), {"format": self.weight.format.name}
+
+
+def product_of(node: fx.Node) -> Product | None:
+    """The product that a node calls; None for another node."""
+    op = op_of(node.target)
+    if op not in (ops.linear, ops.quant_linear) or op is None:
+        return None
+    bound = op.bind(node.args, dict(node.kwargs))
+    format = find_format(bound.get("format", "plain"))
+    return Product(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
+
+
+def _trimmed(args: list[Any]) -> list[Any]:
+    while args[-1] is None:
+        args.pop()
+    return args
