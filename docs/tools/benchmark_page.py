@@ -35,7 +35,13 @@ counted by the tokens that are made in a second. A start is that of a process up
 the page cache; the other engines make their weights up and read none. What they compile at their first start, Ingot
 compiles once with `compile-model`.
 """
-_SHAPES = {"1b": "Llama 3.2 1B", "8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
+_SHAPES = {
+    "1b": "Llama 3.2 1B",
+    "8b": "Llama 3.1 8B",
+    "qwen3-0.6b": "Qwen3 0.6B",
+    "qwen3-1.7b": "Qwen3 1.7B",
+    "gemma-3-4b": "Gemma 3 4B",
+}
 # Options of gpu.py by what its results call them.
 _ASKED = {"options": "compile", "load": "load"}
 Plots = Mapping[str, str]
