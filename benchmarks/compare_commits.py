@@ -274,9 +274,8 @@ def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds:
     if running.returncode:
         lines = [line for line in printed.splitlines() if line.strip()]
         print(*lines[-20:], sep="\n", file=sys.stderr)
-        reason = next(
-            (line for line in reversed(lines) if any(word in line for word in _ERROR)), "it said nothing of it"
-        )
+        told = [line for line in lines if any(word in line for word in _ERROR)] or lines
+        reason = told[-1] if told else "it said nothing"
         raise SampleError(f"{Path(str(script[0])).name} ended with status {running.returncode}: {reason}")
 
 

@@ -92,7 +92,6 @@ class Comparison:
         for name, value in figures.items():
             self.samples.setdefault(name, {one: [] for one in SIDES})[side].append(value)
 
-
     def verdicts(self) -> dict[str, Verdict]:
         """Of the figures that both sides have."""
         names = [*(name for name in BARS if name in self.samples), *sorted(self.samples.keys() - BARS.keys())]
