@@ -115,7 +115,7 @@ def main() -> None:
     sides = [Side(name, getattr(options, name).resolve(), work / name) for name in SIDES]
     check_sides(sides, options.only)
     checkpoint = options.checkpoint or work / "checkpoint"
-    if not (checkpoint / "config.json").exists():
+    if set(options.only) != {"host"} and not (checkpoint / "config.json").exists():
         process([HERE / "random_checkpoint.py", options.shape, checkpoint], {}, options.seconds)
     sizes = [name for names in SIZES.values() for name in names]
     about = {
