@@ -16,9 +16,9 @@ requests run at a time, the default of `compile-model`, or as many as `--max-bat
 
 A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
 part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
-the commit is the same one and so are the packages. So does a call for another peer, `--only checkpoint,peer --peer
-sglang --site FOLDER`. What serve measures is measured of a peer too, unless `--skip` names serve; so are its starts
-where cold_start is measured.
+the commit is the same one and so are the packages. So does a call for another peer or another version of it, `--only
+checkpoint,peer --peer sglang --site FOLDER`. What serve measures is measured of a peer too, unless `--skip` names
+serve; so are its starts where cold_start is measured.
 """
 
 import argparse

@@ -6,10 +6,10 @@
 The first start finds empty caches (the peer compiles then), the next ones what it left; each is a process of its own
 and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone, and
 nothing is told of it. After the last one decoding is measured by decode_method.py, serving by serve_method.py, whose
-options are those of serve.py. With `--load-format dummy`, the default, the peer makes weights up and need not read any;
-"auto" has it read the checkpoint's. Its prefix cache is on where requests have a common beginning, and else off: no
-other two prompts have anything in common. FOLDER holds the peer where it is not installed. Where there is none, the
-benchmark says so and ends.
+options are those of serve.py. The peer's version is part of the names of its figures. With `--load-format dummy`, the
+default, the peer makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on
+where requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds the
+peer where it is not installed. Where there is none, the benchmark says so and ends.
 """
 
 import argparse
@@ -68,8 +68,12 @@ def main() -> None:
         except ChildError as error:
             sys.exit(f"{peer.title} did not come to an end: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
-    found = {f"{peer.prefix}{name}": figure for name, figure in figures(starts, last).items()}
-    report(options.json, settings, found, versions={peer.name: last.value["version"]})
+    version = last.value["version"]
+    report(
+        options.json,
+        settings,
+        {peer.figure(version, name): figure for name, figure in figures(starts, last).items()},
+    )
 
 
 def is_there(peer: Peer, site: Path | None) -> bool:

@@ -42,8 +42,31 @@ _LLAMA = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-# The sizes are those of config.json of the published checkpoints: meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B and
-# Qwen/Qwen3-0.6B.
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": 28,
+    "vocab_size": 151936,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+# The sizes are those of config.json of the published checkpoints: meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B,
+# Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, and google/gemma-3-4b-pt, whose text_config is the language model.
 SHAPES: Mapping[str, Config] = {
     "1b": {
         **_LLAMA,
@@ -61,29 +84,35 @@ SHAPES: Mapping[str, Config] = {
         "intermediate_size": 14336,
         "tie_word_embeddings": False,
     },
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_act": "silu",
-        "max_position_embeddings": 40960,
+    "qwen3-0.6b": {**_QWEN3, "hidden_size": 1024, "intermediate_size": 3072},
+    "qwen3-1.7b": {**_QWEN3, "hidden_size": 2048, "intermediate_size": 6144},
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
-        "rope_scaling": None,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "torch_dtype": "bfloat16",
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": 28,
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+        "hidden_size": 2560,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "intermediate_size": 10240,
         "tie_word_embeddings": True,
     },
 }
@@ -110,8 +139,10 @@ def layer_shapes(config: Config) -> TensorShapes:
     """The tensors of one layer, by the names that they have in it."""
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    # The norm of each head's queries and keys is what Qwen3 has and Llama has not.
-    head_norms = ("self_attn.q_norm", "self_attn.k_norm") if config["model_type"] == "qwen3" else ()
+    gemma = config["model_type"] == "gemma3_text"
+    # Llama has neither norms of each head's queries and keys nor two more around the feed-forward part.
+    head_norms = ("self_attn.q_norm", "self_attn.k_norm") if gemma or config["model_type"] == "qwen3" else ()
+    norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm") if gemma else ()
     return {
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),
@@ -121,29 +152,29 @@ def layer_shapes(config: Config) -> TensorShapes:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
         **dict.fromkeys(head_norms, (head_dim,)),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm", *norms), (hidden,)),
     }
 
 
 def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
     """Write a checkpoint of this config.json into `folder`, which must not exist yet; returns it.
 
-    Matrices are normal with a deviation of 1/sqrt(fan_in), norms are 1, so that activations keep their size through any
-    number of layers. The same seed gives the same weights on the same kind of device.
+    Matrices are normal with a deviation of 1/sqrt(fan_in), norms multiply by 1, so that activations keep their size
+    through any number of layers. The same seed gives the same weights on the same kind of device.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder.mkdir(parents=True)
     shapes = tensor_shapes(config)
     order = {name: number for number, name in enumerate(shapes)}
     shards = list(_shards(shapes))
+    norm = 0.0 if config["model_type"] == "gemma3_text" else 1.0  # Gemma's norms multiply by 1 + weight
     files = ["model.safetensors"]
     if len(shards) > 1:
         files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
 
     def write(file: str, names: list[str]) -> None:
         # A generator for each tensor: the weights do not depend on which file is drawn first.
-        tensors = {name: _draw(shapes[name], (seed << 20) + order[name], device) for name in names}
+        tensors = {name: _draw(shapes[name], (seed << 20) + order[name], device, norm) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
 
     with ThreadPoolExecutor(_WRITERS) as writers:
@@ -174,9 +205,9 @@ def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
     yield names
 
 
-def _draw(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
+def _draw(shape: tuple[int, ...], seed: int, device: torch.device, norm: float) -> torch.Tensor:
     if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
+        return torch.full(shape, norm, dtype=torch.bfloat16)
     generator = torch.Generator(device).manual_seed(seed)
     drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
     return drawn.normal_(0, shape[1] ** -0.5, generator=generator).cpu()

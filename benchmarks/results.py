@@ -39,6 +39,10 @@ class Figure(BaseModel):
     what: str
     values: tuple[float, ...] = ()
 
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit.endswith("/s")
+
 
 class Result(BaseModel):
     """What one run of a benchmark found.
@@ -116,14 +120,12 @@ def report(
     json: Path | None,
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
-    *,
-    versions: Mapping[str, str] | None = None,
 ) -> None:
     """Print the figures, and write the result where --json says."""
     print_figures(figures)
     if json is not None:
         folder = json.parent
-        print(write_result(json.stem, settings, figures, versions=versions, folder=folder))
+        print(write_result(json.stem, settings, figures, folder=folder))
 
 
 def revision() -> str:

@@ -35,7 +35,13 @@ counted by the tokens that are made in a second. A start is that of a process up
 the page cache; the other engines make their weights up and read none. What they compile at their first start, Ingot
 compiles once with `compile-model`.
 """
-_SHAPES = {"1b": "Llama 3.2 1B", "8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
+_SHAPES = {
+    "1b": "Llama 3.2 1B",
+    "8b": "Llama 3.1 8B",
+    "qwen3-0.6b": "Qwen3 0.6B",
+    "qwen3-1.7b": "Qwen3 1.7B",
+    "gemma-3-4b": "Gemma 3 4B",
+}
 # Options of gpu.py by what its results call them.
 _ASKED = {"options": "compile", "load": "load"}
 Plots = Mapping[str, str]
@@ -123,13 +129,9 @@ def _against_peers(figures: Mapping[str, Figure]) -> Iterator[str]:
         return
     peers = _peers_of(figures)
     yield from table(
-        ("", "Ingot", *(head for peer in peers for head in (peer.title, "Ingot is faster by"))),
+        ("", "Ingot", *(head for peer in peers for head in (_peer_head(peer, figures), "Ingot is faster by"))),
         (
-            [
-                what,
-                _shown(figures[own]),
-                *(cell for peer in peers for cell in _peer_cells(figures[own], figures.get(peer.prefix + theirs))),
-            ]
+            [what, _shown(figures[own]), *(cell for peer in peers for cell in _peer_cells(peer, figures, own, theirs))]
             for what, own, theirs in rows
         ),
     )
@@ -146,14 +148,24 @@ def _served(figures: Mapping[str, Figure]) -> Iterator[str]:
 
 def _peers_of(figures: Mapping[str, Figure]) -> list[Peer]:
     """Those that were measured."""
-    return [peer for peer in PEERS.values() if any(name.startswith(peer.prefix) for name in figures)]
+    return [peer for peer in PEERS.values() if peer.versions(figures)]
 
 
-def _peer_cells(own: Figure, theirs: Figure | None) -> tuple[str, str]:
-    if theirs is None:
+def _peer_head(peer: Peer, figures: Mapping[str, Figure]) -> str:
+    return f"{peer.title} {' or '.join(peer.versions(figures))}"
+
+
+def _peer_cells(peer: Peer, figures: Mapping[str, Figure], own: str, theirs: str) -> tuple[str, str]:
+    """A peer's figure and how much better Ingot's is. Of several versions of the peer the best, which is then named."""
+    best = peer.best(figures, theirs)
+    if best is None:
         return "–", "–"
-    over, under = (own.value, theirs.value) if own.unit in ("tokens/s", "requests/s") else (theirs.value, own.value)
-    return _shown(theirs), f"{over / under:#.3g} ×" if under else "–"
+    version, found = best
+    over, under = found.value, figures[own].value
+    if found.more_is_better:
+        over, under = under, over
+    named = f" ({version})" if len(peer.versions(figures)) > 1 else ""
+    return _shown(found) + named, f"{over / under:#.3g} ×" if under else "–"
 
 
 def _only_ours(heading: str, figures: Mapping[str, Figure], names: Sequence[str]) -> Iterator[str]:
@@ -169,9 +181,7 @@ def _step_groups(figures: Mapping[str, Figure]) -> dict[str, list[tuple[str, flo
         if (found := re.fullmatch(r"batch_(\d+)_step", name)) is None:
             continue
         bars_of = [("Ingot", figures[name].value)]
-        bars_of += [
-            (peer.title, figures[theirs].value) for peer in PEERS.values() if (theirs := peer.prefix + name) in figures
-        ]
+        bars_of += [(peer.title, best[1].value) for peer in PEERS.values() if (best := peer.best(figures, name))]
         of_copy = figures.get(f"batch_{found[1]}_of_copy")
         if of_copy is not None:
             bars_of.append(("a copy of its bytes", figures[name].value * of_copy.value))
@@ -218,7 +228,8 @@ def _provenance(result: Result) -> str:
     where = f"{machine.processor}, {machine.cores} cores, {quantity(machine.memory, 'B')}"
     if machine.gpu is not None:
         where = f"{machine.gpu}, driver {machine.driver}; {where}"
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
+    peers = [(peer.name, version) for peer in PEERS.values() for version in peer.versions(result.figures)]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted([*result.versions.items(), *peers]))
     return f"{result.date}, commit {result.revision[:12]}{'+' * result.revision.endswith('+')}; {where}; {versions}."
 
 

@@ -14,14 +14,23 @@ from safetensors import safe_open
 from staged import traced
 
 
-@pytest.mark.parametrize(("shape", "parameters"), [("1b", 1235814400), ("8b", 8030261248), ("qwen3-0.6b", 596049920)])
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        ("1b", 1235814400),
+        ("8b", 8030261248),
+        ("qwen3-0.6b", 596049920),
+        ("qwen3-1.7b", 2031739904 - 151936 * 2048),  # its file repeats the embedding as the output layer
+        ("gemma-3-4b", 3880263168),  # the file's 4300079472 less the 419816304 of what sees pictures
+    ],
+)
 def test_shapes_have_the_published_number_of_parameters(benchmarks: None, shape: str, parameters: int) -> None:
-    """The model cards' 1.23 B, 8.03 B and 0.6 B, as the metadata of their safetensors say exactly."""
+    """The model cards' 1.23 B, 8.03 B, 0.6 B, 1.7 B and 4 B, as the metadata of their safetensors say exactly."""
     checkpoints = importlib.import_module("random_checkpoint")
     assert sum(map(math.prod, checkpoints.tensor_shapes(checkpoints.SHAPES[shape]).values())) == parameters
 
 
-@pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b"])
+@pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b", "qwen3-1.7b", "gemma-3-4b"])
 def test_a_checkpoint_is_sane_and_the_same_again(
     benchmarks: None, shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -35,8 +35,8 @@ def test_a_peer(
     arriving = ("--spread", 1, "--arrivals", 12, "--rate", 100, "--conversation", 64, "--sharing", 3, "--prefix", 64)
     call(*asked, FAKE_PEERS, *less, *load, *arriving, "--json", tmp_path / "found.json")
     found = results.read_result(tmp_path / "found.json")
-    assert found.versions[name] == version
-    figures = {key.removeprefix(f"{name}_"): figure for key, figure in found.figures.items()}
+    assert all(key.startswith(f"{name}_{version}_") for key in found.figures)
+    figures = {key.removeprefix(f"{name}_{version}_"): figure for key, figure in found.figures.items()}
     for batch in (1, 32):
         assert figures[f"batch_{batch}_step"].value == pytest.approx(1e-3, rel=0.5)
     most = 8 * 20 / 20e-3  # a busy machine makes less of it
@@ -52,6 +52,28 @@ def test_a_peer(
     assert once.keys() == {key for key in found.figures if "first_token" not in key and "batch_32" not in key}
     with pytest.raises(SystemExit, match=f"{title} is not in"):
         call(*asked, tmp_path / "nowhere")
+
+
+def test_of_several_versions_of_a_peer_the_best_is_known(results: ModuleType) -> None:
+    peer = importlib.import_module("peers").PEERS["vllm"]
+    values = {
+        peer.figure("0.9.1", "batch_1_step"): (2e-3, "s"),
+        peer.figure("0.10.0", "batch_1_step"): (1e-3, "s"),
+        peer.figure("0.9.1", "throughput"): (3e4, "tokens/s"),
+        peer.figure("0.10.0", "throughput"): (2e4, "tokens/s"),
+        peer.figure("0.9.1", "prompt_4000"): (0.1, "s"),
+        "batch_1_step": (1e-4, "s"),
+        "sglang_0.1_throughput": (9e4, "tokens/s"),
+    }
+    figures = {name: results.Figure(value=value, unit=unit, what="") for name, (value, unit) in values.items()}
+    assert peer.versions(figures) == ["0.9.1", "0.10.0"]
+    best = {name: peer.best(figures, name) for name in ("batch_1_step", "throughput", "prompt_4000", "first_token")}
+    assert {name: one and (one[0], one[1].value) for name, one in best.items()} == {
+        "batch_1_step": ("0.10.0", 1e-3),
+        "throughput": ("0.9.1", 3e4),
+        "prompt_4000": ("0.9.1", 0.1),
+        "first_token": None,
+    }
 
 
 def test_a_request_that_sglang_gives_up_is_no_success(benchmarks: None) -> None:

@@ -74,17 +74,19 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
         "copy": figure(4e12, "B/s"),
         "batch_32_step": figure(1e-3),
         "batch_4_step": figure(5e-4),
-        "vllm_batch_32_step": figure(1.5e-3),
+        "vllm_1.0_batch_32_step": figure(1.5e-3),
+        "vllm_2.0_batch_32_step": figure(1.6e-3),
         "batch_32_weights": figure(2.4e9, "B"),
         "batch_32_cache": figure(0.6e9, "B"),
         "batch_32_bandwidth": figure(3e12, "B/s"),
         "batch_32_of_copy": figure(0.75, ""),
         "throughput": figure(30e3, "tokens/s"),
-        "vllm_throughput": figure(20e3, "tokens/s"),
-        "sglang_throughput": figure(15e3, "tokens/s"),
-        "sglang_batch_4_step": figure(1e-3),
+        "vllm_1.0_throughput": figure(19e3, "tokens/s"),
+        "vllm_2.0_throughput": figure(20e3, "tokens/s"),
+        "sglang_3.1_throughput": figure(15e3, "tokens/s"),
+        "sglang_3.1_batch_4_step": figure(1e-3),
         "compile": figure(20.0),
-        "vllm_cold_first_token": figure(80.0),
+        "vllm_1.0_cold_first_token": figure(80.0),
     }
     machine = Machine(processor="P", features=(), cores=16, memory=1 << 30, system="S", load=0.0, gpu="G", driver="580")
     found = Result(
@@ -92,21 +94,22 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
         revision="0" * 40 + "+",
         date="2026-01-02",
         machine=machine,
-        versions={"vllm": "1"},
+        versions={"torch": "9.0"},
         settings={"shape": "1b"},
         figures=figures,
         missing={"cold_start": "it ended with status 1: out of memory", "sglang": "it was ended after 300 s"},
     )
     text, plots = benchmark_page.page([found])
     assert "## Llama 3.2 1B on G\n" in text and "G, driver 580; P, 16 cores" in text and "commit 000000000000+" in text
-    assert "|  | Ingot | vLLM | Ingot is faster by | SGLang | Ingot is faster by |" in text
-    assert "| words | 1.00 ms | 1.50 ms | 1.50 × | – | – |" in text
+    assert "|  | Ingot | vLLM 1.0 or 2.0 | Ingot is faster by | SGLang 3.1 | Ingot is faster by |" in text
+    assert "| words | 1.00 ms | 1.50 ms (1.0) | 1.50 × | – | – |" in text
     assert "| words | 500 µs | – | – | 1.00 ms | 2.00 × |" in text
-    assert "| words | 30,000 tokens/s | 20,000 tokens/s | 1.50 × | 15,000 tokens/s | 2.00 × |" in text
+    assert "| words | 30,000 tokens/s | 20,000 tokens/s (2.0) | 1.50 × | 15,000 tokens/s | 2.00 × |" in text
     assert text.index("500 µs") < text.index("1.00 ms")  # 4 sequences before 32
-    assert "| compile-model, against the first start | 20.0 s | 80.0 s | 4.00 × | – | – |" in text
+    assert "| compile-model, against the first start | 20.0 s | 80.0 s (1.0) | 4.00 × | – | – |" in text
     assert "| 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
     assert "Not measured: cold start. it ended with status 1: out of memory" in text
+    assert "; sglang 3.1, torch 9.0, vllm 1.0, vllm 2.0." in text
     assert "Not measured: SGLang. it was ended after 300 s" in text
     (plot,) = plots.values()
     assert plot.index(">4 sequences<") < plot.index(">32 sequences<")

@@ -1,0 +1,134 @@
+"""What compare_commits.py measured of two commits: every sample, medians, spreads, and which bar holds."""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from units import quantity
+
+SIDES = ("old", "new")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a figure is, and how many times as bad the new commit may be before its spread counts; None: it is told, and
+    holds whatever it is."""
+
+    what: str
+    limit: float | None = 1.02
+    unit: str = "s"
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit == "tokens/s"
+
+
+# The figures in the order in which they are shown; those of other batches, prompts and cases are made by `bar_of`.
+BARS: Mapping[str, Bar] = {
+    "compile": Bar("compile-model with empty caches", limit=1.1),
+    "compile_cached": Bar("compile-model with its caches filled"),
+    "first_token_less_context": Bar("start to first token, less making the GPU's context"),
+    "first_token": Bar("start of the process to its first token", limit=None),
+    "context": Bar("of it: making the GPU's context", limit=None),
+    "import": Bar("of it: importing the package", limit=None),
+    "load": Bar("of it: making the engine", limit=None),
+    "throughput": Bar("requests given at once", unit="tokens/s"),
+}
+
+
+def bar_of(name: str) -> Bar:
+    if name in BARS:
+        return BARS[name]
+    kind, _, rest = name.partition("_")
+    what = {
+        "batch": f"a decode step of {rest.partition('_')[0]}",
+        "prompt": f"the first token behind a prompt of {rest}",
+        "host": f"the host's time of a step, {rest}",
+    }
+    return Bar(what[kind])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Medians of both sides, and how many times as bad the new one is. A side's spread is the distance of its quartiles
+    over its median, and `spread` is the larger of both. `holds` is None where there is no limit."""
+
+    old: float
+    new: float
+    ratio: float
+    spread: float
+    limit: float | None
+    holds: bool | None
+
+
+def verdict(bar: Bar, old: Sequence[float], new: Sequence[float]) -> Verdict:
+    before, after = statistics.median(old), statistics.median(new)
+    ratio = before / after if bar.more_is_better else after / before
+    spread = max(_spread(old), _spread(new))
+    holds = None if bar.limit is None else ratio <= bar.limit + spread
+    return Verdict(before, after, ratio, spread, bar.limit, holds)
+
+
+def _spread(samples: Sequence[float]) -> float:
+    if len(samples) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+@dataclass
+class Comparison:
+    """`samples` are those of each side by figure, `failed` says what gave none. `about` is what was compared: samples
+    of anything else are not added to."""
+
+    about: Mapping[str, Any]
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, side: str, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.samples.setdefault(name, {one: [] for one in SIDES})[side].append(value)
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Of the figures that both sides have."""
+        names = [*(name for name in BARS if name in self.samples), *sorted(self.samples.keys() - BARS.keys())]
+        pairs = {name: [self.samples[name][side] for side in SIDES] for name in names}
+        return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
+
+    def missed(self) -> list[str]:
+        """Bars that do not hold, or that no sample of a side is there for."""
+        found = self.verdicts()
+        lacking = [name for name in self.samples if name not in found]
+        return [*(name for name, one in found.items() if one.holds is False), *lacking]
+
+    def write(self, path: Path) -> None:
+        """Whole, or not at all: the call may be cut off."""
+        verdicts = {name: asdict(one) for name, one in self.verdicts().items()}
+        text = json.dumps({**asdict(self), "verdicts": verdicts, "missed": self.missed()}, indent=1, sort_keys=True)
+        beside = path.with_suffix(".part")
+        beside.write_text(text + "\n", encoding="utf-8")
+        beside.replace(path)
+
+
+def read_comparison(path: Path, about: Mapping[str, Any]) -> Comparison:
+    """What an earlier call left there, where it compared the same; else nothing yet."""
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["about"] == about:
+            return Comparison(about, found["samples"])
+    return Comparison(about)
+
+
+def table(comparison: Comparison) -> Iterator[str]:
+    yield f"{'':52} {'old':>15} {'new':>15} {'new is':>8} {'spread':>7}  samples"
+    for name, one in comparison.verdicts().items():
+        bar, found = bar_of(name), comparison.samples[name]
+        counts = "+".join(str(len(found[side])) for side in SIDES)
+        end = "" if one.holds is None else f"{'holds' if one.holds else 'MISSED'} {one.limit:g} ×"
+        yield (
+            f"{bar.what:52} {quantity(one.old, bar.unit):>15} {quantity(one.new, bar.unit):>15}"
+            f" {one.ratio:7.3f}× {one.spread:7.1%}  {counts:7} {end}"
+        )
