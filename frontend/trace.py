@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from ingot.ir import build
 from ingot.ir.errors import ConfigError, InternalError, VerifyError
@@ -39,7 +39,9 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
         main = Entry(module, definition.expected_matches(spec.dims))
         entries = {"main": main, **definition.more_entries(spec.dims, module)}
     if unknown := [name for name in definition.round if name not in entries]:
-        raise InternalError(f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries))
+        raise InternalError(
+            f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries)
+        )
     recipes = definition.weight_map(spec.dims, limits.max_seq_len)
     parameters = dict(module.named_parameters())
     if recipes.keys() != parameters.keys():

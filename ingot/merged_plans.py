@@ -18,8 +18,9 @@ def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
 
 
 def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> Plans:
-    """The plans of all entries, by name; `order` names those that run in each step. Raises VerifyError where two entries
-    mean different states by one name."""
+    """The plans of all entries, by name; `order` names those that run in each step.
+
+    Raises VerifyError where two entries mean different states by one name."""
     _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
     merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}

@@ -121,6 +121,11 @@ class _Saving(AbstractContextManager["_Saving"]):
             places[name].update(file=file, offset=info.begin)
 
 
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two row-major tensors share bytes."""
+    return one.data_ptr() < other.data_ptr() + other.nbytes and other.data_ptr() < one.data_ptr() + one.nbytes
+
+
 @dataclass
 class _Files:
     """The safetensors files of one folder, in order."""
@@ -133,8 +138,8 @@ class _Files:
 
     def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> int:
         """Take a tensor, whose file and offset `place` will get; its size in bytes."""
-        # A copy where two recipes gave views of one checkpoint tensor, which the format cannot express.
-        taken = any(tensor.data_ptr() == other.data_ptr() for other in self.tensors.values())
+        # A copy where two recipes gave views that overlap in one checkpoint tensor, which the format cannot express.
+        taken = any(_overlap(tensor, other) for other in self.tensors.values())
         self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place
         if sum(item.numel() * item.element_size() for item in self.tensors.values()) >= SHARD_BYTES:
             self.flush()

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import InternalError, VerifyError
-from ingot.ir.features.feature import EndingUse
+from ingot.ir.features.feature import SAMPLED, EndingUse
 from ingot.ir.ops import OPS
 from ingot.ir.plan import BucketClass, Executable, Plan
 from ingot.ir.recipe import Recipe
@@ -125,7 +125,7 @@ class Program:
     name: str
     stage: Stage
     dims: dict[str, Dim]
-    ending: EndingUse = EndingUse()
+    ending: EndingUse = SAMPLED
     graph: fx.Graph = field(default_factory=fx.Graph)
     params: dict[str, ParamSpec] = field(default_factory=dict)
     states: dict[str, StateSpec] = field(default_factory=dict)

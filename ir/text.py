@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import InternalError
-from ingot.ir.features.feature import EndingUse
+from ingot.ir.features.feature import SAMPLED
 from ingot.ir.mesh import mesh_text
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, target_name
@@ -93,7 +93,7 @@ def print_program(program: Program) -> str:
     if program.bucket is not None:
         header += f" bucket={bucket_text(program.bucket)}"
     mesh = [f"mesh {mesh_text(program.mesh)}"] if program.mesh else []
-    ending = [f"ending {program.ending}"] if program.ending != EndingUse() else []
+    ending = [f"ending {program.ending}"] if program.ending != SAMPLED else []
     dims = [f"dim {dim}" for dim in program.dims.values()]
     return "\n".join([header, *mesh, *ending, *dims, *_body(program, "")]) + "\n"
 

@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from ingot.ir.errors import ConfigError
-from ingot.ir.features.feature import EndingUse
+from ingot.ir.features.feature import SAMPLED, EndingUse
 from ingot.ir.program import ModelSpec
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Split, TensorType
 from ingot.models import dense, families
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
-
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
 INPUTS: Mapping[str, TensorType] = {
@@ -38,7 +37,7 @@ class Entry:
     expected_matches: Mapping[str, int]
     inputs: Mapping[str, TensorType] = field(default_factory=lambda: INPUTS)
     outputs: tuple[str, ...] = ("logits",)
-    ending: EndingUse = EndingUse()
+    ending: EndingUse = SAMPLED
     weights: Mapping[str, Recipe] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""insert-ending: the program takes its positions from device rows, and its ending makes of its outputs what is asked."""
+"""insert-ending: the program takes its positions from device rows, and its ending chooses from its outputs."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,9 @@ class InsertEnding(Pass):
 
 def _attributes(given: Sequence[tuple[str, int]], ending: Ending) -> dict[str, int]:
     if odd := [name for name, _ in given if name not in ending.attributes]:
-        raise PassError(f"the ending '{ending.name}' has no attribute '{odd[0]}'", expected=", ".join(ending.attributes))
+        raise PassError(
+            f"the ending '{ending.name}' has no attribute '{odd[0]}'", expected=", ".join(ending.attributes)
+        )
     return {**ending.attributes, **dict(given)}
 
 

@@ -57,7 +57,15 @@ class MakePlan(Pass):
             executables={executable.id: executable for executable in executables},
             libraries=dict(sorted(program.libraries.items())),
             memory=resident_memory(program, memory.sizes),
-            buckets=(BucketPlan(bucket=program.bucket, instructions=instructions, values=values, memory=memory, ending=_ending(nodes)),),
+            buckets=(
+                BucketPlan(
+                    bucket=program.bucket,
+                    instructions=instructions,
+                    values=values,
+                    memory=memory,
+                    ending=_ending(nodes),
+                ),
+            ),
         )
 
 

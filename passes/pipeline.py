@@ -20,8 +20,8 @@ from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.insert_collectives import InsertCollectives
-from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_ending import InsertEnding
+from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.narrow_logits import NarrowLogits

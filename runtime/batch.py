@@ -70,7 +70,12 @@ class StepBatch:
 
 
 def build_step(
-    step: int, decodes: Sequence[Request], chunks: Sequence[Chunk], tables: RowTables, buffer: StepBuffer, page_size: int
+    step: int,
+    decodes: Sequence[Request],
+    chunks: Sequence[Chunk],
+    tables: RowTables,
+    buffer: StepBuffer,
+    page_size: int,
 ) -> StepBatch:
     """Fill `buffer` with the inputs of these sequences, at least one."""
     sampling = [chunk for chunk in chunks if chunk.rows]

@@ -38,8 +38,9 @@ def step_sizes(
 
 
 def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
-    """The bucket class that serves a step on these inputs, which lie on the host. An entry that is fed no tokens has one
-    of each sequence."""
+    """The bucket class that serves a step on these inputs, which lie on the host.
+
+    An entry that is fed no tokens has one of each sequence."""
     tokens, q_max = (sizes["T"], sizes["T"]) if "T" in sizes else (sizes["B"], 1)
     if "T" in sizes and "q_lens" in inputs:
         q_max = int(inputs["q_lens"].max())

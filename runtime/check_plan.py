@@ -37,7 +37,9 @@ def check_plans(plans: Plans) -> None:
     if _MAIN not in plans.plans:
         raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
     if plans.round[:1] != (_MAIN,) or any(name not in plans.plans for name in plans.round):
-        raise _error(f"a step runs {', '.join(plans.round) or 'nothing'}", "round", f"main, then {', '.join(plans.plans)}")
+        raise _error(
+            f"a step runs {', '.join(plans.round) or 'nothing'}", "round", f"main, then {', '.join(plans.plans)}"
+        )
     shared: dict[tuple[str, str], object] = {}
     for entry, plan in plans.plans.items():
         if plan.entry != entry:
@@ -74,7 +76,9 @@ def check_plan(plan: Plan) -> None:
         _check_type(text, f"outputs, {name}", step_dims)
     for one in ending.outputs:
         if plan.outputs.get(one.name) != str(one.type):
-            raise _error(f"the output '{one.name}' is {plan.outputs.get(one.name, 'missing')}", "outputs", str(one.type))
+            raise _error(
+                f"the output '{one.name}' is {plan.outputs.get(one.name, 'missing')}", "outputs", str(one.type)
+            )
     for key, executable in plan.executables.items():
         if executable.id != key:
             raise _error(f"an executable's id is '{executable.id}'", f"executables, {key}", "the key itself")

@@ -11,8 +11,9 @@ from ingot.runtime.step import StepInputs
 
 
 class Round:
-    """Launches several entries for each step. They share a stream, so each finds in the states what those in front of it
-    have left there; the first one's outputs are the step's."""
+    """Launches several entries for each step, and gives the outputs of the first.
+
+    They share a stream, so each entry finds in the states what those in front of it have left there."""
 
     def __init__(self, entries: Sequence[Executor]) -> None:
         self._entries = tuple(entries)

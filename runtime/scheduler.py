@@ -160,7 +160,9 @@ class Scheduler:
             self._admit(chunks, room)
         if not decodes and not chunks:
             return None
-        batch = build_step(self._next_step, decodes, chunks, self._tables, self._buffers[self._next_step % 2], self.pool.page_size)
+        batch = build_step(
+            self._next_step, decodes, chunks, self._tables, self._buffers[self._next_step % 2], self.pool.page_size
+        )
         self._next_step += 1
         self._in_flight.append(batch)
         for request in decodes:
@@ -205,7 +207,10 @@ class Scheduler:
     ) -> None:
         """The tokens of a step that fed drafts: of each sequence those behind the tokens that were kept."""
         assert batch.rows is not None
-        places = [*range(len(batch.decodes)), *(len(batch.decodes) + i for i, one in enumerate(batch.chunks) if one.rows)]
+        places = [
+            *range(len(batch.decodes)),
+            *(len(batch.decodes) + i for i, one in enumerate(batch.chunks) if one.rows),
+        ]
         first = 0
         for request, rows, place in zip(batch.sampled, batch.rows, places, strict=True):
             request.in_flight -= rows

@@ -1,9 +1,9 @@
-"""Features and endings: what a step takes from the host, what it keeps by row, and what becomes of a model's outputs."""
+"""Features and endings: what a step takes from the host, what it keeps by row, what becomes of a model's outputs."""
 
 from ingot.ir.features import endings as endings  # registers them
 from ingot.ir.features.by_hand import FedSequence, fed_of, step_values
-from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.feature import Ending, EndingUse, Feature, OpCall, Output, RowState
+from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import (
     ENDINGS,
     FEATURES,
@@ -23,9 +23,9 @@ __all__ = [
     "FEATURES",
     "Ending",
     "EndingUse",
+    "Feature",
     "Fed",
     "FedSequence",
-    "Feature",
     "OpCall",
     "Output",
     "Rated",

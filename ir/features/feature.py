@@ -58,7 +58,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Output:
-    """What an ending gives: the output `name` is the value `value`, of `type`. `read`: by the host, after every step."""
+    """The output `name` of an ending: the value `value`, of `type`. `read`: the host reads it after every step."""
 
     name: str
     value: str
@@ -120,3 +120,7 @@ class EndingUse:
             raise VerifyError(f"the ending '{text}' has '{'='.join(odd[0])}'", expected="attribute=number")
         pairs = tuple((name.strip(), int(value)) for name, value in attributes)
         return EndingUse(found[1], pairs, tuple(item for item in items if "=" not in item))
+
+
+# What an entry ends in where its definition says nothing.
+SAMPLED = EndingUse()

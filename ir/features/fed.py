@@ -86,4 +86,5 @@ class Fed:
     def positions(self) -> Array:
         """i32[T]: the position of each token, where it is known."""
         begins = self.known_places - (self.ends - self.lengths)
-        return begins[self.seqs] + np.arange(len(self.tokens), dtype=np.int32)
+        found: Array = begins[self.seqs] + np.arange(len(self.tokens), dtype=np.int32)
+        return found

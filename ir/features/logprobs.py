@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from ingot.ir.features.fed import Fed
 from ingot.ir.features.feature import Feature
+from ingot.ir.features.fed import Fed
 from ingot.ir.features.step_input import Array, Asking, RowTable, StepInput, one_of
 from ingot.ir.types import TensorType
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.ir.features.fed import Fed
 from ingot.ir.features.feature import Feature, OpCall, RowState
+from ingot.ir.features.fed import Fed
 from ingot.ir.features.step_input import Array, Asking, RowTable, StepInput, asked, one_of
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.types import TensorType
@@ -47,7 +47,8 @@ def _banned_ids(sequence: Asking) -> list[int] | None:
 
 
 def _unbanned_at(sequence: Asking) -> int | None:
-    return min(len(sequence.prompt_ids) + sequence.params.min_tokens, sequence.max_total)
+    least: int = sequence.params.min_tokens
+    return min(len(sequence.prompt_ids) + least, sequence.max_total)
 
 
 def _banned(array: Array, fed: Fed) -> None:

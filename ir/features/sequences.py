@@ -2,8 +2,8 @@
 
 import torch
 
-from ingot.ir.features.fed import Fed
 from ingot.ir.features.feature import Feature, OpCall, RowState
+from ingot.ir.features.fed import Fed
 from ingot.ir.features.step_input import Array, StepInput
 from ingot.ir.types import Size, TensorType
 

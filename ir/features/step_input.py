@@ -1,6 +1,6 @@
-"""What one step takes from the host: each input is declared once, and everything that handles inputs derives from it."""
+"""What one step takes from the host: each input is declared once, and all that handles inputs derives from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ingot.ir.features.fed import Fed
 
 Array = np.ndarray[Any, Any]
-NUMPY_DTYPES = {
+NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.int32: np.dtype(np.int32),
     torch.int64: np.dtype(np.int64),
     torch.float32: np.dtype(np.float32),
@@ -69,8 +69,8 @@ class StepInput:
     that varies and has a `table` is filled only where some running sequence asks for it. `table` keeps by device row
     what sequences ask for. `known`: the host has it; else rows of state tell it, and only a program without them takes
     it from the host. `late`: the ending alone reads it, and it is filled once the tokens of the step before are known,
-    while the forward segment runs. `draw` gives values that requests may ask for, to tests and to debugging: of so many rows,
-    from a generator.
+    while the forward segment runs. `draw` gives values that requests may ask for, to tests and to debugging: of so many
+    rows, from a generator.
     """
 
     name: str

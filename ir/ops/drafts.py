@@ -102,9 +102,7 @@ def _write_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-def _write(
-    state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None
-) -> None:
+def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None) -> None:
     source = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device) if index is None else index
     written = (rows >= 0) & (source >= 0)
     # Which rows are written is not known to the host: all are, those that are not with what they hold. No two

@@ -74,9 +74,10 @@ class Op:
     take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, "cached" ones with
     them, or only where placements are "open". `across` computes a collective for all ranks of its axis at once: from a
     list for each tensor argument to a list of results. `effect` says when two calls may become one, and when one may
-    go. `on_device`: the forms that run compute with tensors alone and copy nothing from the host, so that a captured graph
-    can hold a call of them. `flops` counts the operations of a call, by default one for each element of its results, and `traffic` its
-    bytes, by default those of all arguments and results but written states: both look at shapes alone.
+    go. `on_device`: the forms that run compute with tensors alone and copy nothing from the host, so that a captured
+    graph can hold a call of them. `flops` counts the operations of a call, by default one for each element of its
+    results, and `traffic` its bytes, by default those of all arguments and results but written states: both look at
+    shapes alone.
     """
 
     name: str

@@ -75,7 +75,16 @@ class CudaExecutor:
 
         def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
             buckets = {size: by_plan[id(served)] for size, served in steps.items()}
-            return Graphs(choice, buckets, self._layout, self._gives, self.sizes, memory, self.device, resident if strict else None)
+            return Graphs(
+                choice,
+                buckets,
+                self._layout,
+                self._gives,
+                self.sizes,
+                memory,
+                self.device,
+                resident if strict else None,
+            )
 
         self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
         self._prompts = graphs(PromptChoice(plan, prompts), prompts)

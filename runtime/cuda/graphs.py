@@ -24,8 +24,9 @@ _CERTAIN = 0.5
 class Graphs:
     """Graphs of the steps in `buckets`, captured and launched on the current stream, as `choice` says.
 
-    Steps take the inputs of `layout` and give `gives`. `sizes` are the load-time dims, `memory` what graphs share. With `resident`, the weights and states as everybody
-    else sees them, each launch checks that nothing has moved. `seconds` tells how long each capture took.
+    Steps take the inputs of `layout` and give `gives`. `sizes` are the load-time dims, `memory` what graphs share. With
+    `resident`, the weights and states as everybody else sees them, each launch checks that nothing has moved. `seconds`
+    tells how long each capture took.
     """
 
     def __init__(
@@ -68,9 +69,7 @@ class Graphs:
         if size not in self._graphs:
             begin = time.perf_counter()
             dims = {**self._sizes, **asdict(size)}
-            graph = StepGraph(
-                self._buckets[size], self._layout, self._gives, size, dims, self._device, self._memory
-            )
+            graph = StepGraph(self._buckets[size], self._layout, self._gives, size, dims, self._device, self._memory)
             if self._resident is not None:
                 self._addresses[size] = Addresses.of(self._watched(graph), graph.what)
             self._graphs[size] = graph

@@ -11,8 +11,8 @@ class CudaStepHandle:
     """A launched step of the bucket class `bucket`.
 
     `outputs` lie on the device. `read` gives one that the host reads, by name, once the event `done` has come, which is
-    recorded here on the current stream. Every question to the handle waits for that. `lend` gives out outputs that are there for a
-    time only.
+    recorded here on the current stream. Every question to the handle waits for that. `lend` gives out outputs that are
+    there for a time only.
     """
 
     def __init__(

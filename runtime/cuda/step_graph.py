@@ -51,9 +51,7 @@ class StepGraph:
             self.buffers[f"inputs {place}"] = side.inputs.flat.host
             self.buffers |= {f"{name} {place}": ints.host for name, ints in side.read.items()}
 
-    def launch(
-        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool
-    ) -> CudaStepHandle | LateStep:
+    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle | LateStep:
         """Start a step of these sizes on the current stream. The handle is to be read before the next step but one is
         launched, and its outputs before the next one."""
         side = self._sides[self._turn]
@@ -99,9 +97,7 @@ class _Side:
         # The views keep nothing: the next graph may have the memory.
         self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
-    def launch(
-        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool
-    ) -> CudaStepHandle | LateStep:
+    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle | LateStep:
         self._retired.synchronize()  # the step before last has taken its inputs, and given what is read of it
         self._memory.begin_launch()
         self.inputs.fill(inputs)

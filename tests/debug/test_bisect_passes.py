@@ -35,8 +35,8 @@ from ingot.ir.record import Rewrite
 from ingot.passes.base import Pass
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.insert_collectives import InsertCollectives
-from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.insert_ending import InsertEnding
+from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.quantize import Quantize
 from ingot.passes.rewrite import Rewriter

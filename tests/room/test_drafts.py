@@ -130,7 +130,11 @@ class Counted:
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[tuple[Path, Path]]:
     tmp, cuda = tmp_path_factory.mktemp("drafts"), request.param == "cuda"
-    options: dict[str, Any] = {"target": request.param, "deterministic": True, "backend": "auto" if cuda else "reference"}
+    options: dict[str, Any] = {
+        "target": request.param,
+        "deterministic": True,
+        "backend": "auto" if cuda else "reference",
+    }
     options |= {"max_batch": 4, "max_tokens": 128, "max_seq_len": 128, **({"dtype": "bfloat16"} if cuda else {})}
     compile_model(checkpoint(NAME), tmp / "plain.ingot", **options)
     seen = [out.outputs[0].token_ids for out in LLM(tmp / "plain.ingot", num_kv_pages=24).generate(PROMPTS, PARAMS)]
@@ -156,4 +160,6 @@ def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
     drafted.generate(PROMPTS[:1], GREEDY)
     assert len(alone.steps) < NEW_TOKENS - 6, "drafts that were seen before are taken"
     tight = LLM(folders[1], num_kv_pages=9)
-    assert [out.outputs for out in tight.generate(PROMPTS, PARAMS)] == [out.outputs for out in plain.generate(PROMPTS, PARAMS)]
+    assert [out.outputs for out in tight.generate(PROMPTS, PARAMS)] == [
+        out.outputs for out in plain.generate(PROMPTS, PARAMS)
+    ]

@@ -14,7 +14,13 @@ def scheduler_of(num_pages=64, page_size=4, **config):
 
 def request_of(name, prompt_len, max_tokens=8, streamed=True, **params):
     prompt = list(range(1, prompt_len + 1))
-    given = Given(name, prompt, SamplingParams(max_tokens=max_tokens, **params), streamed=streamed, scores_prompt="prompt_logprobs" in params)
+    given = Given(
+        name,
+        prompt,
+        SamplingParams(max_tokens=max_tokens, **params),
+        streamed=streamed,
+        scores_prompt="prompt_logprobs" in params,
+    )
     return Request(given, seed=5)
 
 

@@ -1,0 +1,182 @@
+"""A convolution beside attention: a state that stands once per sequence, beside pages, in captured steps too.
+
+The embeddings go through a causal convolution of four tokens before the first layer. Its state is the last three inputs
+of each sequence. Tokens are compared with those of the traced program on whole sequences.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tiny import TINY
+from torch import nn
+from toy_ops import toy_ops
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.frontend.checkpoint import Checkpoint
+from ingot.ir import ops, recipe
+from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.ops import OPS, Effect, Op, Sample, define
+from ingot.ir.program import Stage, StateSpec, tensor_type
+from ingot.ir.record import Numerics
+from ingot.ir.types import TensorType
+from ingot.models.architectures import ARCHITECTURES, Entry
+from ingot.models.dense import DenseDecoder, expected_matches
+from ingot.passes import pipeline
+from ingot.passes.base import Pass, PassContext
+from ingot.passes.rewrite import Rewriter
+from ingot.request import Request
+
+pytestmark = pytest.mark.xdist_group("conv-state")
+NAME, WIDTH = "llama-plain", 4
+PROMPTS = [prompt for prompt in TINY[NAME].prompts() if len(prompt) in (1, 17, 33)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+def conv_ops() -> dict[str, Op]:
+    def mixed(x: Any, weight: Any, places: Any, before: Any) -> torch.Tensor:
+        """Taps at tokens of the same step where `places` allow it, else at the rows of `before` [T, WIDTH - 1, C]."""
+        index, out = torch.arange(x.shape[0], device=x.device), torch.zeros_like(x)
+        for tap in range(WIDTH):
+            at = (WIDTH - 1 + places - tap).clamp(0, WIDTH - 2)
+            inside = (places >= tap)[:, None]
+            out = out + torch.where(inside, x[(index - tap).clamp(min=0)], before[index, at]) * weight[tap]
+        return out
+
+    @define(
+        samples=lambda g, dtype: [Sample((torch.ones(3, 2), torch.ones(WIDTH, 2), torch.zeros(3, dtype=torch.int32)))],
+        fake=lambda x, weight, positions: torch.empty_like(x),
+        fusible=False,
+        legal="pure",
+    )
+    def toy_conv(x: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """A causal convolution of x [T, C] with weight [WIDTH, C] along each sequence, from its beginning."""
+        return mixed(x, weight, positions.long(), x.new_zeros(x.shape[0], WIDTH - 1, x.shape[1]))
+
+    @define(
+        samples=lambda g, dtype: [
+            Sample(
+                (
+                    torch.ones(2, WIDTH - 1, 2),
+                    torch.ones(1, 2),
+                    torch.ones(WIDTH, 2),
+                    *torch.zeros(3, 1).int(),
+                    torch.ones(1).int(),
+                )
+            )
+        ],
+        fake=lambda state, x, weight, token_seqs, state_read, *_: (
+            torch.empty_like(x),
+            state.new_empty(state_read.shape[0], *state.shape[1:]),
+        ),
+        fusible=False,
+        legal="cached",
+        effect=Effect.READS_STATE,
+        on_device=True,
+    )
+    def toy_conv_step(
+        state: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        token_seqs: torch.Tensor,
+        state_read: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`toy_conv` of x going on from slots `state_read`, the last inputs of each sequence [B, WIDTH - 1, C])."""
+        kept = torch.where((state_read >= 0)[:, None, None], state[state_read.clamp(min=0).long()], 0)
+        seqs = token_seqs.clamp(min=0).long()
+        places = torch.arange(x.shape[0], device=x.device) - q_starts[seqs]
+        last = q_lens[:, None].long() - WIDTH + 1 + torch.arange(WIDTH - 1, device=x.device)  # [B, WIDTH - 1]
+        fed = x[(q_starts[:, None] + last).clamp(0, x.shape[0] - 1)]
+        rows = torch.arange(last.shape[0], device=x.device)[:, None]
+        after = torch.where((last >= 0)[:, :, None], fed, kept[rows, (last + WIDTH - 1).clamp(0, WIDTH - 2)])
+        return mixed(x, weight, places, kept[seqs]), after
+
+    return {"toy_conv": toy_conv, "toy_conv_step": toy_conv_step}
+
+
+@dataclass(frozen=True)
+class InsertConvState(Pass):
+    name: ClassVar[str] = "toy-conv-state"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    joins: ClassVar[Stage] = Stage.CACHED
+
+    def run(self, rewriter: Rewriter, context: PassContext) -> None:
+        program = rewriter.program
+        read, write = (
+            program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("state_read", "state_write")
+        )
+        (node,) = program.calls(OPS["toy_conv"].overload)
+        rewriter.take(node)
+        x, weight, _ = node.args
+        held = TensorType(tensor_type(x).dtype, ("S", WIDTH - 1, tensor_type(x).shape[1]))
+        state = program.add_state("conv", StateSpec("conv", "conv", "sequence", held))
+        fed = [program.find(name) for name in ("token_seqs", "q_starts", "q_lens")]
+        both = rewriter.call(OPS["toy_conv_step"], state, x, weight, fed[0], read, *fed[1:], before=node)
+        out, after = (rewriter.call(operator.getitem, both, index, before=node) for index in (0, 1))
+        written = rewriter.call(ops.write_rows, state, write, after, before=node)
+        rewriter.replace(node, out)
+        program.set_outputs({**program.output_nodes(), "conv": written})
+
+
+class Mixed(nn.Module):
+    def __init__(self, decoder: DenseDecoder) -> None:
+        super().__init__()
+        self.decoder, embedding = decoder, decoder.embed.weight
+        self.conv = nn.Parameter(torch.empty(WIDTH, embedding.shape[1], dtype=embedding.dtype))
+
+    def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
+        whole = self.decoder
+        h = OPS["toy_conv"](ops.embedding(tokens, whole.embed.weight), self.conv, positions)
+        for layer in whole.layers:
+            h = layer(h, positions, token_seqs, list(whole.ropes))
+        return ops.cast(whole.head(whole.norm(ops.select_rows(h, logit_rows))), dtype=torch.float32)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def folder(
+    request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any
+) -> Iterator[tuple[Path, Any]]:
+    llama = ARCHITECTURES["LlamaForCausalLM"]
+    taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
+    entry = lambda spec, module: {"main": Entry(Mixed(module), expected_matches(spec), weights={"conv": taps})}  # noqa: E731
+    changed = replace(llama, definition=replace(llama.definition, more_entries=entry))
+    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", changed)
+    monkeypatch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
+    options: dict[str, Any] = {
+        "target": request.param,
+        "dtype": "float32",
+        "max_batch": 4,
+        "max_tokens": 128,
+        "max_seq_len": 96,
+    }
+    options |= {
+        "backend": "reference" if request.param == "cpu" else "triton",
+        "passes": f"default,{InsertConvState.name}",
+    }
+    with toy_ops(conv_ops):
+        compile_model(checkpoint(NAME), tmp_path / "conv.ingot", **options)
+        traced = Request.read(checkpoint(NAME), **options).trace().entries["main"]
+        yield (
+            tmp_path / "conv.ingot",
+            InterpreterRun(traced, load_params(traced.params, Checkpoint.open(checkpoint(NAME)).read)),
+        )
+
+
+def test_a_convolution_has_its_state(folder: tuple[Path, Any]) -> None:
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    llm = LLM(folder[0], num_kv_pages=40, cuda_graphs="all")
+    served = [list(out.outputs[0].token_ids) for out in llm.generate(prompts, PARAMS)]
+    whole = teacher_forced(
+        folder[1].program.input_types(), folder[1], [p + t[:-1] for p, t in zip(PROMPTS, served, strict=True)]
+    )
+    for prompt, tokens, logits in zip(PROMPTS, served, whole, strict=True):
+        assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
+    pieces = LLM(folder[0], num_kv_pages=6, max_num_batched_tokens=12)  # prompts in chunks, and preempted
+    assert [list(out.outputs[0].token_ids) for out in pieces.generate(prompts, PARAMS)] == served
+    assert llm.loaded.plan.states["conv"].unit == "sequence" and "state_read" in llm.loaded.plan.inputs
