@@ -95,7 +95,7 @@ def request_figures(load: Load) -> dict[str, Figure]:
         batch = scheduler.schedule()
         admit.append(time.thread_time() - added)
         add.append(added - begin)
-        assert request.num_cached == load.prompt // _PAGE * _PAGE
+        assert request.cached.num_found == load.prompt // _PAGE * _PAGE
         _retire(scheduler, batch)
     prompt = f"a prompt of {load.prompt + 1} tokens"
     return {

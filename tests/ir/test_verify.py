@@ -44,6 +44,7 @@ HEALTHY = {
 }
 PLAN = Plan(
     entry="p",
+    ending="sample",
     dims={},
     inputs={},
     params={},

@@ -61,11 +61,13 @@ def plan() -> Plan:
             instructions=(view, Instruction(target=target, provider=provider, args=())),
             values={},
             memory=BucketMemory(sizes={}, activations=0, peak=0),
+            ending=0,
         )
         for name, tokens, q_max, target, provider in rows
     )
     return Plan(
         entry="main",
+        ending="sample",
         dims={"B": (1, 300)},
         inputs={},
         params={},
@@ -278,7 +280,7 @@ def test_the_size_nearest_to_the_last_batch_comes_next() -> None:
 def test_memory_of_the_largest_step() -> None:
     def bucket(activations: int, **sizes: int) -> BucketPlan:
         memory = BucketMemory(sizes=sizes, activations=activations, peak=0)
-        return BucketPlan(bucket=MANY, instructions=(), values={}, memory=memory)
+        return BucketPlan(bucket=MANY, instructions=(), values={}, memory=memory, ending=0)
 
     whole, part = bucket(700, T=8, L=8), bucket(8000, T=4096, L=320)
     assert graph_arena({}) == 0 and graph_arena({step(8): whole, step(4): whole}) == 700

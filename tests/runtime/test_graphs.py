@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from ingot.runtime.cuda import graphs as graphs_module
 from ingot.runtime.cuda.graph_choice import DecodeChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
 from ingot.runtime.cuda.graphs import Graphs
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepLayout, StepSizes
+from ingot.runtime.step_outputs import StepOutputs
 
 FEW, MORE = BucketClass(name="few", tokens=(1, 4)), BucketClass(name="more", tokens=(5, 64))
 
@@ -43,8 +44,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch, resident: dict[str, torch.Tensor] | 
     monkeypatch.setattr(graphs_module.time, "perf_counter", lambda: Graph.now)
     classes = {step(count): FEW if count <= 4 else MORE for count in (1, 2, 4, 8, 16)}
     buckets: Any = {size: one.name for size, one in classes.items()}
-    no_memory: Any = None
-    return Graphs(DecodeChoice(classes, "idle"), buckets, {}, no_memory, torch.device("cpu"), resident)
+    layout, gives, no_memory = StepLayout.usual(), StepOutputs(("tokens",), {"tokens": "L"}), cast(Any, None)
+    choice = DecodeChoice(classes, "idle")
+    return Graphs(choice, buckets, layout, gives, {}, no_memory, torch.device("cpu"), resident)
 
 
 def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

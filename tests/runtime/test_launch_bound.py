@@ -67,10 +67,12 @@ def plan(shape: Shape, batch: int, dtype: str = "bf16") -> Plan:
         instructions=tuple(instructions),
         values=values,
         memory=memory,
+        ending=len(instructions),
     )
     resident = ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=10**6, outputs=0)
     return Plan(
         entry="main",
+        ending="sample",
         dims={"T": (1, 8192), "B": (1, batch)},
         inputs={},
         params=params,

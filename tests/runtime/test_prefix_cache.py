@@ -141,7 +141,7 @@ def test_a_prompt_is_hashed_once_for_all_its_sequences(serve, monkeypatch):
     served = serve()
     served.engine.add_request("r", PROMPT, SamplingParams(n=50, max_tokens=4))
     assert hashed == [len(PROMPT)]
-    assert len({id(request.hashes) for request in served.scheduler.waiting}) == 50
+    assert len({id(request.cached.hashes) for request in served.scheduler.waiting}) == 50
 
 
 def test_salts_keep_prompts_apart(serve):
@@ -275,7 +275,7 @@ def test_a_preempted_sequence_feeds_what_was_given_up_and_no_more(serve):
     _, b = served.scheduler.requests.values()
     while not b.preemptions:
         served.step()
-    assert (b.num_lost, served.pool.num_kept) == (12, 6), "its three pages are still there"
+    assert (b.cached.num_lost, served.pool.num_kept) == (12, 6), "its three pages are still there"
     last = served.drain()
     for name, prompt in prompts.items():
         assert last[name].outputs[0].token_ids == served.expected(prompt, params)

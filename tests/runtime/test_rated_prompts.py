@@ -12,8 +12,6 @@ def test_rows_that_rate_prompts_stand_behind_the_sampled_ones():
     scheduler = scheduler_of(max_tokens=8)
     scheduler.add(request_of("a", 3, logprobs=2, repetition_penalty=1.5))
     scheduler.add(request_of("b", 4, prompt_logprobs=1))
-    for request in scheduler.requests.values():
-        request.scores_prompt = request.params.prompt_logprobs is not None
     batch = scheduler.schedule()
     got = values(batch)
     assert got["logit_rows"] == [2, 6, 3, 4, 5] and got["sample_index"] == [0, 1]

@@ -35,6 +35,7 @@ def plans(weights: int = 16 * GB, activations: int = GB, states: int = 10**8, pa
             instructions=(),
             values={},
             memory=BucketMemory(sizes={"T": tokens[1], "L": 288}, activations=share, peak=0),
+            ending=0,
         )
         for name, tokens, share in (
             ("decode-1", (1, 1), 10**6),
@@ -49,6 +50,7 @@ def plans(weights: int = 16 * GB, activations: int = GB, states: int = 10**8, pa
     empty: Mapping[str, str] = {}
     one = Plan(
         entry="main",
+        ending="sample",
         dims=dims,
         inputs=dict(empty),
         params={},

@@ -89,7 +89,7 @@ def serve(job: Job) -> Served:
         [out.outputs[0].token_ids for out in llm.generate([{"prompt_token_ids": prompt} for prompt in batch], params)]
         for batch in job.batches
     ]
-    return Served(tokens, list(buckets), sorted(getattr(executor, "captured", {})), [])
+    return Served(tokens, list(buckets), sorted(executor.captured.decode), [])
 
 
 def frozen_environment(environment: Mapping[str, str], empty: Path) -> dict[str, str]:
