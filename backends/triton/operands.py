@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ingot.backends.triton.kernels.operand_plain import fetch_plain, load_plain, place_plain
+from ingot.backends.triton.kernels.operand_plain import begin_plain, fetch_plain, load_plain, within_plain
 from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.weight import PLAIN, Weight
 from ingot.ir.types import DTYPE_NAMES
@@ -39,7 +39,8 @@ class Loader:
     """
 
     packing: str
-    place: Any
+    begin: Any
+    within: Any
     load: Any
     fetch: Any
     stored: Callable[[Weight, torch.dtype], Any]
@@ -72,4 +73,4 @@ def _row_stride(weight: Weight, dtype: torch.dtype) -> int:
     return value.strides[0]
 
 
-register_loader(Loader(PLAIN, place_plain, load_plain, fetch_plain, _row_stride))
+register_loader(Loader(PLAIN, begin_plain, within_plain, load_plain, fetch_plain, _row_stride))

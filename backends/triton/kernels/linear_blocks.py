@@ -35,7 +35,8 @@ def linear_blocks(
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     TOGETHER: tl.constexpr,
-    PLACE: tl.constexpr,
+    BEGIN: tl.constexpr,
+    WITHIN: tl.constexpr,
     LOAD: tl.constexpr,
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -56,16 +57,14 @@ def linear_blocks(
     n = tile * BLOCK_N + local
     k = tl.arange(0, BLOCK_K)
     nth = tl.arange(0, TOKENS)
-    row = tile.to(tl.int64) * BLOCK_N
+    gate_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + FIRST, STORED)
+    up_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + UP, STORED)
     if DEPENDENT:
         gdc_wait()
     WHOLE_K: tl.constexpr = SPLITS * SHARE == K
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
-    inside = n < N
-    block = PLACE(weight, row + FIRST, local, k, STORED)
-    if ACTIVATION is not None:
-        up_block = PLACE(weight, row + UP, local, k, STORED)
+    within = WITHIN(local, k, STORED)
     # Rows behind the last repeat it, and are not stored.
     x_rows = x + first_row.to(tl.int64) * X_STRIDE
     x_rows = x_rows + tl.minimum(nth, rows - 1 - first_row)[:, None] * X_STRIDE + k[None, :]
@@ -81,10 +80,10 @@ def linear_blocks(
                 tokens = tl.load(x_rows + start)
             else:
                 tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
-            weights = LOAD(block, start, k, inside, K, STORED, WHOLE, "", DTYPE)
+            weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "", DTYPE)
             part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
             if ACTIVATION is not None:
-                up_weights = LOAD(up_block, start, k, inside, K, STORED, WHOLE, "", DTYPE)
+                up_weights = LOAD(up_rows, within, start, k, n, N, K, STORED, WHOLE, "", DTYPE)
                 up_part = tl.dot(up_weights, tl.trans(tokens), up_part, input_precision="ieee")
         if SPLITS == 1:
             result, up = part, up_part

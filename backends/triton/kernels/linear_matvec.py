@@ -51,7 +51,8 @@ def linear_matvec(
     AHEAD: tl.constexpr,
     WAVE: tl.constexpr,
     ROW_LINES: tl.constexpr,
-    PLACE: tl.constexpr,
+    BEGIN: tl.constexpr,
+    WITHIN: tl.constexpr,
     LOAD: tl.constexpr,
     FETCH: tl.constexpr,
     STORED: tl.constexpr,
@@ -74,12 +75,12 @@ def linear_matvec(
     WHOLE: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
     # Weights are read once, so they leave the cache first.
-    inside = n < N
-    block = PLACE(weight, first + FIRST, local, k, STORED)
-    tile = LOAD(block, 0, k, inside, K, STORED, WHOLE, "evict_first", DTYPE)
+    within = WITHIN(local, k, STORED)
+    rows = BEGIN(weight, first + FIRST, STORED)
+    tile = LOAD(rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
     if ACTIVATION is not None:
-        up_block = PLACE(weight, first + UP, local, k, STORED)
-        up_tile = LOAD(up_block, 0, k, inside, K, STORED, WHOLE, "evict_first", DTYPE)
+        up_rows = BEGIN(weight, first + UP, STORED)
+        up_tile = LOAD(up_rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
     if DEPENDENT:
         if LINES > 0:
             fetch_ahead(weight, n, BLOCK_K, N, K, FIRST, FETCH, STORED, LINES)
@@ -105,11 +106,11 @@ def linear_matvec(
     for start in tl.static_range(0, K, BLOCK_K):
         weights = tile
         if start + BLOCK_K < K:
-            tile = LOAD(block, start + BLOCK_K, k, inside, K, STORED, WHOLE, "evict_first", DTYPE)
+            tile = LOAD(rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         if ACTIVATION is not None:
             up_weights = up_tile
             if start + BLOCK_K < K:
-                up_tile = LOAD(up_block, start + BLOCK_K, k, inside, K, STORED, WHOLE, "evict_first", DTYPE)
+                up_tile = LOAD(up_rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         value = _chunk(source, k, start, K, BLOCK_K).to(tl.float32)
         if NORM:
             value = scaled(value, inverse, _chunk(gain, k, start, K, BLOCK_K), x.dtype.element_ty)
@@ -117,6 +118,7 @@ def linear_matvec(
         if ACTIVATION is not None:
             up_sums += _partial_sums(up_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
     result = tl.sum(sums, 1)
+    inside = n < N
     if BIAS:
         result += tl.load(bias + FIRST + n, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION is not None:

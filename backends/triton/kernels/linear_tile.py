@@ -37,7 +37,8 @@ def linear_tile(
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     LINES: tl.constexpr,
-    PLACE: tl.constexpr,
+    BEGIN: tl.constexpr,
+    WITHIN: tl.constexpr,
     LOAD: tl.constexpr,
     FETCH: tl.constexpr,
     STORED: tl.constexpr,
@@ -58,7 +59,8 @@ def linear_tile(
     k = tl.arange(0, BLOCK_K)
     t = tl.arange(0, TOKENS)
     begin = split * SHARE
-    row = tile.to(tl.int64) * BLOCK_N
+    gate_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + FIRST, STORED)
+    up_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + UP, STORED)
     if DEPENDENT:
         if LINES > 0:
             fetch_ahead(weight, n, begin, N, K, FIRST, FETCH, STORED, LINES)
@@ -68,10 +70,7 @@ def linear_tile(
     WHOLE_K: tl.constexpr = SPLITS * SHARE == K
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
-    inside = n < N
-    block = PLACE(weight, row + FIRST, local, k, STORED)
-    if ACTIVATION is not None:
-        up_block = PLACE(weight, row + UP, local, k, STORED)
+    within = WITHIN(local, k, STORED)
     x_rows = x + tl.minimum(t, rows - 1)[:, None] * X_STRIDE + k[None, :]
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
     up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
@@ -82,10 +81,10 @@ def linear_tile(
         else:
             tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
         # Weights are read once, so they leave the cache first.
-        weights = LOAD(block, start, k, inside, K, STORED, WHOLE, "evict_first", DTYPE)
+        weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
         if ACTIVATION is not None:
-            up_weights = LOAD(up_block, start, k, inside, K, STORED, WHOLE, "evict_first", DTYPE)
+            up_weights = LOAD(up_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
             up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
     if SPLITS == 1:
         finish(

@@ -8,29 +8,38 @@ import triton.language as tl
 
 
 @triton.jit
-def place_plain(weight, row, local, k, STORED: tl.constexpr):
-    """The addresses of the block in column 0. STORED is the stride of rows."""
-    return weight + row * STORED + (local[:, None] * STORED + k[None, :])
+def begin_plain(weight, row, STORED: tl.constexpr):
+    """The address of a row. STORED is the stride of rows."""
+    return weight + row * STORED
+
+
+@triton.jit
+def within_plain(local, k, STORED: tl.constexpr):
+    """Where the elements of a block lie behind its first one."""
+    return local[:, None] * STORED + k[None, :]
 
 
 @triton.jit
 def load_plain(
-    place,
+    begin,
+    within,
     start,
     k,
-    inside,
+    n,
+    N: tl.constexpr,
     K: tl.constexpr,
     STORED: tl.constexpr,
     WHOLE: tl.constexpr,
     EVICTION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The block in column `start`."""
-    tl.static_assert(place.dtype.element_ty == DTYPE)
+    """A block of the weight."""
+    tl.static_assert(begin.dtype.element_ty == DTYPE)
+    at = begin + within + start
     if WHOLE:
-        return tl.load(place + start, eviction_policy=EVICTION)
-    held = inside[:, None] & (start + k < K)[None, :]
-    return tl.load(place + start, mask=held, other=0.0, eviction_policy=EVICTION)
+        return tl.load(at, eviction_policy=EVICTION)
+    inside = (n < N)[:, None] & (start + k < K)[None, :]
+    return tl.load(at, mask=inside, other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit

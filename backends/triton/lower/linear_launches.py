@@ -157,7 +157,8 @@ def _constants(linear: Linear) -> dict[str, Any]:
     return {
         "N": linear.columns,
         "K": linear.depth,
-        "PLACE": loader.place,
+        "BEGIN": loader.begin,
+        "WITHIN": loader.within,
         "LOAD": loader.load,
         "STORED": loader.stored(linear.weight, linear.x.type.dtype),
         "RESIDUAL_STRIDE": linear.residual.strides[0] if linear.residual else 0,
