@@ -1,21 +1,29 @@
 """How kernels of products read a weight: an operand loader for each packing.
 
-A product's kernel knows no packing. It asks two functions for the weight, which it is given as compile-time constants:
+A product's kernel knows no packing. It is given four `triton.jit` functions as compile-time constants, and calls them:
 
-    load(weight, row, local, start, k, inside, K, STORED, WHOLE, EVICTION, DTYPE)
+    begin(weight, row, STORED)
 
-gives the block of rows `row + local` and columns `start + k` of the weight, [len(local), len(k)] of DTYPE, the element
-type of the product. `row` is i64, `local` and `k` count from 0, and `start` is a multiple of len(k). Rows that are not
-`inside` [len(local)], and columns from K on, are zeros; where the block is known to be WHOLE there are none of these.
-EVICTION is the policy for the cache, "" or "evict_first".
+is what the loader wants to know of a block that begins in a row (i64) of the weight. A kernel computes it once.
+
+    within(local, k, STORED)
+
+is what it wants to know of the places in a block of rows `local` and columns `k`, both i32 that count from 0. A kernel
+computes it once for all blocks.
+
+    load(begin, within, start, k, n, N, K, STORED, WHOLE, EVICTION, DTYPE)
+
+gives the block from column `start` on, a multiple of len(k), as [len(local), len(k)] of DTYPE, the element type of the
+product. Rows where `n >= N` (`n` [len(local)] counts from the product's first row) and columns from K on are zeros. A
+block that is WHOLE has none of these. EVICTION is the policy for the cache, "" or "evict_first".
 
     fetch(weight, rows, start, K, STORED, LINES)
 
-asks for LINES of 128 bytes of each of the `rows`, i64, from column `start` on, to come into the L2 cache. It waits for
+asks for LINES of 128 bytes of each of the `rows` (i64), from column `start` on, to come into the L2 cache. It waits for
 nothing, and asks for nothing behind column K.
 
 `weight` is the pointer to the weight where it has one part, and else a tuple of the pointers to its parts. STORED is
-what the loader itself says that it must know of the weight: a number, or a frozen dataclass.
+what the loader itself says that these functions must know of the weight: a number, or a frozen dataclass of numbers.
 """
 
 from collections.abc import Callable
@@ -32,10 +40,10 @@ from ingot.ir.types import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Loader:
-    """How kernels read weights of a packing.
+    """How kernels read weights of a packing: the `triton.jit` functions above, and `stored`.
 
-    `load` and `fetch` are `triton.jit` functions, as above. `stored` gives what they must know of a weight in a product
-    of elements of a dtype; it raises Refused for a weight that they cannot read.
+    That gives the STORED of a weight, in a product whose elements have a dtype. It raises Refused for a weight that the
+    functions cannot read.
     """
 
     packing: str

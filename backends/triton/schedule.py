@@ -47,10 +47,9 @@ class KernelLaunch:
     """A launch of the `triton.jit` function `kernel`.
 
     `arguments` are Values, tuples of Values, Exprs (i32 integers, sizes among them) and None, by the names of the
-    kernel's parameters without `tl.constexpr`; `constants` are the others. A thread has `registers` at most, None for as many as the
-    compiler likes. Where `dependent`, each program of the kernel begins with
-    `gdc_launch_dependents()` and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes;
-    weights it may load before.
+    kernel's parameters without `tl.constexpr`; `constants` are the others. A thread has `registers` at most, None for
+    as many as the compiler likes. Where `dependent`, each program of the kernel begins with `gdc_launch_dependents()`
+    and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes; weights it may load before.
     """
 
     kernel: Any

@@ -62,8 +62,8 @@ def linear_matvec(
 
     With an ACTIVATION, `activation(rows at FIRST) * (rows at UP)`. `gain` is the weight of an rms_norm in front. LINES
     of 128 bytes of each row of the weight behind the first tile are fetched ahead of the wait; and the first WAVE
-    programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES lines. LOAD, FETCH and
-    STORED are those of the weight's packing (`operands.Loader`).
+    programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES lines.
+    BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -48,8 +48,8 @@ def linear_tile(
 
     TOKENS >= rows is the size of the product; rows of x behind the last repeat the last, and are not stored. FIRST, UP
     and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
-    `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait. LOAD, FETCH
-    and STORED are those of the weight's packing (`operands.Loader`).
+    `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait.
+    BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()

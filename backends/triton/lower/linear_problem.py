@@ -16,8 +16,8 @@ ROWS = (1, *TILES)
 @dataclass(frozen=True)
 class LinearProblem:
     """A product as a region has it: `columns` results of `depth` products each, for `tokens` rows, padded; `gated`: two
-    rows of the weight make a column. `norm` and `residual` stand around it. `dtype` is that of x and of the elements that
-    the weight's `packing` holds, `result` that of what comes out, by their IR names."""
+    rows of the weight make a column. `norm` and `residual` stand around it. `dtype` is that of x and of the elements
+    that the weight's `packing` holds, `result` that of what comes out, by their IR names."""
 
     columns: int
     depth: int

@@ -24,6 +24,7 @@ from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_invariant import sums_of
 from ingot.backends.triton.lower.linear_tiles import Product
 from ingot.backends.triton.lower.table import LOWERINGS
+from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.backend import No, Yes
 from ingot.ir.ops import OPS
@@ -77,7 +78,7 @@ def test_rows_of_products(form: str, dtype: torch.dtype) -> None:
         values = [Value(TensorType(dtype, shape), input=place) for place, shape in enumerate(shapes)]
         linear = Linear(
             values[0],
-            values[1],
+            plain_weight(values[1]),
             values[3] if "bias" in asked else None,
             TensorType(dtype, ("T", columns)),
             Norm(values[2], 1e-5) if "norm" in asked else None,
