@@ -80,7 +80,7 @@ def _most_rows(linear: Linear, schedule: Schedule) -> int:
 def _check(linear: Linear) -> None:
     dtype = linear.x.type.dtype
     if dtype not in _DTYPES:
-        raise Refused(f"a product of {linear.x.type}")
+        raise Refused(f"a product of {linear.x.type} and {linear.weight.parts[0].type}")
     loader_of(linear.weight).stored(linear.weight, dtype)
     if len(linear.x.type.shape) != 2:
         raise Refused(f"a product of {linear.x.type}, which is no matrix")
