@@ -12,6 +12,7 @@ from triton_schedules import DEVICE, TESTED, new_schedule, run_schedule
 
 from ingot.backends.triton import operands
 from ingot.backends.triton.compile import launch_key
+from ingot.backends.triton.emit import Triton
 from ingot.backends.triton.kernels.operand_plain import fetch_plain
 from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.linear import schedule_linear
@@ -93,7 +94,9 @@ def test_a_packing_has_machine_code_and_tiles_of_its_own() -> None:
     plain = plain_weight(Value(TensorType(torch.float32, (N, K)), input=1))
     both = [_product(torch.float32, 1, weight)[0] for weight in (plain, _bytes())]
     assert launch_key(both[0].launches[0]) != launch_key(both[1].launches[0])
-    assert len({schedule.choices[0].key for schedule in both}) == 2
+    choices = [schedule.choices[0] for schedule in both]
+    assert choices[0].key != choices[1].key
+    assert [Triton().measures(choice) for choice in choices] == [True, False]
     assert [value.input for value in both[1].launches[0].values] == [0, 1, 2, None]
 
 
