@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.backends.triton.launches import ALIGNMENT, WARP
-from ingot.backends.triton.schedule import KernelLaunch, Value
+from ingot.backends.triton.schedule import Argument, KernelLaunch, Value
 from ingot.ir.errors import BackendError
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
@@ -57,7 +57,7 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature: dict[str, str] = {}
+    signature: dict[str, str | tuple[str, ...]] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     names = list(inspect.signature(launch.kernel.fn).parameters)
@@ -68,9 +68,13 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
         if name in launch.constants or value is None:
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, Value):
-            signature[name] = _POINTERS[DTYPE_NAMES[value.type.dtype]]
+            signature[name] = _pointer(value)
             if is_aligned(value):
                 attributes[(place,)] = [["tt.divisibility", ALIGNMENT]]
+        elif isinstance(value, tuple):
+            signature[name] = tuple(map(_pointer, value))
+            aligned = (part for part, one in enumerate(value) if is_aligned(one))
+            attributes |= {(place, part): [["tt.divisibility", ALIGNMENT]] for part in aligned}
         else:
             signature[name] = "i32"
     source = ASTSource(launch.kernel, signature, constants, attributes)
@@ -87,6 +91,10 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     return Cubin(built.asm["cubin"], metadata.name, metadata.num_warps, metadata.shared)
 
 
+def _pointer(value: Value) -> str:
+    return _POINTERS[DTYPE_NAMES[value.type.dtype]]
+
+
 def file_of(cubin: Cubin) -> str:
     """The file that holds a cubin, by its content."""
     return f"{hashlib.sha256(cubin.code).hexdigest()[:16]}.cubin"
@@ -94,9 +102,13 @@ def file_of(cubin: Cubin) -> str:
 
 def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
     """Launches with equal keys run the same machine code."""
-    kinds: Mapping[str, Any] = {
-        name: (value.type.dtype, is_aligned(value)) if isinstance(value, Value) else value is None
-        for name, value in launch.arguments.items()
-    }
+    kinds: Mapping[str, Any] = {name: _kind(value) for name, value in launch.arguments.items()}
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
     return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, tuple(launch.options.items()))
+
+
+def _kind(value: Argument) -> Any:
+    """What machine code depends on of an argument."""
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
+    return (value.type.dtype, is_aligned(value)) if isinstance(value, Value) else value is None

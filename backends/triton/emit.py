@@ -13,7 +13,8 @@ from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_ali
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
 from ingot.backends.triton.lower.call import Call, Lowering, Refused
-from ingot.backends.triton.lower.linear_problem import LINEAR
+from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.weight import PLAIN
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
 from ingot.ir.backend import No, Yes
@@ -127,7 +128,9 @@ class Triton:
         return Triton((*self._given.values(), *choices))
 
     def measures(self, choice: Choice) -> bool:
-        return choice.kernel in (LINEAR, DECODE_ATTENTION)
+        if choice.kernel == LINEAR:
+            return LinearProblem.of(choice).packing == PLAIN  # the bench makes weights of no other
+        return choice.kernel == DECODE_ATTENTION
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
         from ingot.backends.triton.tune.search import measure
@@ -235,7 +238,7 @@ def _write(
 
 def _aligned(schedule: Schedule) -> tuple[int, ...]:
     """The inputs whose addresses the kernels rely on."""
-    given = (value for launch in schedule.launches for value in launch.arguments.values() if isinstance(value, Value))
+    given = (value for launch in schedule.launches for value in launch.values)
     return tuple(sorted({value.input for value in given if value.input is not None and is_aligned(value)}))
 
 
@@ -244,7 +247,9 @@ def _described(launch: KernelLaunch, cubin: Cubin, file: str) -> Launch:
     for name in launch.kernel.arg_names:
         value = launch.arguments.get(name)
         if isinstance(value, Value):
-            arguments.append(Pointer(input=value.input, buffer=value.buffer))
+            arguments.append(_described_pointer(value))
+        elif isinstance(value, tuple):
+            arguments.extend(map(_described_pointer, value))
         elif value is not None:
             arguments.append(Number(value=value))
     grid = (*launch.grid, 1, 1, 1)[:3]
@@ -257,3 +262,7 @@ def _described(launch: KernelLaunch, cubin: Cubin, file: str) -> Launch:
         shared=cubin.shared,
         dependent=launch.dependent,
     )
+
+
+def _described_pointer(value: Value) -> Pointer:
+    return Pointer(input=value.input, buffer=value.buffer)

@@ -38,25 +38,34 @@ class Value:
         return tuple(reversed(strides))
 
 
+# What a kernel is launched with: a tensor, several under one name, an integer, or nothing.
+Argument = Value | tuple[Value, ...] | Expr | None
+
+
 @dataclass(frozen=True)
 class KernelLaunch:
     """A launch of the `triton.jit` function `kernel`.
 
-    `arguments` are Values, Exprs (i32 integers, sizes among them) and None, by the names of the kernel's parameters
-    without `tl.constexpr`; `constants` are the others. A thread has `registers` at most, None for as many as the
-    compiler likes. Where `dependent`, each program of the kernel begins with
-    `gdc_launch_dependents()` and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes;
-    weights it may load before.
+    `arguments` are Values, tuples of Values, Exprs (i32 integers, sizes among them) and None, by the names of the
+    kernel's parameters without `tl.constexpr`; `constants` are the others. A thread has `registers` at most, None for
+    as many as the compiler likes. Where `dependent`, each program of the kernel begins with `gdc_launch_dependents()`
+    and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes; weights it may load before.
     """
 
     kernel: Any
     grid: tuple[Expr, ...]
-    arguments: Mapping[str, "Value | Expr | None"]
+    arguments: Mapping[str, Argument]
     constants: Mapping[str, Any]
     warps: int = 4
     stages: int = 3
     registers: int | None = None
     dependent: bool = False
+
+    @property
+    def values(self) -> list[Value]:
+        """The tensors among the arguments."""
+        given = (one if isinstance(one, tuple) else (one,) for one in self.arguments.values())
+        return [value for several in given for value in several if isinstance(value, Value)]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -138,7 +147,7 @@ class Schedule:
         self,
         kernel: Any,
         grid: Sequence[Expr],
-        arguments: Mapping[str, "Value | Expr | None"],
+        arguments: Mapping[str, Argument],
         constants: Mapping[str, Any],
         *,
         warps: int = 4,

@@ -46,6 +46,8 @@ def run_schedule(
     def argument(value: Any) -> Any:
         if isinstance(value, Value):
             return inputs[value.input] if value.input is not None else buffers[str(value.buffer)]
+        if isinstance(value, tuple):
+            return tuple(map(argument, value))
         return None if value is None else evaluate(value, sizes)
 
     for launch in schedule.launches:

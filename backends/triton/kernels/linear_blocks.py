@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear_parts import finish, weight_block
+from ingot.backends.triton.kernels.linear_parts import finish
 
 
 @triton.jit
@@ -23,7 +23,6 @@ def linear_blocks(
     N: tl.constexpr,
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    W_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     UP: tl.constexpr,
@@ -36,6 +35,10 @@ def linear_blocks(
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     TOGETHER: tl.constexpr,
+    BEGIN: tl.constexpr,
+    WITHIN: tl.constexpr,
+    LOAD: tl.constexpr,
+    STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles of y [rows, N], by which the parameters of `linear_tile` go.
@@ -54,13 +57,14 @@ def linear_blocks(
     n = tile * BLOCK_N + local
     k = tl.arange(0, BLOCK_K)
     nth = tl.arange(0, TOKENS)
-    gate_weight = weight + (tile.to(tl.int64) * BLOCK_N + FIRST) * W_STRIDE
-    up_weight = weight + (tile.to(tl.int64) * BLOCK_N + UP) * W_STRIDE
+    gate_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + FIRST, STORED)
+    up_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + UP, STORED)
     if DEPENDENT:
         gdc_wait()
     WHOLE_K: tl.constexpr = SPLITS * SHARE == K
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
-    offsets = local[:, None] * W_STRIDE + k[None, :]
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    within = WITHIN(local, k, STORED)
     # Rows behind the last repeat it, and are not stored.
     x_rows = x + first_row.to(tl.int64) * X_STRIDE
     x_rows = x_rows + tl.minimum(nth, rows - 1 - first_row)[:, None] * X_STRIDE + k[None, :]
@@ -76,10 +80,10 @@ def linear_blocks(
                 tokens = tl.load(x_rows + start)
             else:
                 tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
-            weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE, "")
+            weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "", DTYPE)
             part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
             if ACTIVATION is not None:
-                up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE, "")
+                up_weights = LOAD(up_rows, within, start, k, n, N, K, STORED, WHOLE, "", DTYPE)
                 up_part = tl.dot(up_weights, tl.trans(tokens), up_part, input_precision="ieee")
         if SPLITS == 1:
             result, up = part, up_part

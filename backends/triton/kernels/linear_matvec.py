@@ -12,15 +12,6 @@ from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scale
 
 
 @triton.jit
-def _weights(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A tile of weights at column `start`; zeros outside of the matrix. Read once, so first to leave the cache."""
-    if N % BLOCK_N == 0 and K % BLOCK_K == 0:
-        return tl.load(rows + start, eviction_policy="evict_first")
-    inside = (n < N)[:, None] & (start + k < K)[None, :]
-    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
 def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """Elements `start` to `start + BLOCK_K` of a vector of K; zeros behind its end."""
     if K % BLOCK_K == 0:
@@ -46,7 +37,6 @@ def linear_matvec(
     N: tl.constexpr,
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    W_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     UP: tl.constexpr,
@@ -61,6 +51,11 @@ def linear_matvec(
     AHEAD: tl.constexpr,
     WAVE: tl.constexpr,
     ROW_LINES: tl.constexpr,
+    BEGIN: tl.constexpr,
+    WITHIN: tl.constexpr,
+    LOAD: tl.constexpr,
+    FETCH: tl.constexpr,
+    STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Program (i, row): results i * BLOCK_N … of y [rows, N] from x [rows, K] and rows FIRST … of the weight.
@@ -68,6 +63,7 @@ def linear_matvec(
     With an ACTIVATION, `activation(rows at FIRST) * (rows at UP)`. `gain` is the weight of an rms_norm in front. LINES
     of 128 bytes of each row of the weight behind the first tile are fetched ahead of the wait; and the first WAVE
     programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES lines.
+    BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -76,21 +72,26 @@ def linear_matvec(
     local = tl.arange(0, BLOCK_N)
     n = tl.program_id(0) * BLOCK_N + local
     k = tl.arange(0, BLOCK_K)
-    rows = weight + (first + FIRST) * W_STRIDE + local[:, None] * W_STRIDE + k[None, :]
-    tile = _weights(rows, n, k, 0, N, K, BLOCK_N, BLOCK_K)
+    WHOLE: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    # Weights are read once, so they leave the cache first.
+    within = WITHIN(local, k, STORED)
+    rows = BEGIN(weight, first + FIRST, STORED)
+    tile = LOAD(rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
     if ACTIVATION is not None:
-        up_rows = weight + (first + UP) * W_STRIDE + local[:, None] * W_STRIDE + k[None, :]
-        up_tile = _weights(up_rows, n, k, 0, N, K, BLOCK_N, BLOCK_K)
+        up_rows = BEGIN(weight, first + UP, STORED)
+        up_tile = LOAD(up_rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
     if DEPENDENT:
         if LINES > 0:
-            fetch_ahead(weight + FIRST * W_STRIDE, n, BLOCK_K, N, K, W_STRIDE, LINES)
+            fetch_ahead(weight, n, BLOCK_K, N, K, FIRST, FETCH, STORED, LINES)
             if ACTIVATION is not None:
-                fetch_ahead(weight + UP * W_STRIDE, n, BLOCK_K, N, K, W_STRIDE, LINES)
+                fetch_ahead(weight, n, BLOCK_K, N, K, UP, FETCH, STORED, LINES)
         if AHEAD > 0 and tl.program_id(0) < WAVE:
             for later in tl.static_range(1, AHEAD + 1):
-                fetch_ahead(weight + FIRST * W_STRIDE, n + later * WAVE * BLOCK_N, 0, N, K, W_STRIDE, ROW_LINES)
+                later_n = n + later * WAVE * BLOCK_N
+                fetch_ahead(weight, later_n, 0, N, K, FIRST, FETCH, STORED, ROW_LINES)
                 if ACTIVATION is not None:
-                    fetch_ahead(weight + UP * W_STRIDE, n + later * WAVE * BLOCK_N, 0, N, K, W_STRIDE, ROW_LINES)
+                    fetch_ahead(weight, later_n, 0, N, K, UP, FETCH, STORED, ROW_LINES)
         gdc_wait()
     source = x + row * X_STRIDE
     inverse = 1.0
@@ -105,11 +106,11 @@ def linear_matvec(
     for start in tl.static_range(0, K, BLOCK_K):
         weights = tile
         if start + BLOCK_K < K:
-            tile = _weights(rows, n, k, start + BLOCK_K, N, K, BLOCK_N, BLOCK_K)
+            tile = LOAD(rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         if ACTIVATION is not None:
             up_weights = up_tile
             if start + BLOCK_K < K:
-                up_tile = _weights(up_rows, n, k, start + BLOCK_K, N, K, BLOCK_N, BLOCK_K)
+                up_tile = LOAD(up_rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         value = _chunk(source, k, start, K, BLOCK_K).to(tl.float32)
         if NORM:
             value = scaled(value, inverse, _chunk(gain, k, start, K, BLOCK_K), x.dtype.element_ty)

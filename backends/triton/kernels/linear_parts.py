@@ -28,29 +28,21 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def fetch_ahead(weight, n, start, N: tl.constexpr, K: tl.constexpr, W_STRIDE: tl.constexpr, LINES: tl.constexpr):
-    """Ask for LINES of 128 bytes of each of the rows n, from column `start` on, to come into the L2 cache, and wait for
-    nothing. `weight` is at row 0; what lies outside of its N rows and K columns is not asked for."""
-    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-    row = tl.minimum(n, N - 1).to(tl.int64)
-    column = tl.minimum(start + tl.arange(0, LINES) * LINE, K - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0",
-        "=r,l",
-        [(weight + row[:, None] * W_STRIDE + column[None, :]).to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def weight_block(rows, n, k, start, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, EVICTION: tl.constexpr):
-    """A block of the weight at column `start`, for a tile; zeros outside of the matrix unless it is WHOLE there."""
-    if WHOLE:
-        return tl.load(rows + start, eviction_policy=EVICTION)
-    inside = (n < N)[:, None] & (start + k < K)[None, :]
-    return tl.load(rows + start, mask=inside, other=0.0, eviction_policy=EVICTION)
+def fetch_ahead(
+    weight,
+    n,
+    start,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FIRST: tl.constexpr,
+    FETCH: tl.constexpr,
+    STORED: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Ask for LINES of 128 bytes of each of the results' rows n, which lie from row FIRST of the weight on, to come
+    into the L2 cache, from column `start` on, and wait for nothing. What is behind its N rows and K columns is not
+    asked for."""
+    FETCH(weight, tl.minimum(n, N - 1).to(tl.int64) + FIRST, start, K, STORED, LINES)
 
 
 @triton.jit

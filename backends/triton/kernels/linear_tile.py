@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.linear_parts import fetch_ahead, finish, weight_block
+from ingot.backends.triton.kernels.linear_parts import fetch_ahead, finish
 
 
 @triton.jit
@@ -25,7 +25,6 @@ def linear_tile(
     N: tl.constexpr,
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
-    W_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     UP: tl.constexpr,
@@ -38,6 +37,11 @@ def linear_tile(
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     LINES: tl.constexpr,
+    BEGIN: tl.constexpr,
+    WITHIN: tl.constexpr,
+    LOAD: tl.constexpr,
+    FETCH: tl.constexpr,
+    STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Program (i, j): results i * BLOCK_N … of y [rows, N] over columns j * SHARE … of x [rows, K] and the weight.
@@ -45,6 +49,7 @@ def linear_tile(
     TOKENS >= rows is the size of the product; rows of x behind the last repeat the last, and are not stored. FIRST, UP
     and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
     `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait.
+    BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -54,17 +59,18 @@ def linear_tile(
     k = tl.arange(0, BLOCK_K)
     t = tl.arange(0, TOKENS)
     begin = split * SHARE
-    gate_weight = weight + (tile.to(tl.int64) * BLOCK_N + FIRST) * W_STRIDE
-    up_weight = weight + (tile.to(tl.int64) * BLOCK_N + UP) * W_STRIDE
+    gate_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + FIRST, STORED)
+    up_rows = BEGIN(weight, tile.to(tl.int64) * BLOCK_N + UP, STORED)
     if DEPENDENT:
         if LINES > 0:
-            fetch_ahead(weight + FIRST * W_STRIDE, n, begin, N, K, W_STRIDE, LINES)
+            fetch_ahead(weight, n, begin, N, K, FIRST, FETCH, STORED, LINES)
             if ACTIVATION is not None:
-                fetch_ahead(weight + UP * W_STRIDE, n, begin, N, K, W_STRIDE, LINES)
+                fetch_ahead(weight, n, begin, N, K, UP, FETCH, STORED, LINES)
         gdc_wait()
     WHOLE_K: tl.constexpr = SPLITS * SHARE == K
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
-    offsets = local[:, None] * W_STRIDE + k[None, :]
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    within = WITHIN(local, k, STORED)
     x_rows = x + tl.minimum(t, rows - 1)[:, None] * X_STRIDE + k[None, :]
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
     up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
@@ -75,10 +81,10 @@ def linear_tile(
         else:
             tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
         # Weights are read once, so they leave the cache first.
-        weights = weight_block(gate_weight + offsets, n, k, start, N, K, WHOLE, "evict_first")
+        weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
         if ACTIVATION is not None:
-            up_weights = weight_block(up_weight + offsets, n, k, start, N, K, WHOLE, "evict_first")
+            up_weights = LOAD(up_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
             up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
     if SPLITS == 1:
         finish(

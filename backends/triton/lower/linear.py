@@ -12,6 +12,8 @@ from ingot.backends.triton.lower.linear_invariant import block_tiles, few_tiles,
 from ingot.backends.triton.lower.linear_launches import launch_blocks, launch_matvec, launch_tile
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
+from ingot.backends.triton.lower.weight import plain_weight
+from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS
 
@@ -23,7 +25,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     """A call of linear by itself."""
     (result,) = call.results
-    return (schedule_linear(Linear(call.value("x"), call.value("weight"), call.optional("bias"), result), schedule),)
+    linear = Linear(call.value("x"), plain_weight(call.value("weight")), call.optional("bias"), result)
+    return (schedule_linear(linear, schedule),)
 
 
 def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
@@ -76,11 +79,12 @@ def _most_rows(linear: Linear, schedule: Schedule) -> int:
 
 def _check(linear: Linear) -> None:
     dtype = linear.x.type.dtype
-    if dtype not in _DTYPES or linear.weight.type.dtype != dtype:
-        raise Refused(f"a product of {linear.x.type} and {linear.weight.type}")
+    if dtype not in _DTYPES:
+        raise Refused(f"a product of {linear.x.type} and {linear.weight.parts[0].type}")
+    loader_of(linear.weight).stored(linear.weight, dtype)
     if len(linear.x.type.shape) != 2:
         raise Refused(f"a product of {linear.x.type}, which is no matrix")
-    for value in (linear.x, linear.weight, linear.residual):
+    for value in (linear.x, linear.residual):
         if value is not None and value.strides[-1] != 1:
             raise Refused(f"{value.type} is strided along its last axis")
     for value in (linear.bias, linear.norm.weight if linear.norm else None):

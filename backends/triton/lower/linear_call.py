@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.lower.weight import Weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
@@ -37,7 +38,7 @@ class Linear:
     """
 
     x: Value
-    weight: Value
+    weight: Weight
     bias: Value | None
     result: TensorType
     norm: Norm | None = None
@@ -64,11 +65,12 @@ class Linear:
             columns=self.columns,
             depth=self.depth,
             tokens=tokens,
-            dtype=DTYPE_NAMES[self.weight.type.dtype],
+            dtype=DTYPE_NAMES[self.x.type.dtype],
             result=DTYPE_NAMES[self.result.dtype],
             gated=self.gate is not None,
             norm=self.norm is not None,
             residual=self.residual is not None,
+            packing=self.weight.packing,
         )
 
 

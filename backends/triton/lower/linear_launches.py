@@ -1,5 +1,7 @@
 """The launches of a product, by each of its kernels."""
 
+from typing import Any
+
 import torch
 
 from ingot.backends.triton.kernels.linear_blocks import linear_blocks
@@ -11,6 +13,7 @@ from ingot.backends.triton.lower.heads import power_of_two
 from ingot.backends.triton.lower.linear_call import Linear, Norm, static_size
 from ingot.backends.triton.lower.linear_invariant import BlockTiles, Sums
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 
 # Programs on each multiprocessor that find room beside those of the kernels in front, whose end they wait for.
@@ -24,7 +27,7 @@ def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Va
         (-(-linear.columns // chosen.block_n), linear.rows),
         {
             "x": linear.x,
-            "weight": linear.weight,
+            "weight": linear.weight.argument,
             "y": result,
             "gain": linear.norm.weight if linear.norm else None,
             "bias": linear.bias,
@@ -40,7 +43,8 @@ def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Va
             "LINES": chosen.lines,
             "AHEAD": chosen.ahead,
             "WAVE": _EARLY * schedule.cores,
-            "ROW_LINES": power_of_two(-(-linear.depth * linear.weight.type.dtype.itemsize // 128)),
+            "FETCH": loader_of(linear.weight).fetch,
+            "ROW_LINES": power_of_two(-(-linear.weight.row_bytes // 128)),
             "DEPENDENT": schedule.dependent,
         },
         warps=chosen.warps,
@@ -62,7 +66,7 @@ def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, 
         (blocks, chosen.splits),
         {
             "x": x,
-            "weight": linear.weight,
+            "weight": linear.weight.argument,
             "y": result,
             "bias": linear.bias,
             "residual": linear.residual,
@@ -78,6 +82,7 @@ def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, 
             "BLOCK_K": chosen.block_k,
             "SPLITS": chosen.splits,
             "SHARE": share,
+            "FETCH": loader_of(linear.weight).fetch,
             "LINES": chosen.lines,
             "DEPENDENT": schedule.dependent,
         },
@@ -96,7 +101,7 @@ def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: 
         (times(cdiv(linear.rows, chosen.tokens), -(-linear.columns // chosen.block_n)),),
         {
             "x": x,
-            "weight": linear.weight,
+            "weight": linear.weight.argument,
             "y": result,
             "bias": linear.bias,
             "residual": linear.residual,
@@ -146,13 +151,16 @@ def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
     return normed
 
 
-def _constants(linear: Linear) -> dict[str, int | str | bool | None]:
-    """What both kernels of the product are told in the same words."""
-    gate = linear.gate
+def _constants(linear: Linear) -> dict[str, Any]:
+    """What all kernels of the product are told in the same words."""
+    gate, loader = linear.gate, loader_of(linear.weight)
     return {
         "N": linear.columns,
         "K": linear.depth,
-        "W_STRIDE": linear.weight.strides[0],
+        "BEGIN": loader.begin,
+        "WITHIN": loader.within,
+        "LOAD": loader.load,
+        "STORED": loader.stored(linear.weight, linear.x.type.dtype),
         "RESIDUAL_STRIDE": linear.residual.strides[0] if linear.residual else 0,
         "FIRST": gate.gate if gate else 0,
         "UP": gate.up if gate else 0,

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 from ingot.backends.triton.lower.linear_tiles import TILES, MatvecTiles, Product, Tiles
 from ingot.backends.triton.lower.problem import read_problem
+from ingot.backends.triton.lower.weight import PLAIN
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES
 
@@ -15,8 +16,8 @@ ROWS = (1, *TILES)
 @dataclass(frozen=True)
 class LinearProblem:
     """A product as a region has it: `columns` results of `depth` products each, for `tokens` rows, padded; `gated`: two
-    rows of the weight make a column. `norm` and `residual` stand around it. `dtype` is that of x and of the weight,
-    `result` that of what comes out, by their IR names."""
+    rows of the weight make a column. `norm` and `residual` stand around it. `dtype` is that of x and of the elements
+    that the weight's `packing` holds, `result` that of what comes out, by their IR names."""
 
     columns: int
     depth: int
@@ -26,6 +27,7 @@ class LinearProblem:
     gated: bool = False
     norm: bool = False
     residual: bool = False
+    packing: str = PLAIN
 
     @staticmethod
     def of(choice: Choice) -> "LinearProblem":
@@ -54,4 +56,5 @@ class LinearProblem:
         return Product(self.columns, self.depth, self.gated, DTYPES[self.dtype])
 
     def fields(self) -> dict[str, bool | int | str]:
-        return asdict(self)
+        """What a choice says of it; a plain weight is not mentioned."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("packing", PLAIN)}

@@ -10,6 +10,7 @@ from torch import fx
 from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.linear import schedule_linear
 from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
+from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.program import Program, is_call, tensor_type
@@ -130,8 +131,11 @@ def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
     given = bound["x"] if chain.norm is None else _bound(chain.norm)["x"]
     bias = bound["bias"]
     linear = Linear(
-        values[given], values[bound["weight"]], None if bias is None else values[bias], tensor_type(last)
-    )  # fmt: skip
+        values[given],
+        plain_weight(values[bound["weight"]]),
+        None if bias is None else values[bias],
+        tensor_type(last),
+    )
     if chain.norm is not None:
         norm = _bound(chain.norm)
         linear = replace(linear, norm=Norm(values[norm["weight"]], norm["eps"]))

@@ -14,8 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
-from ingot.backends.triton.launches import WARP, Expr, evaluate
-from ingot.backends.triton.schedule import Schedule, Value
+from ingot.backends.triton.launches import WARP, evaluate
+from ingot.backends.triton.schedule import Argument, Schedule, Value
 from ingot.ir.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 
@@ -54,10 +54,12 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
         triton.compile(source, target=target, options=options.__dict__)
 
 
-def _stand_in(value: "Value | Expr | None", sizes: Mapping[str, int]) -> Any:
+def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
     """An argument as far as Triton looks at it: tensors lie at multiples of 16 bytes."""
     if isinstance(value, Value):
         return MockTensor(value.type.dtype)
+    if isinstance(value, tuple):
+        return tuple(_stand_in(one, sizes) for one in value)
     return None if value is None else evaluate(value, sizes)
 
 
@@ -93,6 +95,8 @@ class Launcher:
     def _argument(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:
         if isinstance(value, Value):
             return inputs[value.input] if value.input is not None else self.buffers[str(value.buffer)]
+        if isinstance(value, tuple):
+            return tuple(self._argument(one, inputs) for one in value)
         return None if value is None else evaluate(value, self.sizes)
 
 

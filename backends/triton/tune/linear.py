@@ -9,6 +9,7 @@ import torch
 from ingot.backends.triton.lower.linear import schedule_linear
 from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
+from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
@@ -46,7 +47,7 @@ def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | No
         schedule.given = {choice.key: choice}
     linear = Linear(
         Value(TensorType(dtype, ("T", problem.depth)), input=0),
-        Value(TensorType(dtype, (problem.rows, problem.depth)), input=1),
+        plain_weight(Value(TensorType(dtype, (problem.rows, problem.depth)), input=1)),
         None,
         TensorType(DTYPES[problem.result], ("T", problem.columns)),
         norm=Norm(Value(TensorType(dtype, (problem.depth,)), input=2), EPS) if problem.norm else None,

@@ -24,6 +24,7 @@ from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
 from ingot.backends.triton.lower.linear_invariant import sums_of
 from ingot.backends.triton.lower.linear_tiles import Product
 from ingot.backends.triton.lower.table import LOWERINGS
+from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.backend import No, Yes
 from ingot.ir.ops import OPS
@@ -77,7 +78,7 @@ def test_rows_of_products(form: str, dtype: torch.dtype) -> None:
         values = [Value(TensorType(dtype, shape), input=place) for place, shape in enumerate(shapes)]
         linear = Linear(
             values[0],
-            values[1],
+            plain_weight(values[1]),
             values[3] if "bias" in asked else None,
             TensorType(dtype, ("T", columns)),
             Norm(values[2], 1e-5) if "norm" in asked else None,
@@ -171,6 +172,7 @@ def test_refusals() -> None:
     claim = Triton().claim([call.call_of(body)], TARGET, new_schedule(invariant=True).bucket)
     assert isinstance(claim, No) and "its bits depend on the step" in claim.reason
     x, weight = (TensorType(torch.bfloat16, shape) for shape in (("T", 64), (32, 64)))
-    linear = Linear(Value(x, input=0), Value(weight, input=1), None, TensorType(torch.bfloat16, ("T", 32)))
+    stored = plain_weight(Value(weight, input=1))
+    linear = Linear(Value(x, input=0), stored, None, TensorType(torch.bfloat16, ("T", 32)))
     with pytest.raises(Refused, match=r"on compute capability 10\.0 products of tiles of two sizes are not known"):
         schedule_linear(linear, new_schedule(sm=100, invariant=True))

@@ -11,6 +11,7 @@ from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.linear import LOWERINGS, padded_tokens, schedule_linear
 from ingot.backends.triton.lower.linear_call import Linear
 from ingot.backends.triton.lower.linear_tiles import Tiles
+from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.tolerances import compare
@@ -58,7 +59,7 @@ def test_splits_are_added_in_one_order(dtype: torch.dtype) -> None:
         found = []
         for _ in range(2):
             schedule = new_schedule((2, 16))
-            linear = Linear(_input(x, 0), _input(weight, 1), None, TensorType(dtype, ("T", 70)))
+            linear = Linear(_input(x, 0), plain_weight(_input(weight, 1)), None, TensorType(dtype, ("T", 70)))
             _give(schedule, linear, Tiles(64, 32, splits, warps=4, stages=2))
             result = schedule_linear(linear, schedule)
             assert [buffer.kind for buffer in schedule.buffers.values()] == ["output", "scratch", "counter"]
@@ -76,7 +77,7 @@ def test_strided_rows(dtype: torch.dtype, rows: int) -> None:
     schedule = new_schedule((1, 1) if rows == 1 else (2, 16))
     # One row has the strides of a dense one to torch: the type says what the memory is like.
     given = Value(TensorType(dtype, ("T", 64), (96, 1)), input=0)
-    linear = Linear(given, _input(weight, 1), None, TensorType(dtype, ("T", 40)))
+    linear = Linear(given, plain_weight(_input(weight, 1)), None, TensorType(dtype, ("T", 40)))
     (found,) = run_schedule(schedule, [schedule_linear(linear, schedule)], [x, weight], {"T": rows})
     assert (problem := compare(found, x.double() @ weight.double().T, dtype)) is None, problem
 
@@ -108,5 +109,5 @@ def test_refusals() -> None:
     assert "many tokens" in _refusal(TensorType(half, (100, 16)), weight, (1, 1))
     assert "'E' rows" in _refusal(TensorType(half, ("E", 16)), weight, (1, 1))
     assert "f64[8, 16]" in _refusal(TensorType(wide, ("T", 16)), TensorType(wide, (8, 16)), (1, 1))
-    assert "f32[T, 16]" in _refusal(TensorType(torch.float32, ("T", 16)), weight, (1, 1))
+    assert "a product of f32 and bf16[8, 16]" in _refusal(TensorType(torch.float32, ("T", 16)), weight, (1, 1))
     assert "strided along its last axis" in _refusal(TensorType(half, ("T", 16), (32, 2)), weight, (1, 1))
