@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.cache import cache_folder, locked
-from ingot.contents import manifest_of, write_golden, write_program, write_timings, write_trace
+from ingot.call_timer import CallTimer
+from ingot.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
 from ingot.debug.golden import InstructionSeconds
 from ingot.debug.numerics import NumericsCheck, NumericsReport
 from ingot.emitter import Emitter
@@ -31,7 +32,7 @@ from ingot.passes.manager import OnPass, run_pipeline
 from ingot.publish import ArtifactWriter, Sealed
 from ingot.request import Request
 from ingot.tuner import Tuner
-from ingot.tuning_log import log_of, with_reasons
+from ingot.tuning_log import LACKS, log_of, with_reasons
 
 Progress = Callable[[str, int, int], None]
 
@@ -189,6 +190,11 @@ def _compile(
         hooks = [hook for hook in (on_pass, check and check.on_pass) if hook]
         with clock.phase("passes and executables") as step, tuner or contextlib.nullcontext():
             emitter.on_done = step
+            # A log that is given decides alone, as it does of tile sizes, unless what it lacks is to be timed.
+            untimed = LACKS if request.tuning_log is not None and not request.tune else ""
+            timer = CallTimer(
+                emitter, request.target, untimed=untimed, on_done=partial(clock.progress, "timing providers")
+            )
             context = PassContext(
                 target=request.target,
                 max_seq_len=request.limits.max_seq_len,
@@ -201,6 +207,8 @@ def _compile(
                 emit_library=emitter.emit_library,
                 mesh=request.mesh,
                 measure=emitter.measure,
+                decided={one.key: one for one in request.decided},
+                time_calls=timer.time,
             )
             pipeline = request.pipeline()
             lowered = {
@@ -215,8 +223,10 @@ def _compile(
             plans = merged_plans(lowered)
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
             write_program(writer, model, lowered, plans, choices)
-            if used := [one for executable in plans.all_executables() for one in choices[executable.id]]:
-                writer.write_json(TUNING, log_of(used, request.target).model_dump(mode="json"))
+            used = [one for executable in plans.all_executables() for one in choices[executable.id]]
+            calls = provider_times(lowered)
+            if used or calls:
+                writer.write_json(TUNING, log_of(used, calls, request.target).model_dump(mode="json"))
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
             _write_files(request, writer, emitter, plans)

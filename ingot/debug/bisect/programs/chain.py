@@ -197,6 +197,7 @@ def context_of(
         weight_budget=request.weight_budget,
         emit=emit_nothing,
         emit_library=build_nothing,
+        decided={one.key: one for one in request.decided},
         mesh=request.mesh,
         tp_plan=model_plan,
     )

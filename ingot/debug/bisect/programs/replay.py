@@ -23,6 +23,7 @@ from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage
+from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES, Placement, Split
@@ -109,9 +110,14 @@ def _context(about: Mapping[str, Any]) -> PassContext:
         weight_budget=given["weight_budget"],
         emit=emit_nothing,
         emit_library=build_nothing,
+        decided={one.key: one for one in map(_provider_times, given["decided"])},
         mesh=given["mesh"],
         tp_plan={name: _split(one) for name, one in given["tp_plan"].items()},
     )
+
+
+def _provider_times(value: Mapping[str, Any]) -> ProviderTimes:
+    return ProviderTimes.model_validate_json(json.dumps(value))
 
 
 def _split(value: Mapping[str, Any]) -> Split:
