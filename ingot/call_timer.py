@@ -40,14 +40,17 @@ class CallTimer:
     most: int = MOST
     _asked: dict[str, None] = field(default_factory=dict, init=False)
 
-    def time(self, contests: Sequence[Contest]) -> list[ProviderTimes | str]:
-        """The times of each contest, all different, or why there are none."""
+    def time(
+        self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]] = tuple
+    ) -> list[ProviderTimes | str]:
+        """The times of each contest, all different, or why there are none. What has to be built for that is built side
+        by side with the calls that `anyway` gives, which the compile asks for next."""
         reasons = {one.key: self._refusal(one) for one in contests}
         self.emitter.tune([region for one in contests if not reasons[one.key] for region in _regions(one)])
         known = {one.key: self._known(one) for one in contests if not reasons[one.key]}
         missing = [one for one in contests if not reasons[one.key] and known[one.key] is None]
         if missing:
-            candidates = self._built(missing)
+            candidates = self._built(missing, anyway())
             for done, one in enumerate(missing):
                 self.on_done(done, len(missing))
                 try:
@@ -83,8 +86,8 @@ class CallTimer:
             found[region.backend] = times
         return found
 
-    def _built(self, contests: Sequence[Contest]) -> dict[str, list[Candidate]]:
-        """The candidates of each contest. What is compiled for single calls is compiled side by side."""
+    def _built(self, contests: Sequence[Contest], anyway: Sequence[Region]) -> dict[str, list[Candidate]]:
+        """The candidates of each contest. What is compiled is compiled side by side."""
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
         }
@@ -93,7 +96,7 @@ class CallTimer:
             for name, one in regions.items()
             if self.emitter.backends[one.backend].compiles_calls
         }
-        executables = self.emitter.emit(list(compiled.values())) if compiled else {}
+        executables = self.emitter.emit([*compiled.values(), *anyway]) if compiled else {}
         for name, one in regions.items():
             backend = self.emitter.backends[one.backend]
             if backend.emits_library:

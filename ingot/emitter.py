@@ -72,8 +72,7 @@ class Emitter:
                 raise explained(error) from error
             self.seconds[key] = time.perf_counter() - begin
         else:
-            self.hits.add(key)
-            self.seconds[key] = 0.0
+            self._found(key)
         self.folders[key] = executable_folder(key)
         return executable
 
@@ -94,8 +93,7 @@ class Emitter:
                 missing.append(region)
             else:
                 results[region.name], self.folders[cached.id] = cached, executable_folder(cached.id)
-                self.hits.add(cached.id)
-                self.seconds[cached.id] = 0.0
+                self._found(cached.id)
         self.on_done(len(results), len(regions))
         if missing:
             self._emit_all(missing, keys, results, len(regions))
@@ -144,6 +142,11 @@ class Emitter:
         self.documents[key] = document
         self.choices[key] = choices_of(region, backend, self.target)
         return key
+
+    def _found(self, key: str) -> None:
+        """Take note of a hit, unless this compile has built it itself."""
+        if self.seconds.setdefault(key, 0.0) == 0.0:
+            self.hits.add(key)
 
     def _emit_all(
         self, regions: list[Region], keys: Mapping[str, str], results: dict[str, Executable], total: int

@@ -52,8 +52,9 @@ class Contest:
         return call_key(self.call, self.bucket)
 
 
-# The times of each contest, all different, or why the providers are not timed.
-TimeCalls = Callable[[Sequence[Contest]], Sequence[ProviderTimes | str]]
+# The times of each contest, all different, or why the providers are not timed. The function gives calls that will be
+# compiled whoever wins: where something has to be built to be timed, they are built beside it.
+TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[ProviderTimes | str]]
 
 
 @dataclass(frozen=True)

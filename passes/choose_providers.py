@@ -1,8 +1,9 @@
 """choose-providers: every call gets the backend that computes it; every refusal is kept with its reason."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import fx
@@ -10,9 +11,10 @@ from torch import fx
 from ingot.ir.backend import Claim, No, Yes, alternatives
 from ingot.ir.errors import PassError
 from ingot.ir.layout import Layout, layouts_of
-from ingot.ir.program import Program, target_name
+from ingot.ir.program import Program, Region, target_name
 from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.record import Numerics
+from ingot.ir.text import print_region_body
 from ingot.passes.base import Contest, Pass, PassContext
 from ingot.passes.call_bodies import call_body
 from ingot.passes.rewrite import Rewriter
@@ -36,7 +38,8 @@ class ChooseProviders(Pass):
                 node.meta["candidates"] = {name: claim.cost for name, claim in usable[node].items()}
         chosen = {node: min(claims, key=lambda name: claims[name].cost) for node, claims in usable.items()}
         contests = _contests(program, usable, chosen, context)
-        for node, decided in zip(contests, _decided(list(contests.values()), context), strict=True):
+        anyway = partial(_compiled_anyway, program, contests, chosen, context)
+        for node, decided in zip(contests, _decided(list(contests.values()), context, anyway), strict=True):
             node.meta["contest"] = decided
             if isinstance(decided, ProviderTimes):
                 chosen[node] = decided.provider
@@ -89,7 +92,7 @@ def _contests(
     """The calls that several providers would compute by themselves."""
     providers = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
     contested = {node: names for node, names in providers.items() if len(names) > 1 and chosen[node] in names}
-    inside = _in_regions(contested, chosen, context)
+    inside = _in_regions({chosen[node] for node in contested}, chosen, context)
     return {
         node: Contest(call_body(program, node, "call"), tuple(sorted(names, key=lambda name: usable[node][name].cost)))
         for node, names in contested.items()
@@ -97,11 +100,8 @@ def _contests(
     }
 
 
-def _in_regions(
-    contested: Iterable[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
-) -> frozenset[fx.Node]:
-    """The calls that the cheapest claims compute in regions with others: their own times say little."""
-    asked = {chosen[node] for node in contested}
+def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
+    """The calls that the backends `asked`, by name, compute in regions with others: their own times say little."""
     inside: set[fx.Node] = set()
     for backend in context.backends:
         if backend.compiles_regions and backend.name in asked:
@@ -111,7 +111,23 @@ def _in_regions(
     return frozenset(inside)
 
 
-def _decided(contests: list[Contest], context: PassContext) -> list[ProviderTimes | str]:
+def _compiled_anyway(
+    program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
+) -> list[Region]:
+    """The other calls that are compiled by themselves, equal ones once."""
+    compilers = {backend.name for backend in context.backends if backend.compiles_calls}
+    inside = _in_regions(compilers, chosen, context)
+    found: dict[str, Region] = {}
+    for node, provider in chosen.items():
+        if provider in compilers and node not in inside and node not in contests:
+            body = call_body(program, node, f"anyway{len(found)}")
+            found.setdefault(print_region_body(body), Region(body.name, body, provider))
+    return list(found.values())
+
+
+def _decided(
+    contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
+) -> list[ProviderTimes | str]:
     """Times of each contest, or the reason why the cheapest claim wins it."""
     found: dict[str, ProviderTimes | str] = {}
     asked: dict[str, Contest] = {}
@@ -124,5 +140,5 @@ def _decided(contests: list[Contest], context: PassContext) -> list[ProviderTime
         else:
             found[one.key] = f"the given log has {given.provider}, which does not compute the call here"
     if asked and context.time_calls is not None:
-        found |= zip(asked, context.time_calls(list(asked.values())), strict=True)
+        found |= zip(asked, context.time_calls(list(asked.values()), anyway), strict=True)
     return [found.get(one.key, "nothing is timed here") for one in contests]
