@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_providers import OP, Slow, Swift, lying_providers
+import torch
+from lying_providers import Slow, Swift, lying_providers
 from sm_90 import unplug
 
 import ingot.compiler
@@ -16,13 +17,18 @@ from ingot.call_clock import time_call
 from ingot.call_timer import CallTimer
 from ingot.cli import INGOT, run
 from ingot.emitter import Emitter
+from ingot.ir import build
 from ingot.ir.artifact import TUNING
 from ingot.ir.errors import BackendError
-from ingot.ir.program import Program
+from ingot.ir.ops import silu_mul
+from ingot.ir.plan import BucketClass
+from ingot.ir.program import Program, Stage
 from ingot.ir.provider_times import Candidate, ProviderTime
 from ingot.ir.target import Target
 from ingot.ir.tuning import TuningLog
+from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Contest
+from ingot.passes.call_bodies import call_body
 from ingot.providers import BACKENDS
 from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
@@ -210,17 +216,21 @@ def test_nothing_is_timed_for_a_machine_that_is_not_here(compile_it: Callable[..
     assert isinstance(reason, str) and reason.startswith("not timed: this machine is another target: arch: another")
 
 
-def test_a_worker_process_times(compile_it: Callable[..., CompileReport]) -> None:
-    """By providers that it knows, and code that a provider built."""
-    clock = Clock()
-    compile_it(clock)
-    cpu = BACKENDS["cpu"]()
-    with Emitter({"cpu": cpu, "rowwise": BACKENDS["rowwise"]()}, CPU, 1) as emitter:
+def test_a_worker_process_times(ingot_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By providers that it knows, and code that a provider built. One that does not run ends in an error."""
+    monkeypatch.setenv("INGOT_CACHE", str(ingot_cache))  # which has the library from other tests
+    program = Program("main", Stage.LOWERED, {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="any", tokens=(1, 64)))
+    gate, up = (program.add_input(name, TensorType(torch.float32, ("T", 64))) for name in ("gate", "up"))
+    body = call_body(program, build.call(program, silu_mul.overload, (gate, up), {}), "call")
+    cpu, alone = BACKENDS["cpu"](), CPU.model_copy(update={"cores": 1})
+    with Emitter({"cpu": cpu}, alone, 1) as emitter:
         built = emitter.emit_library(cpu)
         own = Candidate(provider="cpu", executable=built, folder=str(emitter.folders[built.id]))
-        times = emitter.time(clock.asked[1], [own, Candidate(provider="rowwise")])
+        times = emitter.time(body, [own, Candidate(provider="rowwise")])
+        with pytest.raises(BackendError, match="the library does not load"):
+            emitter.time(body, [own.model_copy(update={"folder": "/nowhere"})])
     least = {name: min(one["microseconds"] for one in some) for name, some in times.items()}
-    assert set(least) == {"cpu", "rowwise"} and 0 < least["cpu"] < least["rowwise"], OP
+    assert set(least) == {"cpu", "rowwise"} and 0 < least["cpu"] < least["rowwise"]
 
 
 # --- kernels for a GPU, which this machine need not have -------------------------------------------------------------
@@ -233,6 +243,7 @@ class Anywhere(CallTimer):
         return ""
 
 
+@pytest.mark.slow
 def test_products_by_themselves_are_timed_and_those_in_regions_are_not(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
