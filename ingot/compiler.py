@@ -109,8 +109,8 @@ def compile_model(
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
-    kernels are taken from it. `tune` times sizes for what it does not have, on this machine's GPU, which must be the
-    target's; the cache keeps what was found. `jobs` bounds the compiler processes (default: the cores).
+    kernels and providers of calls are taken from it. `tune` times what it does not have, on this machine's GPU, which
+    must be the target's; the cache keeps what was found. `jobs` bounds the compiler processes (default: the cores).
     `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError when
     one breaks it.
     `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
