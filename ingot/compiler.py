@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.cache import cache_folder, locked
-from ingot.contents import manifest_of, write_golden, write_program, write_timings, write_trace
+from ingot.call_timer import CallTimer
+from ingot.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
 from ingot.debug.golden import InstructionSeconds
 from ingot.debug.numerics import NumericsCheck, NumericsReport
 from ingot.emitter import Emitter
@@ -31,7 +32,7 @@ from ingot.passes.manager import OnPass, run_pipeline
 from ingot.publish import ArtifactWriter, Sealed
 from ingot.request import Request
 from ingot.tuner import Tuner
-from ingot.tuning_log import log_of, with_reasons
+from ingot.tuning_log import LACKS, log_of, with_reasons
 
 Progress = Callable[[str, int, int], None]
 
@@ -109,9 +110,10 @@ def compile_model(
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
-    kernels are taken from it. `tune` times sizes for what it does not have, on this machine's GPU, which must be the
-    target's; the cache keeps what was found. `checkpoints` are folders by the aliases that the model's definition asks
-    for beside its own, as one whose draft was trained apart. `jobs` bounds the compiler processes (default: the cores).
+    kernels and providers of calls are taken from it. `tune` times what it does not have, on this machine's GPU, which
+    must be the target's; the cache keeps what was found. `checkpoints` are folders by the aliases that the model's
+    definition asks for beside its own, as one whose draft was trained apart. `jobs` bounds the compiler processes
+    (default: the cores).
     `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError when
     one breaks it.
     `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
@@ -192,6 +194,11 @@ def _compile(
         hooks = [hook for hook in (on_pass, check and check.on_pass) if hook]
         with clock.phase("passes and executables") as step, tuner or contextlib.nullcontext():
             emitter.on_done = step
+            # A log that is given decides alone, as it does of tile sizes, unless what it lacks is to be timed.
+            untimed = LACKS if request.tuning_log is not None and not request.tune else ""
+            timer = CallTimer(
+                emitter, request.target, untimed=untimed, on_done=partial(clock.progress, "timing providers")
+            )
             context = PassContext(
                 target=request.target,
                 max_seq_len=request.limits.max_seq_len,
@@ -204,6 +211,8 @@ def _compile(
                 emit_library=emitter.emit_library,
                 mesh=request.mesh,
                 measure=emitter.measure,
+                decided={one.key: one for one in request.decided},
+                time_calls=timer.time,
             )
             pipeline = request.pipeline()
             lowered = {
@@ -218,8 +227,10 @@ def _compile(
             plans = merged_plans(lowered, model.round)
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
             write_program(writer, model, lowered, plans, choices)
-            if used := [one for executable in plans.all_executables() for one in choices[executable.id]]:
-                writer.write_json(TUNING, log_of(used, request.target).model_dump(mode="json"))
+            used = [one for executable in plans.all_executables() for one in choices[executable.id]]
+            calls = provider_times(lowered)
+            if used or calls:
+                writer.write_json(TUNING, log_of(used, calls, request.target).model_dump(mode="json"))
             if check is not None:
                 writer.write_json(NUMERICS, check.report().to_json())
             _write_files(request, writer, emitter, plans)

@@ -1,9 +1,11 @@
 """What an artifact holds beside weights and executables: programs, plans, choices, timings, and the manifest."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import fx
 
 from ingot.debug.golden import InstructionSeconds, record
 from ingot.emitter import Emitter
@@ -13,6 +15,7 @@ from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
 from ingot.ir.program import Model, Program, RegionCall
+from ingot.ir.provider_times import Decision, ProviderTimes
 from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.trace import Level, encode_trace, trace_name
@@ -71,6 +74,9 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
                 "second_copies": copies,
                 "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
                 "candidates": _candidates(program),
+                "contests": {
+                    node.name: Decision.of(found).model_dump(mode="json") for node, found in _contests(program)
+                },
                 "tiles": _tiles(program, tiles),
                 "refusals": [
                     {"node": refusal.node, "reason": refusal.reason}
@@ -84,9 +90,24 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
 
 def _candidates(program: Program) -> dict[str, dict[str, float]]:
     """Who would compute each call, with the cost; calls in regions too, of which one stands for all that are equal."""
+    return {node.name: node.meta["candidates"] for node in _calls(program) if "candidates" in node.meta}
+
+
+def _calls(program: Program) -> Iterator[fx.Node]:
+    """The calls of a program and of its regions."""
     bodies = (region.body for region in program.regions.values())
-    calls = (node for one in (program, *bodies) for node in one.calls())
-    return {node.name: node.meta["candidates"] for node in calls if "candidates" in node.meta}
+    return (node for one in (program, *bodies) for node in one.calls())
+
+
+def _contests(program: Program) -> Iterator[tuple[fx.Node, ProviderTimes | str]]:
+    """The calls that several providers would compute by themselves, with their times or why there are none."""
+    return ((node, node.meta["contest"]) for node in _calls(program) if "contest" in node.meta)
+
+
+def provider_times(lowered: Mapping[str, Lowered]) -> list[ProviderTimes]:
+    """The times that decided who computes a call."""
+    programs = [program for one in lowered.values() for program in one.programs.values()]
+    return [times for program in programs for _, times in _contests(program) if isinstance(times, ProviderTimes)]
 
 
 def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:

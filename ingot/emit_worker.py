@@ -1,4 +1,5 @@
-"""A worker process that emits executables and times tile sizes: one JSON request a line on stdin, one answer on stdout.
+"""A worker process that emits executables, and times tile sizes and calls: one JSON request a line on stdin, one answer
+on stdout.
 
 A process of its own, because compilers print, fork, leak and sometimes die; JSON, because nothing here is pickled.
 """
@@ -6,15 +7,17 @@ A process of its own, because compilers print, fork, leak and sometimes die; JSO
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.error_text import described
 from ingot.executable_cache import build_executable, explained, measure_workspace
 from ingot.ir.backend import Backend, Tunable
-from ingot.ir.errors import IngotError
+from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
+from ingot.ir.program import Program
+from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice, read_choices
 
@@ -40,7 +43,9 @@ def main() -> None:
             else:
                 body = parse_program(request["program"])
                 target = Target.model_validate_json(json.dumps(request["target"]))
-                if (sizes := request.get("sizes")) is not None:
+                if (candidates := request.get("candidates")) is not None:
+                    answer = {"times": _timed(body, candidates, target)}
+                elif (sizes := request.get("sizes")) is not None:
                     answer = {"workspace": measure_workspace(backend, body, request["key"], sizes, target.cores)}
                 else:
                     executable = build_executable(backend, body, request["key"], target)
@@ -49,6 +54,18 @@ def main() -> None:
             answer = {"error": described(explained(error))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Target) -> dict[str, Any]:
+    """The times of a call by provider. Raises BackendError where one of them does not run."""
+    from ingot.call_clock import time_call  # it loads what runs code
+
+    given = [Candidate.model_validate_json(json.dumps(one)) for one in candidates]
+    try:
+        found = time_call(body, given, target)
+    except RuntimeError as error:  # torch's, for memory that is not there and for kernels that fail
+        raise BackendError(f"{type(error).__name__}: {error}"[:300], where="timing a call") from error
+    return {name: [one.model_dump() for one in times] for name, times in found.items()}
 
 
 def _measured(backend: Backend, request: Mapping[str, Any]) -> Choice:

@@ -15,7 +15,8 @@ from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import IngotError
 from ingot.ir.plan import Executable
-from ingot.ir.program import Region
+from ingot.ir.program import Program, Region
+from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
 from ingot.ir.tuning import Choice
@@ -71,15 +72,18 @@ class Emitter:
                 raise explained(error) from error
             self.seconds[key] = time.perf_counter() - begin
         else:
-            self.hits.add(key)
-            self.seconds[key] = 0.0
+            self._found(key)
         self.folders[key] = executable_folder(key)
         return executable
 
-    def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
-        """The executable of each region, by the region's name. Raises BackendError with the compiler's reason."""
+    def tune(self, regions: Sequence[Region]) -> None:
+        """Let what has tile sizes have the best ones for these regions, where sizes are timed."""
         if self.tuner is not None:
             self.backends = self.tuner.tuned(self.backends, regions)
+
+    def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
+        """The executable of each region, by the region's name. Raises BackendError with the compiler's reason."""
+        self.tune(regions)
         results: dict[str, Executable] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
         missing: list[Region] = []
@@ -89,8 +93,7 @@ class Emitter:
                 missing.append(region)
             else:
                 results[region.name], self.folders[cached.id] = cached, executable_folder(cached.id)
-                self.hits.add(cached.id)
-                self.seconds[cached.id] = 0.0
+                self._found(cached.id)
         self.on_done(len(results), len(regions))
         if missing:
             self._emit_all(missing, keys, results, len(regions))
@@ -112,12 +115,38 @@ class Emitter:
         self._share([region for region in regions if region.name not in results], ask)
         return results
 
+    def key(self, region: Region) -> str:
+        """The `exe_key` of what computes a single call: of its executable or its backend's library; of a backend that
+        builds nothing, of the call by that backend."""
+        backend = self.backends[region.backend]
+        return digest_json(exe_document(None if backend.emits_library else region, backend, self.target))
+
+    def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
+        """The times of the one call of `body` by provider. Raises BackendError where one does not run."""
+        if not self._workers:
+            self._workers.append(Worker(candidates[0].provider))
+        answer = self._workers[0].ask(
+            {
+                "backend": candidates[0].provider,
+                "program": print_program(body),
+                "candidates": [one.model_dump(mode="json") for one in candidates],
+                "target": self.target.model_dump(mode="json"),
+            }
+        )
+        times: dict[str, Any] = answer["times"]
+        return times
+
     def _key(self, region: Region | None, backend: Backend) -> str:
         document = exe_document(region, backend, self.target)
         key = digest_json(document)
         self.documents[key] = document
         self.choices[key] = choices_of(region, backend, self.target)
         return key
+
+    def _found(self, key: str) -> None:
+        """Take note of a hit, unless this compile has built it itself."""
+        if self.seconds.setdefault(key, 0.0) == 0.0:
+            self.hits.add(key)
 
     def _emit_all(
         self, regions: list[Region], keys: Mapping[str, str], results: dict[str, Executable], total: int

@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from ingot.cache import cache_folder, cache_root, locked
 from ingot.ir.backend import Backend
+from ingot.ir.digest import digest_json
 from ingot.ir.errors import BackendError, IngotError, OutputError
 from ingot.ir.plan import Executable
 from ingot.ir.program import Program
+from ingot.ir.provider_times import ProviderTime
 from ingot.ir.target import Target
 from ingot.publish import is_disk_full
 
 _RECORD = "executable.json"
+_TIMES = TypeAdapter(tuple[ProviderTime, ...])
 
 
 def executable_folder(key: str) -> Path:
@@ -86,11 +91,34 @@ def measure_workspace(backend: Backend, body: Program, key: str, sizes: Mapping[
     if executable is None:
         raise BackendError(f"the executable {key} is no longer in the cache", where=str(cache_root()))
     measured = backend.workspace(body, executable, executable_folder(key), sizes, threads)
-    file = _workspace_file(key, sizes, threads)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(measured), encoding="utf-8")
-    os.rename(partial, file)
+    _write(_workspace_file(key, sizes, threads), json.dumps(measured))
     return measured
+
+
+def find_times(key: str, measured: Mapping[str, Any]) -> tuple[ProviderTime, ...] | None:
+    """Times of a call by what `key` stands for, if the cache has them. `measured` says of what they are: the call, the
+    machine, the steps."""
+    try:
+        return _TIMES.validate_json(_times_file(key, measured).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def keep_times(key: str, measured: Mapping[str, Any], times: tuple[ProviderTime, ...]) -> None:
+    """Keep them beside the executable. For a provider that builds nothing there is only the folder. Raises OSError."""
+    executable_folder(key).mkdir(mode=0o700, exist_ok=True)
+    _write(_times_file(key, measured), _TIMES.dump_json(times).decode())
+
+
+def _times_file(key: str, measured: Mapping[str, Any]) -> Path:
+    return executable_folder(key) / f"time-{digest_json(dict(measured))[:32]}.json"
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all, whoever else writes it."""
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
 
 
 def _workspace_file(key: str, sizes: Mapping[str, int], threads: int) -> Path:

@@ -32,7 +32,16 @@ Document = dict[str, Any]
 # What a program's text means, and how it becomes another: any change in these rooms is another compile.
 _ROOMS = ("ir", "passes", "backends")
 # What of the front door decides an artifact's files: how weights are packed, plans merged, and all of it written.
-_DRIVER = ("buckets.py", "compiler.py", "contents.py", "merged_plans.py", "packing.py")
+_DRIVER = (
+    "buckets.py",
+    "call_clock.py",
+    "call_inputs.py",
+    "call_timer.py",
+    "compiler.py",
+    "contents.py",
+    "merged_plans.py",
+    "packing.py",
+)
 _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."
 

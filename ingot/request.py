@@ -21,6 +21,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ModelSpec
+from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.target import Target
 from ingot.ir.trace import LEVELS, Level
 from ingot.ir.tuning import TuningLog
@@ -28,7 +29,7 @@ from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.runtime.artifact import Artifact
-from ingot.tuning_log import artifact_choices, read_log
+from ingot.tuning_log import artifact_log, read_log
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 # By device. A GPU's steps of 256 sequences take a few times what those of one take, and whoever asks for throughput
@@ -42,6 +43,7 @@ DEFAULT_MAX_TOKENS = {"cpu": 2048, "cuda": 8192}
 class Request:
     """A compile, read and checked: nothing is traced or compiled yet.
 
+    `decided` are the providers of calls that a log says, the given one or that of the artifact that is compiled again.
     `options` are those of `compile_model` with what stands for "auto" and for defaults filled in, as JSON values: with
     them the same request is read again.
     """
@@ -58,6 +60,7 @@ class Request:
     mesh: dict[str, int]
     tune: bool
     tuning_log: TuningLog | None
+    decided: tuple[ProviderTimes, ...] = ()
 
     @staticmethod
     def read(
@@ -135,6 +138,7 @@ class Request:
             mesh=axes,
             tune=tune,
             tuning_log=log,
+            decided=() if log is None else log.given_calls(),
         )
 
     @staticmethod
@@ -156,8 +160,11 @@ class Request:
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
         # What it was compiled with, and not what would be measured now.
-        choices = artifact_choices(artifact, request.target)
-        return replace(request, backends=tuple(with_choices(one, choices) for one in request.backends))
+        log = artifact_log(artifact, request.target)
+        if log is None:
+            return request
+        backends = tuple(with_choices(one, log.given()) for one in request.backends)
+        return replace(request, backends=backends, decided=log.given_calls())
 
     def trace(self) -> Model:
         """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""

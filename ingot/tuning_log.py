@@ -10,12 +10,13 @@ from pydantic import ValidationError
 from ingot.ir.artifact import TUNING
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
+from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice, TuningLog
 from ingot.runtime.artifact import Artifact
 
 _OPTION = "--tuning-log"
-_LACKS = "the given log has none"
+LACKS = "the given log has none"
 
 
 def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog:
@@ -39,16 +40,16 @@ def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog
     return log
 
 
-_EXPECTED = f"an artifact that was compiled for a GPU, or the {TUNING} of one"
+_EXPECTED = f"an artifact that has a {TUNING}, or that file"
 
 
-def artifact_choices(artifact: Artifact, target: Target) -> tuple[Choice, ...]:
-    """What the kernels of an artifact were given, to be given again; nothing where none has tile sizes. Raises
+def artifact_log(artifact: Artifact, target: Target) -> TuningLog | None:
+    """What the kernels and calls of an artifact were given, to be given again; None where nothing had a choice. Raises
     ArtifactError for a log that cannot be read."""
     if all(entry.path != TUNING for entry in artifact.manifest.files):
-        return ()
+        return None
     try:
-        return read_log(cast("Mapping[str, Any]", artifact.read_json(TUNING)), target).given()
+        return read_log(cast("Mapping[str, Any]", artifact.read_json(TUNING)), target)
     except OptionError as error:
         raise ArtifactError(error.what, where=f"{artifact.folder}/{TUNING}") from None
 
@@ -70,16 +71,21 @@ def _first(error: ValidationError | TypeError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
 
 
-def log_of(choices: Iterable[Choice], target: Target) -> TuningLog:
-    """What an artifact keeps: distinct choices, in a fixed order."""
-    distinct = {choice.key: choice for choice in choices}
-    return TuningLog(target=target.name, cores=target.cores, choices=tuple(distinct[key] for key in sorted(distinct)))
+def log_of(choices: Iterable[Choice], calls: Iterable[ProviderTimes], target: Target) -> TuningLog:
+    """What an artifact keeps: distinct choices, and distinct calls, in a fixed order."""
+    tiles, providers = {one.key: one for one in choices}, {one.key: one for one in calls}
+    return TuningLog(
+        target=target.name,
+        cores=target.cores,
+        choices=tuple(tiles[key] for key in sorted(tiles)),
+        calls=tuple(providers[key] for key in sorted(providers)),
+    )
 
 
 def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
     """The choices; where a log was given that has nothing about one, that is said."""
     known = frozenset(choice.key for choice in log.choices) if log is not None else None
     return tuple(
-        choice if known is None or choice.key in known else choice.model_copy(update={"reason": _LACKS})
+        choice if known is None or choice.key in known else choice.model_copy(update={"reason": LACKS})
         for choice in choices
     )

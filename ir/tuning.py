@@ -1,4 +1,4 @@
-"""The tuning log: the tile sizes that kernels were given, how long they take with them, and who says so."""
+"""The tuning log: the tile sizes that kernels were given, the providers that calls were given, and their times."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from ingot.ir.json_text import dump_json
+from ingot.ir.provider_times import ProviderTimes
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 Source = Literal["table", "heuristic", "given", "measured"]
@@ -51,14 +52,16 @@ _CHOICES = TypeAdapter(tuple[Choice, ...])
 
 
 class TuningLog(BaseModel):
-    """Choices for one kind of machine: `target` is a compute capability as in "sm_90", `cores` the multiprocessors of
-    the one that they were made for. No two are about the same thing."""
+    """Choices for one kind of machine: `target` is "cpu" or a compute capability as in "sm_90", `cores` the cores or
+    multiprocessors of the one that they were made for. `calls` has the providers of the calls that were timed. No two
+    are about the same thing."""
 
     model_config = _FROZEN
     version: Literal[1] = 1
     target: str
     cores: int
     choices: tuple[Choice, ...]
+    calls: tuple[ProviderTimes, ...] = ()
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -67,11 +70,17 @@ class TuningLog(BaseModel):
             if choice.key in seen:
                 raise ValueError(f"two choices for {choice}")
             seen.add(choice.key)
+        if len({one.key for one in self.calls}) < len(self.calls):
+            raise ValueError("two providers for one call")
         return self
 
     def given(self) -> tuple[Choice, ...]:
         """The choices, as those of a log that was given to a compile."""
         return tuple(choice.model_copy(update={"source": "given", "reason": ""}) for choice in self.choices)
+
+    def given_calls(self) -> tuple[ProviderTimes, ...]:
+        """The providers of calls, as those of a log that was given to a compile."""
+        return tuple(one.model_copy(update={"source": "given"}) for one in self.calls)
 
 
 def read_choices(values: object) -> tuple[Choice, ...]:

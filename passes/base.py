@@ -7,15 +7,18 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ingot.ir.backend import Backend, Yes
 from ingot.ir.errors import OptionError
 from ingot.ir.plan import BucketClass, Executable, owed_features
-from ingot.ir.program import Region, Stage
+from ingot.ir.program import Program, Region, Stage
+from ingot.ir.provider_times import ProviderTimes, call_key
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
+from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter
 
 # What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
@@ -26,6 +29,34 @@ Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
+class Contest:
+    """A call that several providers would compute by itself: a program of its own, and their names, the cheapest claim
+    first."""
+
+    body: Program
+    providers: tuple[str, ...]
+
+    @property
+    def call(self) -> tuple[str, ...]:
+        """The call with its types: equal for equal calls of other weights."""
+        return tuple(print_region_body(self.body).splitlines())
+
+    @property
+    def bucket(self) -> str:
+        return "any" if self.body.bucket is None else bucket_text(self.body.bucket)
+
+    @cached_property
+    def key(self) -> str:
+        """That of its `ProviderTimes`."""
+        return call_key(self.call, self.bucket)
+
+
+# The times of each contest, all different, or why the providers are not timed. The function gives calls that will be
+# compiled whoever wins: where something has to be built to be timed, they are built beside it.
+TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[ProviderTimes | str]]
+
+
+@dataclass(frozen=True)
 class PassContext:
     """What passes may know beside the program.
 
@@ -33,7 +64,9 @@ class PassContext:
     preferred ones first. `buckets` are all bucket classes, `bucket` the one that is lowered. `weight_budget` bounds the
     resident weights, in multiples of their size in one copy. `emit` and `emit_library` compile regions and kernels,
     `measure` runs what was compiled; they are absent where nothing is to be compiled, and a region's memory is then
-    that of its references. `mesh` holds the sizes of axes above one.
+    that of its references. `decided` says which provider computes calls, by the keys of contests, and `time_calls`
+    times providers for the others; where it is absent, the cheapest claim wins. `mesh` holds the sizes of axes above
+    one.
     """
 
     target: Target
@@ -48,6 +81,8 @@ class PassContext:
     emit: Emit | None = None
     emit_library: EmitLibrary | None = None
     measure: Measure | None = None
+    decided: Mapping[str, ProviderTimes] = field(default_factory=dict)
+    time_calls: TimeCalls | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
 

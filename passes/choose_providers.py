@@ -1,50 +1,73 @@
 """choose-providers: every call gets the backend that computes it; every refusal is kept with its reason."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
+
+from torch import fx
 
 from ingot.ir.backend import Claim, No, Yes, alternatives
 from ingot.ir.errors import PassError
 from ingot.ir.layout import Layout, layouts_of
-from ingot.ir.program import target_name
+from ingot.ir.program import Program, Region, target_name
+from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.record import Numerics
-from ingot.passes.base import Pass, PassContext
+from ingot.ir.text import print_region_body
+from ingot.passes.base import Contest, Pass, PassContext
+from ingot.passes.call_bodies import call_body
 from ingot.passes.rewrite import Rewriter
 
 
 @dataclass(frozen=True)
 class ChooseProviders(Pass):
-    """The cheapest claim wins. In deterministic mode only batch-invariant claims count."""
+    """Providers that would compute a call by itself are timed against each other, and the fastest one gets it. Where
+    they are not timed, the cheapest claim wins. In deterministic mode only batch-invariant claims count.
+    """
 
     name: ClassVar[str] = "choose-providers"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        assert context.bucket is not None
-        for node in rewriter.program.calls():
-            if node.target is operator.getitem:
-                continue
-            claims: dict[str, float] = {}
-            layouts = layouts_of(node)
-            for backend in context.backends:
-                answer = backend.claim([node], context.target, context.bucket)
-                taking = [yes for yes in alternatives(answer) if yes.takes(layouts)]
-                usable = [yes.cost for yes in taking if context.counts(yes)]
-                if usable:
-                    claims[backend.name] = min(usable)
-                else:
-                    rewriter.refuse(node, f"{backend.name}: {_reason(answer, taking, layouts)}")
-            if not claims:
-                raise PassError(
-                    f"no backend computes {target_name(node.target)}",
-                    where=f"%{node.name}, {node.meta.get('origin', '')}",
-                    expected=f"one of {', '.join(backend.name for backend in context.backends)}",
-                )
-            node.meta["candidates"] = claims
+        program = rewriter.program
+        usable: dict[fx.Node, dict[str, Yes]] = {}
+        for node in program.calls():
+            if node.target is not operator.getitem:
+                usable[node] = _usable(rewriter, node, context)
+                node.meta["candidates"] = {name: claim.cost for name, claim in usable[node].items()}
+        chosen = {node: min(claims, key=lambda name: claims[name].cost) for node, claims in usable.items()}
+        contests = _contests(program, usable, chosen, context)
+        anyway = partial(_compiled_anyway, program, contests, chosen, context)
+        for node, decided in zip(contests, _decided(list(contests.values()), context, anyway), strict=True):
+            node.meta["contest"] = decided
+            if isinstance(decided, ProviderTimes):
+                chosen[node] = decided.provider
+        for node, provider in chosen.items():
             if rewriter.take(node):
-                node.meta["provider"] = min(claims, key=lambda name: claims[name])
+                node.meta["provider"] = provider
+
+
+def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
+    """The best claim of each backend that can have the call, by the backend's name. The others' reasons are kept."""
+    assert context.bucket is not None
+    claims: dict[str, Yes] = {}
+    layouts = layouts_of(node)
+    for backend in context.backends:
+        answer = backend.claim([node], context.target, context.bucket)
+        taking = [yes for yes in alternatives(answer) if yes.takes(layouts)]
+        counting = [yes for yes in taking if context.counts(yes)]
+        if counting:
+            claims[backend.name] = min(counting, key=lambda yes: yes.cost)
+        else:
+            rewriter.refuse(node, f"{backend.name}: {_reason(answer, taking, layouts)}")
+    if not claims:
+        raise PassError(
+            f"no backend computes {target_name(node.target)}",
+            where=f"%{node.name}, {node.meta.get('origin', '')}",
+            expected=f"one of {', '.join(backend.name for backend in context.backends)}",
+        )
+    return claims
 
 
 def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> str:
@@ -55,3 +78,67 @@ def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> 
     wanted = sorted({f"{name} {layout.value}" for yes in alternatives(answer) for name, layout in yes.layouts.items()})
     lie = ", ".join(f"{name} {layout.value}" for name, layout in sorted(layouts.items()))
     return f"it wants {', '.join(wanted)}, and finds {lie}"
+
+
+# Contests.
+
+
+def _contests(
+    program: Program,
+    usable: Mapping[fx.Node, Mapping[str, Yes]],
+    chosen: Mapping[fx.Node, str],
+    context: PassContext,
+) -> dict[fx.Node, Contest]:
+    """The calls that several providers would compute by themselves."""
+    providers = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
+    contested = {node: names for node, names in providers.items() if len(names) > 1 and chosen[node] in names}
+    inside = _in_regions({chosen[node] for node in contested}, chosen, context)
+    return {
+        node: Contest(call_body(program, node, "call"), tuple(sorted(names, key=lambda name: usable[node][name].cost)))
+        for node, names in contested.items()
+        if node not in inside
+    }
+
+
+def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
+    """The calls that the backends `asked`, by name, compute in regions with others: their own times say little."""
+    inside: set[fx.Node] = set()
+    for backend in context.backends:
+        if backend.compiles_regions and backend.name in asked:
+            members = [node for node, name in chosen.items() if name == backend.name]
+            cover = backend.cover(members)
+            inside.update(members if cover is None else (node for group in cover for node in group))
+    return frozenset(inside)
+
+
+def _compiled_anyway(
+    program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
+) -> list[Region]:
+    """The other calls that are compiled by themselves, equal ones once."""
+    compilers = {backend.name for backend in context.backends if backend.compiles_calls}
+    inside = _in_regions(compilers, chosen, context)
+    found: dict[str, Region] = {}
+    for node, provider in chosen.items():
+        if provider in compilers and node not in inside and node not in contests:
+            body = call_body(program, node, f"anyway{len(found)}")
+            found.setdefault(print_region_body(body), Region(body.name, body, provider))
+    return list(found.values())
+
+
+def _decided(
+    contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
+) -> list[ProviderTimes | str]:
+    """Times of each contest, or the reason why the cheapest claim wins it."""
+    found: dict[str, ProviderTimes | str] = {}
+    asked: dict[str, Contest] = {}
+    for one in contests:
+        given = context.decided.get(one.key)
+        if given is None:
+            asked[one.key] = one
+        elif given.provider in one.providers:
+            found[one.key] = given
+        else:
+            found[one.key] = f"the given log has {given.provider}, which does not compute the call here"
+    if asked and context.time_calls is not None:
+        found |= zip(asked, context.time_calls(list(asked.values()), anyway), strict=True)
+    return [found.get(one.key, "nothing is timed here") for one in contests]

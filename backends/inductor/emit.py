@@ -37,7 +37,7 @@ class Inductor:
             return No(f"not for device '{target.device}'")
         if bucket.few_tokens:
             return No("for few tokens calling a region costs more than what it computes")
-        return unfusible(nodes) or Yes(1.0)
+        return unfusible(nodes) or Yes(1.0, timed=False)  # a region is more than its calls
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None

@@ -49,7 +49,7 @@ class InductorCuda(Inductor):
         if refused := unfusible(nodes):
             return refused
         missing = self._missing(target.name)
-        return No(missing) if missing else Yes(self._cost * len(nodes))
+        return No(missing) if missing else Yes(self._cost * len(nodes), timed=False)
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int

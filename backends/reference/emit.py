@@ -22,7 +22,7 @@ class Reference(EmitsNothing):
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         # A view computes nothing, so it cannot depend on the batch.
-        return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes))
+        return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes), timed=False)
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         op = op_of(node.target)
@@ -37,7 +37,7 @@ class Rowwise(Reference):
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         # aten's views, add and mul among them: one correctly rounded operation an element is the same in every batch.
-        return Yes(self.cost, batch_invariant=True)
+        return Yes(self.cost, batch_invariant=True, timed=False)
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         whole = super().dry_run(node)

@@ -70,9 +70,10 @@ def compile_checkpoint(
     trace
         What to keep of the passes: full the program before and after each, summary what they did, none nothing.
     tune
-        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache knows.
+        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache knows. With a given
+        log: time the providers of calls that it lacks, too.
     tuning_log
-        Take tile sizes from a compile that timed them: an artifact, or its tuning.json.
+        Take tile sizes, and the providers of calls, from a compile that timed them: an artifact, or its tuning.json.
     jobs
         Compiler processes. Default: the cores.
     check_numerics

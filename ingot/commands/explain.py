@@ -147,13 +147,18 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
     own = call.claims.get(call.provider)
     # In a region a provider has calls that it would not take alone.
     provider = f"{call.provider} {own:g}" if isinstance(own, float) else call.provider
+    if call.decision is not None:
+        provider = ", ".join(filter(None, (provider, call.decision.decided, call.decision.of_provider(call.provider))))
     return name, call.op, layer, _count(call.flops), size, *seconds, provider, call.origin, others
 
 
 def _others(call: "Call") -> Iterator[str]:
-    """The costs of those that were not chosen, then who refused and why."""
+    """The costs and times of those that were not chosen, then who refused and why."""
     others = {provider: claim for provider, claim in call.claims.items() if provider != call.provider}
-    yield from (f"{provider} {claim:g}" for provider, claim in others.items() if isinstance(claim, float))
+    for provider, claim in others.items():
+        if isinstance(claim, float):
+            times = call.decision.of_provider(provider) if call.decision is not None else ""
+            yield f"{provider} {claim:g}, {times}" if times else f"{provider} {claim:g}"
     yield from (f"no {provider}: {claim}" for provider, claim in others.items() if isinstance(claim, str))
 
 

@@ -20,6 +20,7 @@ from ingot.ir.origin import in_later_layer, layer_of
 from ingot.ir.parse import parse_programs
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.provider_times import Decision
 from ingot.ir.record import Refusal
 from ingot.ir.trace import trace_name
 from ingot.ir.tuning import Choice as TileChoice
@@ -78,6 +79,7 @@ class _Refusal(_Record):
 
 class _Choice(_Record):
     candidates: dict[str, dict[str, float]] = {}
+    contests: dict[str, Decision] = {}
     tiles: dict[str, tuple[TileChoice, ...]] = {}
     refusals: tuple[_Refusal, ...] = ()
 
@@ -137,6 +139,7 @@ def _calls(
         cost, origin = call_cost(node, one, sizes), str(node.meta.get("origin", ""))
         claims: dict[str, float | str] = {**choice.candidates.get(node.name, {}), **refused.get(node.name, {})}
         facts = {"provider": node.meta.get("provider", ""), "layer": layer_of(origin), "origin": origin, **more}
+        facts["decision"] = choice.contests.get(node.name)
         return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
 
     firsts: dict[str, int | None] = {}  # by region: the layer of the call whose origins its body kept

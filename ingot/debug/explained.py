@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from ingot.debug.step_time.times import CallTime, StepTime
 from ingot.debug.step_time.work import Work
 from ingot.ir.ops.registry import Cost
+from ingot.ir.provider_times import Decision
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class Call:
     """A call of a lowered program; one inside a region names the region's call in `region`, by node.
 
     `op` is the printed target. `layer` is None outside layers. `claims` says of each provider that was asked the cost
-    of its claim, or its No. `seconds` is the median over the steps of the golden run, None where nothing was timed.
-    `time`, and the `work` that it is predicted from, are None for a call inside a region, and where the artifact is not
-    for a GPU.
+    of its claim, or its No, and `decision` how one of several was chosen. `seconds` is the median over the steps of the
+    golden run, None where nothing was timed. `time`, and the `work` that it is predicted from, are None for a call
+    inside a region, and where the artifact is not for a GPU.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Call:
     bytes: int
     provider: str
     claims: dict[str, float | str]
+    decision: Decision | None = None
     seconds: float | None = None
     region: str = ""
     time: CallTime | None = None

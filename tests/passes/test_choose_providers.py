@@ -1,18 +1,30 @@
-"""choose-providers: the cheapest claim wins, every No is kept, and a call that nobody takes is an error."""
+"""choose-providers: the fastest or cheapest claim wins, every No is kept, and a call that nobody takes is an error."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_90 import unplug
+from staged import traced
+from tiny import CHECKPOINTS
 
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.buckets import bucket_classes
+from ingot.frontend.trace import Limits
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import PassError
-from ingot.ir.program import Program
+from ingot.ir.program import Program, Region, Stage, target_name
+from ingot.ir.provider_times import ProviderTime, ProviderTimes
 from ingot.ir.record import PassRecord, Refusal
+from ingot.ir.target import Target
+from ingot.passes.base import Contest, PassContext
 from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.manager import run_pipeline
+from ingot.passes.pipeline import PIPELINE
+from ingot.providers import competing
 
 Apply = Callable[..., tuple[Program, PassRecord]]
 TEXT = (Path(__file__).parent / "goldens" / "choose-providers.before.ir").read_text(encoding="utf-8")
@@ -79,3 +91,96 @@ def test_the_cheapest_claim_wins(apply: Apply, cheap_first: bool) -> None:
 def test_of_equal_claims_the_preferred_backend_wins(apply: Apply) -> None:
     program, _ = apply(ChooseProviders(), TEXT, backends=(_Priced("first", 1.0), _Priced("second", 1.0)))
     assert set(_providers(program).values()) == {"first"}
+
+
+# --- providers that are timed -----------------------------------------------------------------------------------------
+
+
+class _Timer:
+    """Says that the second provider is the faster one, or `reason`; `asked` has the contests, `anyway` the bodies."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason, self.asked, self.anyway = reason, list[Contest](), list[Region]()
+
+    def __call__(self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]]) -> list[Any]:
+        self.asked += contests
+        self.anyway += anyway()
+        return [self.reason or _timed(one) for one in contests]
+
+
+def _timed(contest: Contest) -> ProviderTimes:
+    first, second = contest.providers
+    times = {first: 2.0, second: 1.0}
+    return ProviderTimes(
+        call=contest.call,
+        bucket=contest.bucket,
+        provider=second,
+        times={name: (ProviderTime(tokens=1, sequences=1, microseconds=one),) for name, one in times.items()},
+        source="measured",
+    )
+
+
+def test_times_beat_the_costs_of_claims(apply: Apply) -> None:
+    backends, timer = (_Priced("dear", 2.0), _Priced("cheap", 1.0)), _Timer()
+    program, _ = apply(ChooseProviders(), TEXT, backends=backends, time_calls=timer)
+    assert set(_providers(program).values()) == {"dear"}
+    assert {one.providers for one in timer.asked} == {("cheap", "dear")} and not timer.anyway
+    assert all(isinstance(node.meta["contest"], ProviderTimes) for node in program.calls() if "provider" in node.meta)
+
+
+def test_a_call_that_cannot_be_timed_is_ranked(apply: Apply) -> None:
+    backends = (_Priced("dear", 2.0), _Priced("cheap", 1.0))
+    program, _ = apply(ChooseProviders(), TEXT, backends=backends, time_calls=_Timer("no GPU"))
+    assert set(_providers(program).values()) == {"cheap"}
+    assert {node.meta["contest"] for node in program.calls() if "provider" in node.meta} == {"no GPU"}
+
+
+def test_what_is_decided_is_not_timed(apply: Apply) -> None:
+    backends, timer = (_Priced("dear", 2.0), _Priced("cheap", 1.0)), _Timer()
+    apply(ChooseProviders(), TEXT, backends=backends, time_calls=timer)
+    decided = {one.key: _timed(one) for one in timer.asked}
+    program, _ = apply(ChooseProviders(), TEXT, backends=backends, decided=decided)
+    assert set(_providers(program).values()) == {"dear"}
+
+
+def test_fallbacks_and_regions_are_not_timed(apply: Apply) -> None:
+    timer = _Timer()
+    apply(ChooseProviders(), TEXT, backends=(_Priced("one", 1.0), Inductor(), Reference(), Rowwise()), time_calls=timer)
+    assert not timer.asked, "one provider, a region compiler, and what stands in for missing ones"
+
+
+def _contests(architecture: str) -> tuple[dict[str, list[tuple[str, tuple[str, ...]]]], _Timer]:
+    """By bucket class, the ops and providers of the contests among the backends of a GPU."""
+    target, timer = Target.named("sm_90"), _Timer("asked")
+    backends = competing("auto", target)
+    config = {**CHECKPOINTS[architecture].config, "dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    limits = Limits(max_seq_len=128, max_batch=4, max_tokens=128)
+    context = PassContext(target, 128, 4, 128, backends=backends, time_calls=timer)
+    phases = [phase for phase in PIPELINE if phase.stage <= Stage.LOWERED]
+    kept = tuple(one for one in phases[-1].passes if one.name in ("choose-providers", "form-regions"))
+    lowered = run_pipeline(
+        traced(config, limits),
+        context,
+        bucket_classes(target, backends, 128, 4, deterministic=False),
+        (*phases[:-1], replace(phases[-1], passes=kept)),
+        upto=Stage.LOWERED,
+    )
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for bucket in lowered.programs:
+        mine = [one for one in timer.asked if one.body.bucket is not None and one.body.bucket.name == bucket]
+        found[bucket] = [(target_name(next(iter(one.body.calls())).target), one.providers) for one in mine]
+    return found, timer
+
+
+def test_products_in_regions_are_ranked_and_those_by_themselves_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    unplug(monkeypatch)
+    products = ("ingot.linear", ("triton", "cublas"))
+    # Norms in front of products, sums behind them: all are in regions.
+    found, _ = _contests("llama-plain")
+    assert not any(found.values())
+    # Norms behind products: qkv, the one of attention and that of the gate are in none.
+    found, timer = _contests("olmo2-cut")
+    assert found["decode-1"] == found["decode-64"] == [products] * 3 and found["extend"] == []
+    names = {target_name(next(iter(one.body.calls())).target) for one in timer.anyway}
+    assert "ingot.sample" in names and "ingot.linear" not in names
+    assert {one.backend for one in timer.anyway} == {"triton"}

@@ -1,5 +1,6 @@
 """Who computes each call, who else would have, and who refused why."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from ingot.commands.views.lines import read_programs
 from ingot.commands.views.programs import FINAL
 from ingot.console import console, print_table, table
 from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.provider_times import Decision
 from ingot.ir.tuning import Choice as TileChoice
 from ingot.ir.tuning import read_choices
 from ingot.runtime.artifact import Artifact
@@ -19,8 +21,8 @@ from ingot.runtime.artifact import Artifact
 @dataclass(frozen=True)
 class Choice:
     """A call of a final program, in the region `region` if in any. `candidates` are the costs of those that would have
-    computed it, `refusals` those that would not, with their reasons. `tiles` are the sizes that kernels of the call, or
-    of its region, were given."""
+    computed it, `refusals` those that would not, with their reasons. `decision` says how one of several was chosen
+    that could be timed. `tiles` are the sizes that kernels of the call, or of its region, were given."""
 
     program: str
     region: str
@@ -29,6 +31,7 @@ class Choice:
     layers: frozenset[int]
     provider: str
     candidates: dict[str, float]
+    decision: Decision | None
     refusals: tuple[str, ...]
     tiles: tuple[TileChoice, ...]
 
@@ -46,6 +49,7 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
             "layers": sorted(one.layers),
             "provider": one.provider,
             "candidates": one.candidates,
+            "decision": one.decision and one.decision.model_dump(mode="json"),
             "refusals": list(one.refusals),
             "tiles": [tiles.model_dump(mode="json") for tiles in one.tiles],
         }
@@ -72,6 +76,8 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
                     continue
                 provider = backends[line.region] if line.region else chosen["providers"].get(line.name, "")
                 candidates = chosen["candidates"].get(line.name, {})
+                contest = chosen["contests"].get(line.name)
+                decision = contest and Decision.model_validate_json(json.dumps(contest))
                 reasons = tuple(refused.get(line.name, ()))
                 tiles = read_choices(chosen["tiles"].get(line.region or line.name, []))
                 found.append(
@@ -83,6 +89,7 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
                         line.layers,
                         provider,
                         candidates,
+                        decision,
                         reasons,
                         tiles,
                     )
@@ -111,12 +118,36 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
     ]
     out = console()
     print_table(out, table(("program", "call", "op", "layer", "provider", "candidates", "refusals"), rows))
-    out.print("\ncandidates: who would compute the call, at which cost; the cheapest does", style="dim", markup=False)
+    out.print(
+        "\ncandidates: who would compute the call, at which cost; the cheapest does, where they are not timed",
+        style="dim",
+        markup=False,
+    )
+    _print_decisions(choices)
     _print_tiles(choices)
     stored: Any = artifact.read_json("choices.json")
     copies = {first: second for program in stored.values() for first, second in program["second_copies"].items()}
     for first, second in sorted(copies.items()):
         out.print(f"kept twice: {first}, also as {second}", markup=False, soft_wrap=True)
+
+
+def _print_decisions(choices: Sequence[Choice]) -> None:
+    """Calls that several providers would compute by themselves: their times, or why the cheapest claim won."""
+    rows = [
+        (
+            one.program,
+            f"%{one.name}",
+            one.provider,
+            str(one.decision),
+            "; ".join(f"{name} {one.decision.of_provider(name)}" for name in one.decision.times),
+        )
+        for one in choices
+        if one.decision is not None
+    ]
+    if rows:
+        out = console()
+        out.print()
+        print_table(out, table(("program", "call", "provider", "chosen", "times"), rows))
 
 
 def _print_tiles(choices: Sequence[Choice]) -> None:

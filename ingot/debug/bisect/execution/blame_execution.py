@@ -32,7 +32,7 @@ from ingot.providers import backend_named, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights
-from ingot.tuning_log import artifact_choices
+from ingot.tuning_log import artifact_log
 
 Read = Callable[[str], torch.Tensor]
 
@@ -57,7 +57,8 @@ def blame_execution(
     for program in programs:
         by_entry.setdefault(program.name, {})[program.bucket.name if program.bucket else ""] = program
     target = Target.named(str(artifact.manifest.target.get("name")))
-    choices = artifact_choices(artifact, target)
+    log = artifact_log(artifact, target)
+    choices = () if log is None else log.given()
     for entry, plan in plans.plans.items():
         if entry not in by_entry:
             raise ArtifactError(f"program.ir has no program of the entry '{entry}'", where=str(artifact.folder))

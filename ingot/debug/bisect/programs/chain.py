@@ -194,6 +194,7 @@ def context_of(request: Request, pipeline: Sequence[Phase], bucket: BucketClass 
         weight_budget=request.weight_budget,
         emit=emit_nothing,
         emit_library=build_nothing,
+        decided={one.key: one for one in request.decided},
         mesh=request.mesh,
     )
 

@@ -23,6 +23,7 @@ from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage
+from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES
@@ -109,8 +110,13 @@ def _context(about: Mapping[str, Any]) -> PassContext:
         weight_budget=given["weight_budget"],
         emit=emit_nothing,
         emit_library=build_nothing,
+        decided={one.key: one for one in map(_provider_times, given["decided"])},
         mesh=given["mesh"],
     )
+
+
+def _provider_times(value: Mapping[str, Any]) -> ProviderTimes:
+    return ProviderTimes.model_validate_json(json.dumps(value))
 
 
 def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], before: Program, after: Program) -> Replay:

@@ -132,6 +132,7 @@ def _write(
             "weight_budget": link.context.weight_budget,
             "bucket": link.bucket.name if link.bucket else None,
             "buckets": [bucket.model_dump(mode="json") for bucket in link.context.buckets],
+            "decided": [one.model_dump(mode="json") for one in link.context.decided.values()],
             "mesh": dict(link.context.mesh),
         },
     }

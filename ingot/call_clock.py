@@ -1,0 +1,124 @@
+"""Timing one call of several providers on this machine, in turns, on inputs that no cache holds."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.backends.cublas.load import OPS as CUBLAS_OPS
+from ingot.backends.reference.load import load_op
+from ingot.call_inputs import TimedStep, call_of, inputs_for, timed_steps
+from ingot.ir.device_clock import row_seconds
+from ingot.ir.program import Program, target_name
+from ingot.ir.provider_times import Candidate, ProviderTime
+from ingot.ir.target import Target
+from ingot.runtime.loader import LIBRARY_LOADERS, LOADERS
+
+ROUNDS = 7  # whose median counts
+_ROW = (8, 64)  # calls of a round, at least and at most
+# Of a round of short calls on a CPU: reading the clock and waking threads are some microseconds.
+_ROUND_SECONDS = 2e-3
+# Bytes of inputs that a round goes through, where so many sets of them suffice: twice the last-level cache of an H200,
+# and that of a server's CPU.
+_TRAFFIC = {"cuda": 128 << 20, "cpu": 64 << 20}
+_MOST_SETS = 16
+
+Call = Callable[[Sequence[torch.Tensor]], object]
+
+
+def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[ProviderTime, ...]]:
+    """The times of the one call of `body` by each candidate, in every step of `timed_steps`. It runs on as many threads
+    as the target has cores, or on the current GPU, and leaves no memory of it taken.
+
+    Raises BackendError where inputs cannot be made or code does not load, and what a call raises that does not run.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(target.cores if target.device == "cpu" else threads)
+    try:
+        calls = {one.provider: _loaded(one, body) for one in candidates}
+        found: dict[str, list[ProviderTime]] = {name: [] for name in calls}
+        for step in timed_steps(body):
+            for name, seconds in _time_step(body, calls, step, target.device).items():
+                micro = round(seconds * 1e6, 3)
+                found[name].append(ProviderTime(tokens=step.tokens, sequences=step.sequences, microseconds=micro))
+    finally:
+        torch.set_num_threads(threads)
+        if target.device == "cuda":
+            torch.cuda.empty_cache()  # this process lives on, and others want the memory
+    return {name: tuple(times) for name, times in found.items()}
+
+
+def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device: str) -> dict[str, float]:
+    """Seconds of a call by provider. The providers take turns, so that whatever slows the machine slows them all."""
+    sets = _input_sets(body, step, device)
+    for call in calls.values():
+        _round(call, sets, 1, device)  # the first call sets up what later ones share
+    first = {name: _round(call, sets, 1, device) for name, call in calls.items()}
+    count = {name: _calls_of_round(seconds, len(sets), device) for name, seconds in first.items()}
+    rounds = [{name: _round(call, sets, count[name], device) for name, call in calls.items()} for _ in range(ROUNDS)]
+    return {name: statistics.median(one[name] for one in rounds) for name in calls}
+
+
+def _calls_of_round(seconds: float, sets: int, device: str) -> int:
+    least, most = _ROW
+    if device == "cuda":
+        return max(least, sets)
+    return min(most, max(1, round(_ROUND_SECONDS / seconds)))
+
+
+def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, device: str) -> float:
+    """Seconds of one of `count` calls, each on the next set of inputs."""
+    work = [partial(call, inputs) for inputs in itertools.islice(itertools.cycle(sets), count)]
+    if device == "cuda":
+        return row_seconds(work) / count
+    begin = time.perf_counter()
+    for one in work:
+        one()
+    return (time.perf_counter() - begin) / count
+
+
+def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.Tensor]]:
+    """Equal inputs at as many places in memory as it takes to leave the caches behind."""
+    generator = torch.Generator(device).manual_seed(1)
+    first = inputs_for(body, step, device, generator)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in first)
+    count = min(_MOST_SETS, max(1, -(-_TRAFFIC[device] // max(1, size))))
+    return [first, *([_copy(tensor) for tensor in first] for _ in range(count - 1))]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """It lies as the other does: strides are part of a call's types."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _loaded(candidate: Candidate, body: Program) -> Call:
+    """The candidate's code for the call, as a function of the body's inputs in order."""
+    node, provider = call_of(body), candidate.provider
+    built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
+    if built is not None and provider in LOADERS:
+        run = LOADERS[provider](*built)
+        return lambda inputs: run(*inputs)
+    name = target_name(node.target)
+    functions: Mapping[str, Callable[..., Any]]
+    if built is not None:
+        functions = LIBRARY_LOADERS[provider](*built)
+    else:
+        functions = CUBLAS_OPS if provider == "cublas" else {}
+    return _bound(functions.get(name) or load_op(name, rowwise=provider == "rowwise"), body, node)
+
+
+def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:
+    """`function` with the call's attributes, and the inputs in the places of its tensors."""
+    place = {source: index for index, source in enumerate(body.placeholders())}
+
+    def call(inputs: Sequence[torch.Tensor]) -> object:
+        args = [inputs[place[value]] if isinstance(value, fx.Node) else value for value in node.args]
+        return function(*args, **node.kwargs)
+
+    return call

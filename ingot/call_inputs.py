@@ -1,0 +1,125 @@
+"""What a call is timed on: steps that are usual in its bucket class, and random inputs of the call's own shapes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import BackendError
+from ingot.ir.ops import op_of
+from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
+from ingot.ir.program import Program, held_type
+from ingot.ir.types import TensorType
+
+# Positions that a sequence has in the cache in a step that feeds one token of it: those of a chat.
+_DECODED_CONTEXT = 1024
+_PROMPTS = 4  # fed together in the shorter step of prompts
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A step of so many tokens, which `sequences` share evenly; each sees `context` positions, its own included."""
+
+    tokens: int
+    sequences: int
+    context: int
+
+
+def timed_steps(body: Program) -> tuple[TimedStep, ...]:
+    """The steps that a call is timed in, by its bucket class: one that decodes; else several short prompts, and one
+    long prompt that half fills the largest step."""
+    bucket = body.bucket or BucketClass(name="any", tokens=(1, body.dims["T"].hi if "T" in body.dims else 1))
+    low, high = bucket.tokens
+    most = body.dims["B"].hi if "B" in body.dims else high
+    page = _page_size(body)
+    longest = body.dims["P"].hi * page if page and "P" in body.dims else high
+    if bucket.q_max == 1 or high <= GPU_FEW_TOKENS:
+        tokens = min((low + high + 1) // 2, most)
+        return (TimedStep(tokens, tokens, min(_DECODED_CONTEXT, longest)),)
+    found = []
+    for tokens, sequences in ((math.isqrt(low * high), _PROMPTS), (max(low, high // 2), 1)):
+        sequences = min(most, max(sequences, -(-tokens // longest)))
+        each = min(max(1, tokens // sequences), longest)
+        found.append(TimedStep(each * sequences, sequences, each))
+    return tuple(dict.fromkeys(one for one in found if low <= one.tokens <= high))
+
+
+def call_of(body: Program) -> fx.Node:
+    """The one call of the body."""
+    return next(iter(body.calls()))
+
+
+def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Generator) -> list[torch.Tensor]:
+    """A tensor for each placeholder of the body, in order. Raises BackendError for an input that is no number of a
+    model and that no step says."""
+    sizes = _sizes(body, step)
+    integers = _integers(step, sizes, _page_size(body), generator)
+    names = _parameters(body)
+    made: list[torch.Tensor] = []
+    for node in body.placeholders():
+        wanted = held_type(node)
+        if wanted.dtype.is_floating_point:
+            made.append(_random(wanted, sizes, device, generator))
+        elif (value := integers.get(names.get(node, ""))) is not None and value.shape == wanted.bind(sizes):
+            made.append(value.to(device, wanted.dtype))
+        else:
+            raise BackendError(
+                f"no step says what the input '{names.get(node, node.name)}' holds", where=f"{wanted}, timing a call"
+            )
+    return made
+
+
+def _parameters(body: Program) -> dict[fx.Node, str]:
+    call = call_of(body)
+    op = op_of(call.target)
+    if op is None:
+        return {}
+    return {value: name for name, value in op.bind(call.args, call.kwargs).items() if isinstance(value, fx.Node)}
+
+
+def _page_size(body: Program) -> int:
+    """The positions of a page; 0 where the call has no cache of pages."""
+    for spec in body.states.values():
+        if spec.kind == "paged_kv":
+            size = spec.type.shape[2]
+            assert isinstance(size, int)
+            return size
+    return 0
+
+
+def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
+    pages = -(-step.context // (_page_size(body) or 1))
+    known = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages, "S": step.sequences}
+    return {**known, "pages": pages * step.sequences}
+
+
+def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator: torch.Generator) -> torch.Tensor:
+    """Numbers about one: zeros take a GPU less power, and it runs faster."""
+    shape = wanted.bind(sizes)
+    strides = wanted.strides or torch.empty(shape, device="meta").stride()
+    return torch.empty_strided(shape, strides, dtype=wanted.dtype, device=device).normal_(generator=generator)
+
+
+def _integers(
+    step: TimedStep, sizes: Mapping[str, int], page: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """What the step says, by the parameter of ops that takes it. Pages are in a random order, as after some serving."""
+    fed = step.tokens // step.sequences
+    sequence = torch.arange(step.sequences).repeat_interleave(fed)
+    positions = torch.arange(fed).repeat(step.sequences) + step.context - fed
+    found = {
+        "positions": positions,
+        "token_seqs": sequence,
+        "q_starts": torch.arange(step.sequences) * fed,
+        "q_lens": torch.full((step.sequences,), fed),
+        "kv_lens": torch.full((step.sequences,), step.context),
+        "rows": torch.arange(step.sequences) * fed,
+    }
+    if page:
+        order = torch.randperm(sizes["pages"], generator=torch.Generator().manual_seed(generator.initial_seed()))
+        table = order.view(step.sequences, sizes["P"])
+        found["page_table"] = table
+        found["slots"] = table[sequence, positions // page] * page + positions % page
+    return found

@@ -1,0 +1,146 @@
+"""Timing the providers of calls at compile time: of what a model needs, once for each machine and each executable."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ingot.call_inputs import timed_steps
+from ingot.emitter import Emitter
+from ingot.executable_cache import explained, find_times, keep_times
+from ingot.ir.errors import BackendError
+from ingot.ir.program import Program, Region
+from ingot.ir.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
+from ingot.ir.target import Target
+from ingot.passes.base import Contest
+
+# Different calls that a compile times. A usual model has one or two, of some tenths of a second each.
+MOST = 32
+
+_TIMES = TypeAdapter(dict[str, tuple[ProviderTime, ...]])
+# The times of a call by provider, as `time_call` gives them. Raises BackendError where one does not run.
+MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tuple[ProviderTime, ...]]]
+
+
+@dataclass
+class CallTimer:
+    """Finds out the times of calls that several providers would compute: in the cache, by the `exe_key` of each, or by
+    building and running them on this machine.
+
+    `untimed` says why nothing is to be timed, "" where it is. `on_done` hears how many calls were timed and of how
+    many.
+    """
+
+    emitter: Emitter
+    target: Target
+    untimed: str = ""
+    on_done: Callable[[int, int], None] = lambda done, total: None
+    measure: MeasureCall | None = None
+    most: int = MOST
+    _asked: dict[str, None] = field(default_factory=dict, init=False)
+
+    def time(
+        self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]] = tuple
+    ) -> list[ProviderTimes | str]:
+        """The times of each contest, all different, or why there are none. What has to be built for that is built side
+        by side with the calls that `anyway` gives, which the compile asks for next."""
+        reasons = {one.key: self._refusal(one) for one in contests}
+        self.emitter.tune([region for one in contests if not reasons[one.key] for region in _regions(one)])
+        known = {one.key: self._known(one) for one in contests if not reasons[one.key]}
+        missing = [one for one in contests if not reasons[one.key] and known[one.key] is None]
+        if missing:
+            candidates = self._built(missing, anyway())
+            for done, one in enumerate(missing):
+                self.on_done(done, len(missing))
+                try:
+                    known[one.key] = self._timed(one, candidates[one.key])
+                except BackendError as error:
+                    reasons[one.key] = f"no time could be taken: {error.what}"
+        found: list[ProviderTimes | str] = []
+        for one in contests:
+            times = known.get(one.key)
+            if times is None:
+                found.append(reasons[one.key])
+            else:
+                found.append(_decided(one, times))
+        return found
+
+    def _refusal(self, contest: Contest) -> str:
+        if self.untimed:
+            return self.untimed
+        if missing := self.target.missing_here():
+            return f"not timed: {missing}"
+        if contest.key not in self._asked and len(self._asked) == self.most:
+            return f"not timed: a compile times {self.most} different calls"
+        self._asked[contest.key] = None
+        return ""
+
+    def _known(self, contest: Contest) -> dict[str, tuple[ProviderTime, ...]] | None:
+        """Of all providers, or None."""
+        found = {}
+        for region in _regions(contest):
+            times = find_times(self.emitter.key(region), self._measured(contest))
+            if times is None:
+                return None
+            found[region.backend] = times
+        return found
+
+    def _built(self, contests: Sequence[Contest], anyway: Sequence[Region]) -> dict[str, list[Candidate]]:
+        """The candidates of each contest. What is compiled is compiled side by side."""
+        regions = {
+            f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
+        }
+        compiled = {
+            name: Region(name, one.body, one.backend)
+            for name, one in regions.items()
+            if self.emitter.backends[one.backend].compiles_calls
+        }
+        executables = self.emitter.emit([*compiled.values(), *anyway]) if compiled else {}
+        for name, one in regions.items():
+            backend = self.emitter.backends[one.backend]
+            if backend.emits_library:
+                executables[name] = self.emitter.emit_library(backend)
+        return {
+            contest.key: [
+                Candidate(
+                    provider=provider,
+                    executable=built,
+                    folder=None if built is None else str(self.emitter.folders[built.id]),
+                )
+                for provider in contest.providers
+                for built in (executables.get(f"{number}.{provider}"),)
+            ]
+            for number, contest in enumerate(contests)
+        }
+
+    def _timed(self, contest: Contest, candidates: Sequence[Candidate]) -> dict[str, tuple[ProviderTime, ...]]:
+        if self.measure is not None:
+            found = dict(self.measure(contest.body, candidates, self.target))
+        else:
+            found = _TIMES.validate_python(self.emitter.time(contest.body, candidates))
+        for region in _regions(contest):
+            try:
+                keep_times(self.emitter.key(region), self._measured(contest), found[region.backend])
+            except OSError as error:
+                raise explained(error) from error
+        return found
+
+    def _measured(self, contest: Contest) -> dict[str, Any]:
+        """Of what times are: the call, the steps, and the machine with the libraries that it runs."""
+        steps = [[one.tokens, one.sequences, one.context] for one in timed_steps(contest.body)]
+        machine = {"gpu": self.target.gpu, "cores": self.target.cores}
+        identity = self.target.identity(self.target.versions)
+        return {"call": list(contest.call), "steps": steps, "machine": {**machine, "identity": identity}}
+
+
+def _regions(contest: Contest) -> list[Region]:
+    """The call as what each provider would compile."""
+    return [Region("call", contest.body, provider) for provider in contest.providers]
+
+
+def _decided(contest: Contest, times: Mapping[str, tuple[ProviderTime, ...]]) -> ProviderTimes:
+    ordered = {provider: times[provider] for provider in contest.providers}
+    return ProviderTimes(
+        call=contest.call, bucket=contest.bucket, provider=fastest(ordered), times=ordered, source="measured"
+    )

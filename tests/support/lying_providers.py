@@ -1,0 +1,75 @@
+"""Two providers of one op for a CPU whose claims lie: the slow one says that it is the cheaper one."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import ingot.providers
+from ingot.backends.emits_nothing import EmitsNothing
+from ingot.ir.backend import No, Yes
+from ingot.ir.ops import op_of, silu_mul
+from ingot.ir.plan import BucketClass, Executable
+from ingot.ir.target import Target
+from ingot.runtime.loader import LIBRARY_LOADERS
+
+OP = "ingot.silu_mul"
+SLOW_SECONDS = 2e-3  # that a call of the slow one takes more
+
+
+class _Claims(EmitsNothing):
+    """Takes every `silu_mul`, by a library without a function in it: the loader has it."""
+
+    emits_library = True
+    cost = 0.0
+    batch_invariant = True
+
+    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        if any(op_of(node.target) is not silu_mul for node in nodes):
+            return No("it has one op")
+        return Yes(self.cost, batch_invariant=self.batch_invariant)
+
+    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
+        return silu_mul.costliest
+
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        (directory / "library").touch()
+        return Executable(id=key, backend=self.name, inputs=(), outputs=(), files=("library",))
+
+    def toolchain(self) -> dict[str, str]:
+        return {"compiler": self.name}
+
+
+class Slow(_Claims):
+    name, cost, batch_invariant = "slow", 0.1, False
+
+
+class Swift(_Claims):
+    name, cost = "swift", 0.2
+
+
+def _slowly(*args: torch.Tensor) -> torch.Tensor:
+    time.sleep(SLOW_SECONDS)
+    result: torch.Tensor = silu_mul.reference(*args)
+    return result
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"slow": _slowly, "swift": silu_mul.reference}
+
+
+@contextmanager
+def lying_providers() -> Iterator[None]:
+    """They compete in this process where `backend="reference"` is asked for on a CPU."""
+    cpu = ingot.providers.BACKEND_CHOICES["cpu"]
+    choices = {**cpu, "reference": ("slow", "swift", *cpu["reference"])}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ingot.providers, "BACKENDS", {**ingot.providers.BACKENDS, "slow": Slow, "swift": Swift})
+        patch.setitem(ingot.providers.BACKEND_CHOICES, "cpu", choices)  # type: ignore[arg-type]
+        for name, function in _FUNCTIONS.items():
+            patch.setitem(LIBRARY_LOADERS, name, lambda executable, folder, function=function: {OP: function})
+        yield
