@@ -98,6 +98,9 @@ class _WatchedHandle:
         self._ended.synchronize()  # it stands behind the one that the handle waits for
         return float(earlier.elapsed_time(self._ended)) / 1e3  # told in milliseconds
 
+    def rejected(self) -> list[int]:
+        return self._handle.rejected()
+
     def logprobs(self) -> StepLogprobs:
         return self._handle.logprobs()
 
