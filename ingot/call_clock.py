@@ -15,10 +15,12 @@ from ingot.backends.cublas.load import OPS as CUBLAS_OPS
 from ingot.backends.reference.load import load_op
 from ingot.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir.device_clock import row_seconds
+from ingot.ir.load_context import LoadContext
 from ingot.ir.program import Program, target_name
 from ingot.ir.provider_times import Candidate, ProviderTime
 from ingot.ir.target import Target
-from ingot.runtime.loader import LIBRARY_LOADERS, LOADERS
+from ingot.runtime.load_context import on_one_device
+from ingot.runtime.loaders import LOADERS, load_executable, load_library
 
 ROUNDS = 7  # whose median counts
 _ROW = (8, 64)  # calls of a round, at least and at most
@@ -41,7 +43,8 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
     threads = torch.get_num_threads()
     torch.set_num_threads(target.cores if target.device == "cpu" else threads)
     try:
-        calls = {one.provider: _loaded(one, body) for one in candidates}
+        context = on_one_device(target.device)
+        calls = {one.provider: _loaded(one, body, context) for one in candidates}
         found: dict[str, list[ProviderTime]] = {name: [] for name in calls}
         for step in timed_steps(body):
             for name, seconds in _time_step(body, calls, step, target.device).items():
@@ -97,17 +100,17 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _loaded(candidate: Candidate, body: Program) -> Call:
+def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
     """The candidate's code for the call, as a function of the body's inputs in order."""
     node, provider = call_of(body), candidate.provider
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
-    if built is not None and provider in LOADERS:
-        run = LOADERS[provider](*built)
+    if built is not None and LOADERS[provider].executable is not None:
+        run = load_executable(*built, context)
         return lambda inputs: run(*inputs)
     name = target_name(node.target)
     functions: Mapping[str, Callable[..., Any]]
     if built is not None:
-        functions = LIBRARY_LOADERS[provider](*built)
+        functions = load_library(*built, context)
     else:
         functions = CUBLAS_OPS if provider == "cublas" else {}
     return _bound(functions.get(name) or load_op(name, rowwise=provider == "rowwise"), body, node)

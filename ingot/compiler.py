@@ -216,7 +216,9 @@ def _compile(
             )
             pipeline = request.pipeline()
             lowered = {
-                entry: run_pipeline(model, context, request.buckets(), pipeline, entry=entry, on_pass=_all_of(hooks))
+                entry: run_pipeline(
+                    model, context, request.buckets(model.entries[entry]), pipeline, entry=entry, on_pass=_all_of(hooks)
+                )
                 for entry in model.entries
             }
         collect()

@@ -20,7 +20,7 @@ from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
 from ingot.ir.plan import BucketClass
-from ingot.ir.program import Model, ModelSpec
+from ingot.ir.program import Model, ModelSpec, Program
 from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.target import Target
 from ingot.ir.trace import LEVELS, Level
@@ -198,12 +198,11 @@ class Request:
         """The `request_key`."""
         return digest_json(self.identity(model))
 
-    def buckets(self) -> tuple[BucketClass, ...]:
-        """The bucket classes, from few tokens to many."""
+    def buckets(self, entry: Program) -> tuple[BucketClass, ...]:
+        """The bucket classes of an entry, from few tokens to many. One that is fed none has one of each sequence."""
         limits = self.limits
-        return bucket_classes(
-            self.target, self.backends, limits.max_tokens, limits.max_batch, deterministic=self.deterministic
-        )
+        tokens = limits.max_tokens if "T" in entry.dims else limits.max_batch
+        return bucket_classes(self.target, self.backends, tokens, limits.max_batch, deterministic=self.deterministic)
 
 
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:

@@ -203,7 +203,7 @@ class CudaExecutor:
                             self._run_padding(bucket, tokens)
 
     def _run_padding(self, bucket: Bucket, tokens: int) -> None:
-        step = StepSizes(T=tokens, B=1, L=1, P=1)
+        step = StepSizes(T=tokens, B=1 if "T" in self.plan.dims else tokens, L=1, P=1)
         inputs = PaddedInputs(self._layout, self._filled_up(bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         for name in self._gives.read:

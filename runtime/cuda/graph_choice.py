@@ -104,7 +104,7 @@ class PromptChoice:
         self._lost = 0  # steps without a graph since the last capture that one waited for
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        if (served := bucket_serving(self._plan, step.T, most)) is None:
+        if "T" not in self._plan.dims or (served := bucket_serving(self._plan, step.T, most)) is None:
             return None
         size = replace(filled_up(step, self._plan), P=most_pages(self._plan))
         if self._classes.get(size) is not served:  # many sequences that decode are of another class, though as large
@@ -119,7 +119,7 @@ class PromptChoice:
         return size
 
     def filled_up(self, step: StepSizes) -> StepSizes | None:
-        return filled_up(step, self._plan)
+        return filled_up(step, self._plan) if "T" in self._plan.dims else None
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
         """The missing size that was wanted most; of those alike, the first by `_rank`."""

@@ -48,6 +48,8 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
     """The same of steps that feed prompts, of more tokens than a decode step of few has: all short ones, and those of
     the long ones that come again and again, that the GPU waits for the host in, and that take little of its memory."""
+    if "T" not in plan.dims:
+        return {}  # it is fed none
     sizes = [
         StepSizes(tokens, rows, rows, most_pages(plan))
         for tokens in _prompt_tokens(plan)
@@ -80,6 +82,8 @@ def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
     """Tokens of steps that feed prompts, as they are filled up, where none of these graphs holds them and yet sequences
     that decode wait for them."""
     held = {size.T for size in captured}
+    if "T" not in plan.dims:
+        return []
     longest = DEFAULT_MIXED_TOKENS + GRAPH_ROWS[-1]
     return [size for size in _prompt_tokens(plan) if ALWAYS_CAPTURED < size <= longest and size not in held]
 

@@ -63,9 +63,11 @@ class PaddedInputs:
             stamp, arrays, counts = inputs.stamp, inputs.arrays, _counts(inputs.sizes)
         else:
             arrays = {name: value.numpy() for name, value in inputs.items()}
-            counts = {one.dim: arrays[one.name].shape[0] for one, _ in self._all}
+            counts = {one.dim: arrays[one.name].shape[0] for one, _ in (*self._all, *self._late)}
         fields: list[tuple[StepInput, np.ndarray]]
         fields = self._varying if stamp is not None and stamp == self._stamp else self._all
+        if not isinstance(inputs, StepInputs):
+            fields = [*fields, *self._late]  # they are all there
         self._stamp = stamp
         for one, array in fields:
             given, count = arrays[one.name], counts[one.dim]

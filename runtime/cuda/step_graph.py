@@ -105,12 +105,14 @@ class _Side:
         self._launches += 1
         if self._ending is None:
             return self._launched(step, rated=rated)
-        ending, stream = self._ending, torch.cuda.current_stream()
-        assert isinstance(inputs, StepInputs)
+        if not isinstance(inputs, StepInputs):
+            self._ending.replay()
+            return self._launched(step, rated=rated)
+        given, ending, stream = inputs, self._ending, torch.cuda.current_stream()
 
         def end() -> CudaStepHandle:
             with torch.cuda.stream(stream):
-                self.inputs.fill_late(inputs)
+                self.inputs.fill_late(given)
                 ending.replay()
                 return self._launched(step, rated=rated)
 

@@ -100,14 +100,14 @@ def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[P
     ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
     found = []
     for entry, traced in model.entries.items():
-        context = context_of(request, request.pipeline())
+        context = context_of(request, request.pipeline(), traced)
         first = Link(entry, _parser(texts[entry, None, 0]) if texts else _given(traced))
         shared = [first]
         for phase in request.pipeline():
             for one in () if phase.by_bucket else phase.passes:
                 last = one is phase.passes[-1]
                 shared.append(_link(shared[-1], one, None, phase.stage, last, context, texts, len(shared)))
-        for bucket in request.buckets():
+        for bucket in request.buckets(traced):
             narrowed, links = replace(context, bucket=bucket), list(shared)
             for phase in request.pipeline():
                 for one in phase.passes if phase.by_bucket and phase.stage < Stage.PLANNED else ():
@@ -177,8 +177,10 @@ def _link(
     return link
 
 
-def context_of(request: Request, pipeline: Sequence[Phase], bucket: BucketClass | None = None) -> PassContext:
-    """What the passes of a compile were told, with nobody who compiles."""
+def context_of(
+    request: Request, pipeline: Sequence[Phase], entry: Program, bucket: BucketClass | None = None
+) -> PassContext:
+    """What the passes of a compile were told of an entry, with nothing that compiles."""
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         backends = tuple(item for item in backends if not item.compiles_regions)
@@ -190,7 +192,7 @@ def context_of(request: Request, pipeline: Sequence[Phase], bucket: BucketClass 
         backends=backends,
         deterministic=request.deterministic,
         bucket=bucket,
-        buckets=request.buckets(),
+        buckets=request.buckets(entry),
         weight_budget=request.weight_budget,
         emit=emit_nothing,
         emit_library=build_nothing,
