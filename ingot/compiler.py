@@ -20,7 +20,7 @@ from ingot.emitter import Emitter
 from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import Plans
+from ingot.ir.plan import PlanFile, Plans
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
 from ingot.ir.trace import Level
@@ -228,7 +228,7 @@ def _compile(
         with clock.phase("write"):
             plans = merged_plans(lowered, model.round)
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
-            write_program(writer, model, lowered, plans, choices)
+            write_program(writer, model, lowered, PlanFile.alike(plans, request.mesh), choices)
             used = [one for executable in plans.all_executables() for one in choices[executable.id]]
             calls = provider_times(lowered)
             if used or calls:

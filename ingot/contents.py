@@ -13,7 +13,7 @@ from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.errors import CheckpointError, OptionError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plans
+from ingot.ir.plan import PLAN_FILE, PlanFile, Plans
 from ingot.ir.program import Model, Program, RegionCall
 from ingot.ir.provider_times import Decision, ProviderTimes
 from ingot.ir.record import PassRecord
@@ -36,13 +36,13 @@ def write_program(
     writer: ArtifactWriter,
     model: Model,
     lowered: Mapping[str, Lowered],
-    plans: Plans,
+    plan_file: PlanFile,
     choices: Mapping[str, tuple[Choice, ...]],
 ) -> None:
     """`choices` are the tile sizes of executables, by their ids."""
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
-    writer.write_json("plan.json", plans.to_json())
+    writer.write_json(PLAN_FILE, plan_file.to_json())
     writer.write_json("choices.json", _choices(lowered, choices))
 
 

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ingot.ir.errors import ArtifactError
+from ingot.ir.mesh import Mesh, world_size
+
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -217,7 +220,7 @@ class Plan(BaseModel):
 
 
 class Plans(BaseModel):
-    """plan.json: the plan of every entry of a model, by the entry's name.
+    """What one rank runs: the plan of every entry of a model, by the entry's name.
 
     Entries share: params and states of one name are one tensor, executables and libraries of one id are loaded once.
     `round` names the entries that run in each step, in order, `main` first: each takes those of the step's inputs that
@@ -246,6 +249,41 @@ class Plans(BaseModel):
     def all_executables(self) -> tuple[Executable, ...]:
         """Everything that was built: executables of regions, and libraries."""
         return (*self.executables.values(), *self.libraries.values())
+
+
+PLAN_FILE = "plan.json"
+# The position of all ranks of a mesh, where they run the same plans.
+ALL = "all"
+
+
+class PlanFile(BaseModel):
+    """plan.json: what each rank of a mesh runs.
+
+    Ranks that run the same plans share a position: on one device, and with tensor parallelism alone, all share "all".
+    `positions` are the plans by position. `ranks` is the position of each rank, in the order of `ir.mesh.ranks`.
+    """
+
+    model_config = _FROZEN
+    positions: dict[str, Plans]
+    ranks: tuple[str, ...]
+
+    @staticmethod
+    def alike(plans: Plans, mesh: Mesh) -> "PlanFile":
+        """The same plans for every rank of a mesh."""
+        return PlanFile(positions={ALL: plans}, ranks=(ALL,) * world_size(mesh))
+
+    def of(self, rank: int) -> Plans:
+        """The plans of a rank by its index. Raises ArtifactError where the file has none for it."""
+        position = self.ranks[rank] if rank < len(self.ranks) else None
+        if position is None or position not in self.positions:
+            found = f"its position '{position[:80]}' has none" if position is not None else "it has no position"
+            raise ArtifactError(
+                f"there are no plans for rank {rank}: {found}",
+                where=PLAN_FILE,
+                expected=f"the position of each rank, out of {', '.join(self.positions)[:200] or 'none'}",
+                hint="compile the model again",
+            )
+        return self.positions[position]
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -5,6 +5,7 @@ Digests find damage, not malice: an artifact holds native code and is loaded fro
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,7 +153,7 @@ def open_artifact(
 ) -> Artifact:
     """Opens an artifact folder and refuses one that is damaged, incomplete or of another schema.
 
-    In this order: checksum of the manifest, schema version, fields, `check` (the loader's comparison of target and
+    In this order: schema version, checksum of the manifest, fields, `check` (the loader's comparison of target and
     versions, which raises), names and sizes of all files, and with `verify` the digests of all files except the
     weights, which the loader verifies with `verify_files` while it copies them. Raises ArtifactError, and what `check`
     raises.
@@ -207,26 +208,26 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
             expected="an artifact folder (NAME.ingot)",
             hint=f"this is a checkpoint: {_MAKE}" if (folder / "config.json").is_file() else _MAKE,
         )
+    data = _read_capped(folder / MANIFEST)
+    try:
+        value, unread = parse_json(data), None
+    except ValueError as error:
+        value, unread = None, error
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    other_schema = type(version) is not int or version != SCHEMA_VERSION  # True equals 1
+    if other_schema and type(version) is int:  # before all else: another schema may have other files and checksums
+        raise _schema_error(folder, version)
     if not (folder / CHECKSUMS).is_file():
         raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)
-    data = _read_capped(folder / MANIFEST)
     outside = {name: _read_capped(folder / name) for name in OUTSIDE_IDENTITY if (folder / name).is_file()}
     found = _read_capped(folder / CHECKSUMS)
     expected, build_id = checksum_text(data, outside)
     if found != expected.encode():
         raise _checksum_error(folder, found, expected)
-    try:
-        value = parse_json(data)
-    except ValueError as error:
-        raise ArtifactError(f"{MANIFEST} is not JSON: {error}", where=str(folder), hint=_AGAIN) from None
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
-        raise ArtifactError(
-            f"the artifact has schema version {version}",
-            where=str(folder / MANIFEST),
-            expected=f"schema version {SCHEMA_VERSION}, the one that this Ingot reads",
-            hint="compile the model again with this Ingot, or run it with the Ingot that compiled it",
-        )
+    if unread is not None:
+        raise ArtifactError(f"{MANIFEST} is not JSON: {unread}", where=str(folder), hint=_AGAIN)
+    if other_schema:
+        raise _schema_error(folder, version)
     try:
         return Manifest.model_validate_json(data), build_id
     except ValidationError as error:
@@ -237,6 +238,28 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
             expected=f"the fields of schema version {SCHEMA_VERSION}",
             hint=_AGAIN,
         ) from None
+
+
+def _schema_error(folder: Path, version: object) -> ArtifactError:
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    other = "run it with a newer Ingot" if newer else "run it with the Ingot that compiled it"
+    return ArtifactError(
+        f"the artifact has schema version {version!s:.80}",
+        where=str(folder / MANIFEST),
+        expected=f"schema version {SCHEMA_VERSION}, the one that this Ingot reads",
+        hint=f"compile it again with `compile-model {_checkpoint(folder)} -o NAME.ingot`, or {other}",
+    )
+
+
+def _checkpoint(folder: Path) -> str:
+    """The checkpoint that an artifact was compiled from, for a command line, as far as timings.json tells it."""
+    path = folder / TIMINGS
+    try:
+        value = parse_json(_read_capped(path)) if path.is_file() else None
+    except (OSError, ValueError, ArtifactError):
+        value = None
+    found = value.get("checkpoint") if isinstance(value, dict) else None
+    return shlex.quote(found) if isinstance(found, str) and found and found.isprintable() else "CHECKPOINT"
 
 
 def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:

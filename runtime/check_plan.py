@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ingot.ir.errors import ArtifactError, IngotError, VerifyError
 from ingot.ir.features import FEATURES, Ending, EndingUse, find_ending, find_input, step_inputs
+from ingot.ir.mesh import Mesh, mesh_text, world_size
 from ingot.ir.ops import OPS
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Plans, Ref
+from ingot.ir.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPES
 
@@ -29,6 +30,17 @@ _ATEN_ARITY = {
     "aten.slice.Tensor": 4,
     "aten.permute.default": 2,
 }
+
+
+def check_positions(file: PlanFile, mesh: Mesh) -> None:
+    """Raise ArtifactError for a plan file whose positions are not those of the ranks of `mesh`."""
+    if len(file.ranks) != world_size(mesh):
+        on = f" on the mesh {mesh_text(mesh)}" if mesh else ""
+        raise _error(f"it has positions for {len(file.ranks)} ranks", "ranks", f"{world_size(mesh)}{on}")
+    for rank in range(len(file.ranks)):
+        file.of(rank)
+    if unused := [name for name in file.positions if name not in file.ranks]:
+        raise _error(f"no rank has the position '{unused[0]}'", "positions", ", ".join(dict.fromkeys(file.ranks)))
 
 
 def check_plans(plans: Plans) -> None:
@@ -55,7 +67,7 @@ def check_plans(plans: Plans) -> None:
 
 def check_plan(plan: Plan) -> None:
     """Raise ArtifactError, naming the place, for a plan that the executor could not run."""
-    _check_names([*plan.params, *plan.states, *plan.inputs], "plan.json")
+    _check_names([*plan.params, *plan.states, *plan.inputs], PLAN_FILE)
     ending = _ending(plan)
     for name, text in plan.inputs.items():
         if (declared := find_input(name)) is None or not declared.known:
@@ -287,7 +299,7 @@ def _dims(types: Iterable[str]) -> frozenset[str]:
 def _error(what: str, where: str, expected: str) -> ArtifactError:
     return ArtifactError(
         f"the plan cannot be run: {what}",
-        where=f"plan.json, {where}",
+        where=f"{PLAN_FILE}, {where}",
         expected=expected,
         hint="compile the model again",
     )

@@ -5,7 +5,7 @@ import torch
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.load_context import LoadContext
-from ingot.ir.mesh import ONE_DEVICE, Mesh, mesh_text, parse_mesh, ranks, world_size
+from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, mesh_text, parse_mesh, ranks, world_size
 from ingot.runtime.cpu.allocator import HostAllocator
 from ingot.runtime.cuda.allocator import DeviceAllocator
 
@@ -31,14 +31,19 @@ def check_one_device(manifest: Manifest) -> None:
         )
 
 
+def this_rank() -> Rank:
+    """The rank that this process is: the only one."""
+    (rank,) = ranks(ONE_DEVICE)
+    return rank
+
+
 def on_one_device(device_type: str) -> LoadContext:
     """The context of the only rank, on the current device of a type, "cpu" or "cuda"; with a new stream on a GPU."""
-    (rank,) = ranks(ONE_DEVICE)
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return LoadContext(
         device=device,
-        rank=rank,
+        rank=this_rank(),
         mesh=ONE_DEVICE,
         stream=torch.cuda.Stream(device) if on_gpu else None,
         communicators={},

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
@@ -16,8 +15,8 @@ from ingot.ir.extras import require
 from ingot.ir.load_context import LoadContext
 from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.target import Target, first_difference
-from ingot.runtime.artifact import Artifact, malformed, open_artifact
-from ingot.runtime.check_plan import check_plans
+from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.check_plan import check_plans, check_positions
 from ingot.runtime.cpu.executor import CpuExecutor
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
@@ -28,11 +27,12 @@ from ingot.runtime.cuda.weights import WeightCopy
 from ingot.runtime.debug_switch import debugging
 from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
-from ingot.runtime.load_context import check_one_device, on_one_device
+from ingot.runtime.load_context import check_one_device, mesh_of, on_one_device, this_rank
 from ingot.runtime.loaders import load_executable, load_library
 from ingot.runtime.memory import host_memory, kv_pages
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
+from ingot.runtime.plan_file import read_plan_file
 from ingot.runtime.round import Round
 from ingot.runtime.states import States
 from ingot.runtime.tokenizer import Tokenizer
@@ -43,7 +43,9 @@ from ingot.runtime.weights import map_weights
 class Loaded:
     """A model ready to run where `context` says: an executor for each entry, over the same weights and states.
 
-    `tokenizer` is None when the checkpoint had none. `phases` took the times of loading: "manifest" (with the digests
+    `plans` are those of the context's rank. `tokenizer` is None when the checkpoint had none.
+
+    `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
     GPU's context, or waiting for one that is in the making), "weights" (with their digests), "executables", "states",
     "bind", "warm-up" (each bucket class on padding, and the memory of the largest step) and "graph" (the first CUDA
@@ -262,10 +264,10 @@ def check_target(manifest: Manifest) -> None:
 
 
 def _plans(artifact: Artifact) -> Plans:
-    try:
-        plans = Plans.model_validate_json(artifact.read_text("plan.json"))
-    except ValidationError as error:
-        raise malformed("plan.json", error) from None
+    """The plans of this rank, checked."""
+    file = read_plan_file(artifact)
+    check_positions(file, mesh_of(artifact.manifest))
+    plans = file.of(this_rank().index)
     check_plans(plans)
     return plans
 

@@ -321,7 +321,8 @@ def test_the_report_is_what_the_artifact_holds(copied: Path, tmp_path: Path) -> 
     plan = json.loads((report.output / "plan.json").read_text())
     assert manifest["request_key"] == report.request_key and manifest["exe_keys"] == []
     assert (report.regions, report.distinct_regions, report.cached_executables) == (0, 0, 0)
-    assert report.nodes_per_provider == {"reference": len(plan["plans"]["main"]["buckets"][0]["instructions"])}
+    bucket = plan["positions"]["all"]["plans"]["main"]["buckets"][0]
+    assert report.nodes_per_provider == {"reference": len(bucket["instructions"])}
     assert report.artifact_bytes == sum(len(data) for data in _files(report.output).values())
     # The tied head and the embedding are one tensor.
     weights = json.loads((report.output / "weights.json").read_text())

@@ -62,7 +62,7 @@ def compiling(artifact: Path) -> None:
          "%embedding =", "%kv_append =", "%paged_attention =", "%add_rms_norm =", "%sample =", "%advance ="],
     )  # fmt: skip
     heading("plan")
-    plan = json.loads((artifact / "plan.json").read_text(encoding="utf-8"))["plans"]["main"]
+    plan = json.loads((artifact / "plan.json").read_text(encoding="utf-8"))["positions"]["all"]["plans"]["main"]
     instructions = plan["buckets"][0]["instructions"]
     for index in (0, 1, 2, len(instructions) - 2, len(instructions) - 1):
         print(f"{index:3} {shown(instructions[index])}")

@@ -11,10 +11,11 @@ from ingot.debug.sides import Place, Side
 from ingot.ir.artifact import WEIGHTS_FOLDER, WeightEntry
 from ingot.ir.diff import ABSENT, Difference, ProgramDiff, diff_programs
 from ingot.ir.errors import ArtifactError
-from ingot.ir.plan import Plan, Plans
+from ingot.ir.plan import ALL, Plan
 from ingot.ir.program import Program
 from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
+from ingot.runtime.plan_file import read_plan_file
 
 _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 
@@ -139,13 +140,11 @@ def _text(value: Any) -> str:
 
 def _plan_facts(artifact: Artifact) -> dict[str, str]:
     """What plans say that programs do not: sizes, memory, and which compiled code is called."""
-    try:
-        plans = Plans.model_validate_json(artifact.read_text("plan.json"))
-    except ValidationError as error:
-        raise _malformed("plan.json", error, artifact) from None
     facts: dict[str, str] = {}
-    for entry, plan in plans.plans.items():
-        facts |= {f"{trace_name(entry, None) or 'main'} {name}": text for name, text in _of_plan(plan)}
+    for position, plans in read_plan_file(artifact).positions.items():
+        at = "" if position == ALL else f"{position} "
+        for entry, plan in plans.plans.items():
+            facts |= {f"{at}{trace_name(entry, None) or 'main'} {name}": text for name, text in _of_plan(plan)}
     return facts
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmark_scripts import config_of
 from staged import BACKENDS, LIMITS, staged, traced
 
-from ingot.ir.plan import Plans
+from ingot.ir.plan import PlanFile
 from ingot.ir.program import Program
 from ingot.ir.target import Target
 from ingot.passes.pipeline import PIPELINE
@@ -52,7 +52,7 @@ def lowered(config: dict[str, Any], way: str) -> Program:
 
 def test_the_traffic_of_an_artifact_is_what_its_plan_counts(artifact: Path, benchmarks: None) -> None:
     found = importlib.import_module("traffic").step_traffic(artifact, 2, 16 - 1)
-    plan = Plans.model_validate_json((artifact / "plan.json").read_text()).plans["main"]
+    plan = PlanFile.model_validate_json((artifact / "plan.json").read_text()).of(0).plans["main"]
     assert found.cache == 2 * plan.memory.page  # a page holds 16 positions of all layers
     tables = plan.memory.weights - found.weights
     assert tables == 256 * 16 * 4  # the rotary table in f32, of which a step reads two rows

@@ -8,7 +8,7 @@ import pytest
 from command_world import LIMITS, Command, World
 
 import ingot.cli as cli
-from ingot.ir.plan import Plans
+from ingot.ir.plan import PlanFile
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -55,7 +55,7 @@ def test_without_a_tokenizer_the_report_suggests_token_ids(
     import ingot.compiler as compiler
 
     def compiled(checkpoint: str, output: str, **_: object) -> compiler.CompileReport:
-        plans = Plans.model_validate_json((world.artifact / "plan.json").read_text())
+        plans = PlanFile.model_validate_json((world.artifact / "plan.json").read_text()).of(0)
         return compiler.CompileReport(Path(output), "b", "r", {"trace": 1.0}, 6, 2, 1, {"inductor": 6}, 7, 1500, plans)
 
     monkeypatch.setattr(compiler, "compile_model", compiled)

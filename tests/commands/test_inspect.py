@@ -128,7 +128,7 @@ def test_what_does_not_match_is_an_error(inspect: Inspect) -> None:
 
 
 def _stored_instructions(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    plan = json.loads((folder / "plan.json").read_text())["plans"]["main"]
+    plan = json.loads((folder / "plan.json").read_text())["positions"]["all"]["plans"]["main"]
     return {
         (bucket["bucket"]["name"], index): one
         for bucket in plan["buckets"]

@@ -94,7 +94,11 @@ def test_a_faulty_plan_is_named(
     change, op, words = FAULTS[name]
     folder = tmp_path / "faulty.ingot"
     shutil.copytree(artifact(NAME, backend="reference"), folder)
-    edit_json(folder, "plan.json", lambda plan: change(plan["plans"]["main"]["buckets"][0]["instructions"]))
+
+    def edit(file: Any) -> None:
+        change(file["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"])
+
+    edit_json(folder, "plan.json", edit)
     verdict = blame(folder, NAME)
     assert verdict is not None and (verdict.kind, verdict.blamed) == (Kind.PLAN, "make-plan"), verdict
     assert words in verdict.found and verdict.op.startswith(op), verdict

@@ -54,7 +54,8 @@ def test_every_instruction_has_its_cost(plain: Path, checkpoint: Callable[[str],
     width = config.get("head_dim") or hidden // heads
     bucket = only(explain(plain, AskedStep(tokens=2, context=40)))
     assert (bucket.step.tokens, bucket.step.sequences, bucket.step.context) == (2, 2, 40)
-    plan = json.loads((plain / "plan.json").read_text())["plans"]["main"]["buckets"][0]["instructions"]
+    main = json.loads((plain / "plan.json").read_text())["positions"]["all"]["plans"]["main"]
+    plan = main["buckets"][0]["instructions"]
     assert [(call.op, call.provider) for call in bucket.calls] == [(one["target"], one["provider"]) for one in plan]
 
     products = calls(bucket, "ingot.linear")

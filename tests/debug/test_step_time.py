@@ -353,12 +353,15 @@ def test_measuring_needs_the_gpu(for_gpu: Path) -> None:
 
 @kernels
 def test_files_that_do_not_belong_together(for_gpu: Path, tmp_path: Path) -> None:
-    def shortened(plans: Any) -> None:
-        plans["plans"]["main"]["buckets"][0]["instructions"].pop()
+    def main(file: Any) -> Any:
+        return file["positions"]["all"]["plans"]["main"]
+
+    def shortened(file: Any) -> None:
+        main(file)["buckets"][0]["instructions"].pop()
 
     for name, edit, message in (
         ("short", shortened, "the plan has .* instructions"),
-        ("without", lambda plans: plans["plans"]["main"]["buckets"].pop(), "there is no plan for decode-16"),
+        ("without", lambda file: main(file)["buckets"].pop(), "there is no plan for decode-16"),
     ):
         copy = Path(shutil.copytree(for_gpu, tmp_path / name))
         edit_json(copy, "plan.json", edit)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
-from ingot.ir.plan import Plan, Plans
+from ingot.ir.plan import Plan, PlanFile
 
 MAX_SEQ_LEN = 512
 
@@ -15,7 +15,7 @@ MAX_SEQ_LEN = 512
 @pytest.fixture
 def plan(artifact: Callable[..., Path]) -> Plan:
     text = (artifact("llama-biased", backend="reference") / "plan.json").read_text()
-    return Plans.model_validate_json(text).plans["main"]
+    return PlanFile.model_validate_json(text).of(0).plans["main"]
 
 
 @pytest.mark.parametrize("pages", [4, 24, 80])

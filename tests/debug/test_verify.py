@@ -177,7 +177,7 @@ def test_a_changed_provider_that_computes_the_same_bits(plain: Path) -> None:
 
     def edit(plan: Any) -> None:
         nonlocal number
-        instructions = plan["plans"]["main"]["buckets"][0]["instructions"]
+        instructions = plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"]
         number = next(i for i, one in enumerate(instructions) if one["target"] == "ingot.embedding")
         instructions[number]["provider"] = "rowwise"
 
@@ -192,7 +192,7 @@ def test_a_changed_provider_that_computes_the_same_bits(plain: Path) -> None:
 
 @inductor
 def test_a_changed_kernel_library(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = json.loads((compiled / "plan.json").read_text())["plans"]["main"]
+    plan = json.loads((compiled / "plan.json").read_text())["positions"]["all"]["plans"]["main"]
     folder = compiled / "exe" / "cpu" / plan["libraries"]["cpu"]["id"]
     kernels = folder / plan["libraries"]["cpu"]["files"][0]
     relpath = kernels.relative_to(compiled).as_posix()
@@ -211,7 +211,7 @@ def test_a_changed_kernel_library(compiled: Path, monkeypatch: pytest.MonkeyPatc
 @reference
 def test_a_changed_plan_that_cannot_be_run(plain: Path) -> None:
     def edit(plan: Any) -> None:
-        plan["plans"]["main"]["buckets"][0]["instructions"][2]["provider"] = "nobody"
+        plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"][2]["provider"] = "nobody"
 
     edit_json(plain, "plan.json", edit)
     found = mismatch(plain)
@@ -222,7 +222,7 @@ def test_a_changed_plan_that_cannot_be_run(plain: Path) -> None:
 @inductor
 def test_a_region_moved_to_another_provider(compiled: Path) -> None:
     def edit(plan: Any) -> None:
-        one = plan["plans"]["main"]
+        one = plan["positions"]["all"]["plans"]["main"]
         decode = next(bucket for bucket in one["buckets"] if bucket["bucket"]["name"] == "decode")
         for instruction in decode["instructions"]:
             if instruction["provider"] == "cpu" and instruction["target"] == "ingot.linear":

@@ -312,7 +312,11 @@ def test_a_build_that_differs_by_itself_is_located(compiled: Path, tmp_path: Pat
     """One request, two builds: what the executables' compiler or a damaged disk would do."""
     for number, (file, edit, said) in enumerate(
         [
-            ("plan.json", lambda text: text.replace('"reference"', '"other"', 1), "plan.json: plans.main.buckets[0]"),
+            (
+                "plan.json",
+                lambda text: text.replace('"reference"', '"other"', 1),
+                "plan.json: positions.all.plans.main.buckets[0]",
+            ),
             ("program.ir", lambda text: text.replace("eps=", "eps=1", 1), "program.ir, line "),
             ("trace/04-insert-ending.delta", lambda text: text + "+\n", "trace/04-insert-ending.delta, line "),
         ]

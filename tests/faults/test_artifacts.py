@@ -268,9 +268,9 @@ def cut_output(plan: Any) -> None:
 
 
 WRONG_PLANS: dict[str, tuple[Edit, str]] = {
-    "no field": (lambda p: p.pop("buckets"), "plan.json is malformed: plans.main.buckets"),
-    "a field too many": (lambda p: p.update(novel=1), "plan.json is malformed: plans.main.novel"),
-    "a wrong type": (lambda p: p.update(inputs=[]), "plan.json is malformed: plans.main.inputs"),
+    "no field": (lambda p: p.pop("buckets"), "plan.json is malformed: positions.all.plans.main.buckets"),
+    "a field too many": (lambda p: p.update(novel=1), "plan.json is malformed: positions.all.plans.main.novel"),
+    "a wrong type": (lambda p: p.update(inputs=[]), "plan.json is malformed: positions.all.plans.main.inputs"),
     "no bucket": (lambda p: p.update(buckets=[]), "no bucket class"),
     "no instruction": (lambda p: p["buckets"][0].update(instructions=[]), "the output .* is"),
     "no values": (lambda p: p["buckets"][0].update(values={}), "the result is"),
@@ -336,7 +336,10 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     ),
     "a peak that no instruction has": (lambda p: p["buckets"][0]["memory"].update(peak=10**6), "the peak is at"),
     "other pages in the memory": (lambda p: p["memory"].update(page=7), "page is 7"),
-    "weights of negative size": (lambda p: p["memory"].update(weights=-1), "malformed: plans.main.memory.weights"),
+    "weights of negative size": (
+        lambda p: p["memory"].update(weights=-1),
+        "malformed: positions.all.plans.main.memory.weights",
+    ),
     "a number of 5000 digits": (lambda p: value(p).update(type=f"f32[{'9' * 5000}]"), "does not read"),
     "no cache": (lambda p: p["states"].clear(), "is read|no paged KV"),
     "a cache of other pages": (lambda p: p["states"]["kv.0"].update(type="f32[pages, 2, 8, 1, 26]"), "page is"),
@@ -352,7 +355,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("case", WRONG_PLANS)
 def test_a_plan_that_cannot_be_run(plain: Path, case: str) -> None:
     edit, message = WRONG_PLANS[case]
-    edit_json(plain, "plan.json", lambda plans: edit(plans["plans"]["main"]))
+    edit_json(plain, "plan.json", lambda plans: edit(plans["positions"]["all"]["plans"]["main"]))
     with pytest.raises(IngotError, match=message) as caught:
         run(plain)
     # What only shows when it runs is reported as ours, for then the plan was one that reads well.
@@ -389,7 +392,7 @@ WRONG_EXECUTABLES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("case", WRONG_EXECUTABLES)
 def test_executables_that_do_not_fit_their_calls(compiled: Path, case: str) -> None:
     edit, message = WRONG_EXECUTABLES[case]
-    edit_json(compiled, "plan.json", lambda plans: edit(plans["plans"]["main"]))
+    edit_json(compiled, "plan.json", lambda plans: edit(plans["positions"]["all"]["plans"]["main"]))
     assert re.search(message, refusal(compiled))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from ingot.ir.artifact import CHECKSUMS, TIMINGS
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plans, Ref
+from ingot.ir.plan import PlanFile, Ref
 from ingot.report.data import Step, linked
 from ingot.report.page import MODULES, STYLES, joined_modules, report_page
 from ingot.report.payload import compressed, delta
@@ -108,7 +108,7 @@ def test_memory_of_a_step_reaches_the_planned_peak_and_no_more(plain_report: Rep
 
 
 def test_storages_live_from_their_maker_to_their_last_reader(compiled: Path, plain_report: Report) -> None:
-    (plan,) = Plans.model_validate_json((compiled / "plan.json").read_text()).plans.values()
+    (plan,) = PlanFile.model_validate_json((compiled / "plan.json").read_text()).of(0).plans.values()
     (bucket,) = plan.buckets
     (one,) = plain_report.memories
     expected: dict[str, list[int]] = {}

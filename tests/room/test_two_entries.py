@@ -291,7 +291,7 @@ def test_entries_that_do_not_share_are_refused(folder: Path, tmp_path: Path, cas
     copy = tmp_path / "copy.ingot"
     shutil.copytree(folder, copy)
     edit, message = WRONG[case]
-    edit_json(copy, "plan.json", lambda value: edit(value["plans"]))
+    edit_json(copy, "plan.json", lambda value: edit(value["positions"]["all"]["plans"]))
     with pytest.raises(ArtifactError, match=message):
         load_artifact(copy, num_pages=4)
 

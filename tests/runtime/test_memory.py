@@ -20,7 +20,7 @@ from ingot.ir.errors import OptionError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import OPS, paged_attention
-from ingot.ir.plan import Plans
+from ingot.ir.plan import PlanFile
 from ingot.runtime.loader import load_artifact
 
 PICO = Path(__file__).parents[2] / "models" / "pico"
@@ -106,7 +106,7 @@ def test_row_by_row_takes_a_row_and_the_results() -> None:
 
 
 def test_the_pool_gets_what_memory_remains(pico: Path) -> None:
-    plans = Plans.model_validate_json((pico / "plan.json").read_text())
+    plans = PlanFile.model_validate_json((pico / "plan.json").read_text()).of(0)
     need = MemoryNeed.of(plans)
     least = need.fixed + need.sequence
     assert load_artifact(pico, memory=least).num_pages == 64
@@ -124,7 +124,7 @@ def test_the_pool_gets_what_memory_remains(pico: Path) -> None:
 def test_views_are_counted_once(pico: Path) -> None:
     """q, k and v are slices of one product: its memory goes with the last of them."""
     plan = json.loads((pico / "plan.json").read_text())
-    values = plan["plans"]["main"]["buckets"][0]["values"]
+    values = plan["positions"]["all"]["plans"]["main"]["buckets"][0]["values"]
     views = {name: value for name, value in values.items() if value["buffer"] == "view"}
     assert views and all(value["of"] in values and values[value["of"]]["buffer"] == "pool" for value in views.values())
 

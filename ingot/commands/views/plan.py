@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from ingot.commands.memory_view import memory_rows
 from ingot.commands.views.filter import Filter
 from ingot.commands.views.lines import Line, ProgramLines, read_programs
@@ -15,19 +13,14 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plans, Ref
 from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
+from ingot.runtime.plan_file import read_plan_file
 
 _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to tell a few thousand apart
 
 
 def read_plans(artifact: Artifact) -> Plans:
-    """The plans of all entries. Raises ArtifactError."""
-    try:
-        return Plans.model_validate_json(artifact.read_text("plan.json"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ArtifactError(
-            f"plan.json, field {'.'.join(map(str, first['loc']))}: {first['msg']}", where=str(artifact.folder)
-        ) from error
+    """The plans of all entries, as the first rank runs them. Raises ArtifactError."""
+    return read_plan_file(artifact).of(0)
 
 
 def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:

@@ -40,7 +40,7 @@ def draw(setup: Setup, programs: list[Program], draw: random.Random) -> Fault:
     if draw.random() < 0.5:
 
         def damage_json(plans: Any) -> None:
-            for one in plans["plans"]["main"]["buckets"]:
+            for one in plans["positions"]["all"]["plans"]["main"]["buckets"]:
                 if one["bucket"]["name"] == name:
                     edit(one["instructions"])
 

@@ -1,0 +1,14 @@
+"""Reading plan.json."""
+
+from pydantic import ValidationError
+
+from ingot.ir.plan import PLAN_FILE, PlanFile
+from ingot.runtime.artifact import Artifact, malformed
+
+
+def read_plan_file(artifact: Artifact) -> PlanFile:
+    """The plans of all ranks, unchecked. Raises ArtifactError where the file breaks its schema."""
+    try:
+        return PlanFile.model_validate_json(artifact.read_text(PLAN_FILE))
+    except ValidationError as error:
+        raise malformed(PLAN_FILE, error) from None
