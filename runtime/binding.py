@@ -1,12 +1,12 @@
 """A plan against what it runs on: its weights, the sizes of a step, and the bucket class that serves it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from ingot.ir.errors import ArtifactError, InternalError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plan
+from ingot.ir.plan import BucketClass, Plan
 from ingot.ir.types import TensorType
 from ingot.runtime.bucket import Bucket
 
@@ -47,7 +47,12 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor],
     for bucket in buckets:
         if bucket.plan.bucket.holds(tokens, q_max):
             return bucket
-    raise InternalError(
+    raise no_bucket([bucket.plan.bucket for bucket in buckets], tokens, q_max)
+
+
+def no_bucket(classes: Iterable[BucketClass], tokens: int, q_max: int) -> InternalError:
+    """What to raise for a step that no bucket class holds."""
+    return InternalError(
         f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
-        expected=", ".join(f"{b.plan.bucket.name}: {b.plan.bucket.tokens}" for b in buckets),
+        expected=", ".join(f"{one.name}: {one.tokens}" for one in classes),
     )

@@ -29,7 +29,7 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.load_context import check_one_device, mesh_of, on_one_device, this_rank
 from ingot.runtime.loaders import load_executable, load_library
-from ingot.runtime.memory import host_memory, kv_pages
+from ingot.runtime.memory import host_memory, kv_pages, shared_pages
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
 from ingot.runtime.plan_file import read_plan_file
@@ -155,7 +155,8 @@ def bind(
             if device.type == "cpu"
             else device_memory(device, plans, graphs=capture != "none")
         )
-        sizes = {"pages": kv_pages(plans, limits, room, num_pages, memory), "S": limits.max_batch}
+        pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory)])
+        sizes = {"pages": pages, "S": limits.max_batch}
         if device.type == "cuda":
             copy = WeightCopy(artifact, context, threads=threads, verify=verify)
             params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)

@@ -1,5 +1,6 @@
 """How much memory serving may take, and how many KV pages that leaves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.ir.errors import ArtifactError, OptionError
@@ -33,8 +34,15 @@ def host_memory(memory: int) -> ServingMemory:
     return ServingMemory(most=memory, usual=memory, pool=min(DEFAULT_KV_BYTES, memory // 2))
 
 
+def shared_pages(rooms: Sequence[int]) -> int:
+    """The KV pages of every rank, decided from what each rank has room for (`kv_pages`), in any order: the least. All
+    ranks keep the same sequences in pages of the same names."""
+    return min(rooms)
+
+
 def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | None, memory: int | None) -> int:
-    """Pages for every sequence at full length, or as many as fit beside all else that the plans need.
+    """What one rank has room for: pages for every sequence at full length, or as many as fit beside all else that its
+    plans need.
 
     `asked` is how many somebody wants, and `memory` the bytes that serving may take. Raises OptionError for what is no
     such number, and when too few pages fit, with what would.

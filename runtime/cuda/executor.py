@@ -15,9 +15,10 @@ from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketPlan, Plan
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
-from ingot.runtime.cuda.graph_choice import Capture, DecodeChoice, GraphChoice, PromptChoice
+from ingot.runtime.cuda.decision import Decider, Decision
+from ingot.runtime.cuda.graph_choice import Capture, GraphChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, has_few_tokens, mixed_tokens, prompt_steps
+from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
 from ingot.runtime.cuda.staging import PaddedInputs, to_device
@@ -75,19 +76,13 @@ class CudaExecutor:
 
         def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
             buckets = {size: by_plan[id(served)] for size, served in steps.items()}
-            return Graphs(
-                choice,
-                buckets,
-                self._layout,
-                self._gives,
-                self.sizes,
-                memory,
-                self.device,
-                resident if strict else None,
-            )
+            watched = resident if strict else None
+            return Graphs(choice, buckets, self._layout, self._gives, self.sizes, memory, self.device, watched)
 
-        self._decode = graphs(DecodeChoice({size: one.bucket for size, one in decode.items()}, capture), decode)
-        self._prompts = graphs(PromptChoice(plan, prompts), prompts)
+        self._decider = Decider(plan, decode, prompts, capture)
+        self._decode = graphs(self._decider.decode, decode)
+        self._prompts = graphs(self._decider.prompts, prompts)
+        self._by_name = {bucket.plan.bucket.name: bucket for bucket in self._buckets}
         self.replays = bool(decode or prompts)
         self._ahead = capture == "idle"
         self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not set themselves up for
@@ -100,12 +95,32 @@ class CudaExecutor:
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, which lie on the host, and return without waiting for it. `watch` runs the
-        instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
+        """Start a step on `inputs`, which lie on the host, as this rank decides, and return without waiting for it.
+        `watch` runs the instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
+        return self.execute(inputs, self.decide(inputs, watched=watch is not None), watch)
+
+    def decide(self, inputs: Mapping[str, torch.Tensor], *, watched: bool = False) -> Decision:
+        """Decide how a step on `inputs` is computed, by its sizes and the steps that this rank decided so far. A
+        `watched` one runs its instructions one by one, and does not count. Nothing is launched or captured. Raises
+        InternalError for a step that no bucket class holds."""
+        step = self._sizes(inputs)
+        if step is None:
+            sizes = step_sizes(self.inputs, inputs, self.sizes)
+            return Decision(choose_bucket(self._buckets, inputs, sizes).plan.bucket.name)
+        most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # a sequence feeds one at least
+        if watched:
+            return self._decider.without_graph(step, most)
+        return self._decider.decide(step, most, self._decode.seconds, self._prompts.seconds)
+
+    def execute(
+        self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
+    ) -> CudaStepHandle | LateStep:
+        """Start a step on `inputs` as `decided`, by this rank or by another one of the same plan, and return without
+        waiting for it. Raises as `launch` does, and InternalError for a decision that cannot be executed here."""
         try:
             with torch.cuda.stream(self._stream):
                 recount(self.states, inputs)
-            return self._launch(inputs, watch)
+                return self._execute(inputs, decided, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds
             tokens, sequences = (inputs[name].shape[0] for name in ("tokens", "q_lens"))
@@ -113,50 +128,51 @@ class CudaExecutor:
                 f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
             ) from error
 
-    def _launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None) -> CudaStepHandle | LateStep:
+    def _execute(
+        self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None
+    ) -> CudaStepHandle | LateStep:
         rated = (
             inputs.rates
             if isinstance(inputs, StepInputs)
             else "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
         )
-        # Another entry than main may take less than a graph needs.
-        step = self._sizes(inputs) if isinstance(inputs, StepInputs) or inputs.keys() >= _SIZED else None
-        with torch.cuda.stream(self._stream):
-            handle = None if watch is not None or step is None else self._replayed(inputs, step, rated)
-            return handle or self._launched(inputs, step, watch, rated)
-
-    def _replayed(
-        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, rated: bool
-    ) -> CudaStepHandle | LateStep | None:
-        """A step by a graph that was captured, if one serves it."""
-        most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # a sequence feeds one at least
-        return self._decode.launch(inputs, step, most, rated=rated) or self._prompts.launch(
-            inputs, step, most, rated=rated
-        )
+        step, padded = self._sizes(inputs), decided.sizes
+        if decided.graph is not None:
+            if step is None or padded is None or watch is not None:
+                raise InternalError(f"no graph can replay the step that {decided} is executed for")
+            graphs = self._decode if decided.graph == "decode" else self._prompts
+            return graphs.launch(inputs, padded, step, rated=rated)
+        return self._launched(inputs, step, decided, watch, rated)
 
     def _launched(
-        self, inputs: Mapping[str, torch.Tensor], step: StepSizes | None, watch: Watch | None, rated: bool
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        step: StepSizes | None,
+        decided: Decision,
+        watch: Watch | None,
+        rated: bool,
     ) -> CudaStepHandle | LateStep:
         """A step by its instructions, one by one."""
+        padded = decided.sizes
+        if (bucket := self._by_name.get(decided.bucket)) is None:
+            raise InternalError(f"the plan has no bucket class '{decided.bucket}'", expected=", ".join(self._by_name))
         sizes = step_sizes(self.inputs, inputs, self.sizes)
-        bucket = choose_bucket(self._buckets, inputs, sizes)
-        filled = self._filled_up(bucket, step)
         given = None
-        if step is None or filled is None:
+        if step is None or padded is None:
             sent = self._sent(inputs)
         else:
-            given = PaddedInputs(self._layout, filled)
+            given = PaddedInputs(self._layout, padded)
             given.fill(inputs)
             sent, sizes = given.sent(self.device), {**sizes, **asdict(given.sizes)}
         bucket.begin(sent, sizes, watch)
-        name = bucket.plan.bucket.name
 
         def end() -> CudaStepHandle:
             outputs = bucket.end(sizes, watch)
             if given is not None and step is not None:
                 outputs = self._gives.cut(outputs, step)
             read = {name: to_host(outputs[name]) for name in self._gives.read}
-            return CudaStepHandle(name, outputs, lambda one: read[one].tolist(), torch.cuda.Event(), rated=rated)
+            done = torch.cuda.Event()
+            return CudaStepHandle(decided.bucket, outputs, lambda one: read[one].tolist(), done, rated=rated)
 
         if not (self._layout.late and isinstance(inputs, StepInputs)):
             return end()
@@ -168,15 +184,7 @@ class CudaExecutor:
                     sent[one.name][: late.shape[0]].copy_(late)
                 return end()
 
-        return LateStep(name, end_late)
-
-    def _filled_up(self, bucket: Bucket, step: StepSizes | None) -> StepSizes | None:
-        """The sizes that a step is launched in, where these are not its own: libraries may round another size
-        otherwise."""
-        whole = bucket.plan.bucket
-        if step is None or has_few_tokens(whole):
-            return None
-        return (self._prompts if whole.q_max is None else self._decode).filled_up(step)
+        return LateStep(decided.bucket, end_late)
 
     def capture(self, rows: int) -> None:
         """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is
@@ -204,7 +212,7 @@ class CudaExecutor:
 
     def _run_padding(self, bucket: Bucket, tokens: int) -> None:
         step = StepSizes(T=tokens, B=1 if "T" in self.plan.dims else tokens, L=1, P=1)
-        inputs = PaddedInputs(self._layout, self._filled_up(bucket, step) or step)
+        inputs = PaddedInputs(self._layout, self._decider.padded(bucket.plan.bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
         for name in self._gives.read:
             to_host(outputs[name])
@@ -257,10 +265,14 @@ class CudaExecutor:
             return {name: value.to(self.device) for name, value in inputs.items()}
         return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)
 
-    def _sizes(self, inputs: Mapping[str, torch.Tensor]) -> StepSizes:
-        """The sizes of a step, as the plan sees them: an entry that is fed no tokens has one of each sequence."""
+    def _sizes(self, inputs: Mapping[str, torch.Tensor]) -> StepSizes | None:
+        """The sizes of a step, as the plan sees them: an entry that is fed no tokens has one of each sequence. None
+        where it is given less than a graph needs, as another entry than main may be."""
         if isinstance(inputs, StepInputs):
             step = inputs.sizes
-            return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)
-        tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
-        return StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
+        elif inputs.keys() >= _SIZED:
+            tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
+            step = StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
+        else:
+            return None
+        return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)

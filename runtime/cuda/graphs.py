@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import torch
 
+from ingot.ir.errors import InternalError
 from ingot.runtime.bucket import Bucket
 from ingot.runtime.cuda.addresses import Addresses
 from ingot.runtime.cuda.graph_choice import GraphChoice
@@ -22,11 +23,12 @@ _CERTAIN = 0.5
 
 
 class Graphs:
-    """Graphs of the steps in `buckets`, captured and launched on the current stream, as `choice` says.
+    """Graphs of the steps in `buckets`, captured and launched on the current stream. `choice` says which is captured
+    ahead of need.
 
     Steps take the inputs of `layout` and give `gives`. `sizes` are the load-time dims, `memory` what graphs share. With
-    `resident`, the weights and states as everybody else sees them, each launch checks that nothing has moved. `seconds`
-    tells how long each capture took.
+    `resident`, the weights and states as everybody else sees them, each launch checks that nothing has moved.
+    `seconds` tells how long each capture took, by the sizes of the graphs that are there.
     """
 
     def __init__(
@@ -50,23 +52,21 @@ class Graphs:
         self._addresses: dict[StepSizes, Addresses] = {}
 
     def launch(
-        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, most: int, *, rated: bool
-    ) -> CudaStepHandle | LateStep | None:
-        """Start a step of these sizes, at most `most` tokens of one sequence, where some graph serves it."""
-        if (size := self._choice.serving(step, most, self._graphs)) is None:
-            return None
-        graph = self.capture(size)
+        self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, rated: bool
+    ) -> CudaStepHandle | LateStep:
+        """Start a step of the sizes `step` by the graph of `size`, which is captured when it is not there yet."""
+        if (graph := self._graphs.get(size)) is None:
+            graph = self.capture(size)
         if size in self._addresses:
             self._addresses[size].check(self._watched(graph))
         return graph.launch(inputs, step, rated=rated)
 
-    def filled_up(self, step: StepSizes) -> StepSizes | None:
-        """The sizes in which a step is launched that no graph serves, where these are not its own."""
-        return self._choice.filled_up(step)
-
     def capture(self, size: StepSizes) -> StepGraph:
-        """The graph of these sizes, captured when it is not there yet."""
+        """The graph of these sizes, captured when it is not there yet. Raises InternalError for sizes that no graph can
+        have."""
         if size not in self._graphs:
+            if size not in self._buckets:
+                raise InternalError(f"no graph can hold steps of {size.T} tokens of {size.B} sequences")
             begin = time.perf_counter()
             dims = {**self._sizes, **asdict(size)}
             graph = StepGraph(self._buckets[size], self._layout, self._gives, size, dims, self._device, self._memory)

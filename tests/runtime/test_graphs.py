@@ -49,6 +49,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch, resident: dict[str, torch.Tensor] | 
     return Graphs(choice, buckets, layout, gives, {}, no_memory, torch.device("cpu"), resident)
 
 
+def launched(made: Any, size: StepSizes) -> Any:
+    """The size of the graph that is launched where `size` was decided."""
+    return made.launch({}, size, size, rated=False)
+
+
 def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = graphs(monkeypatch)
     assert not made.capture_next(1e9) and not made.seconds, "nobody knows yet how long any takes"
@@ -59,8 +64,9 @@ def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.Monke
     assert made.capture_next(0.51), "nobody knows yet how long one of another class takes"
     assert made.seconds[step(8)] == 2.0 and not made.capture_next(3.9)
     assert made.capture_next(4.1) and not made.capture_next(1e9), "all are there"
-    assert made.launch({}, step(7), 1, rated=False) == step(8)
-    assert made.launch({}, step(17), 1, rated=False) is None
+    assert launched(made, step(8)) == step(8)
+    with pytest.raises(InternalError, match="no graph can hold steps of 17 tokens"):
+        launched(made, step(17))
 
 
 def test_without_an_end_of_the_time_one_is_captured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +77,11 @@ def test_without_an_end_of_the_time_one_is_captured_all_the_same(monkeypatch: py
 def test_what_has_moved_stops_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     resident = {"w": torch.zeros(3)}
     made = graphs(monkeypatch, resident)
-    assert made.launch({}, step(2), 1, rated=False) == made.launch({}, step(2), 1, rated=False) == step(2)
+    assert launched(made, step(2)) == launched(made, step(2)) == step(2)
     resident["w"] = torch.zeros(3)
     with pytest.raises(InternalError, match="'w' has moved"):
-        made.launch({}, step(2), 1, rated=False)
-    assert made.launch({}, step(4), 1, rated=False) == step(4), "captured where it lies now"
+        launched(made, step(2))
+    assert launched(made, step(4)) == step(4), "captured where it lies now"
 
 
 @pytest.mark.parametrize("strict", [True, False])
