@@ -29,9 +29,10 @@ def workload(rng, vocab, max_seq_len, count, longest_prompt):
     return work
 
 
+@pytest.mark.parametrize("drafts", [0, 3], ids=["plain", "drafts"])
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
 @pytest.mark.parametrize("seed", range(25))
-def test_random_work_in_small_pools(serve, seed, chunked):
+def test_random_work_in_small_pools(serve, seed, chunked, drafts):
     """Random arrivals, aborts and stops; pages permuted and poisoned; tokens equal those of each request alone."""
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 4, 16])
@@ -47,6 +48,7 @@ def test_random_work_in_small_pools(serve, seed, chunked):
         max_seq_len=max_seq_len,
         chunked_prefill=chunked,
         permute_seed=seed,
+        drafts=drafts,
     )
     longest = max_seq_len - 1 if chunked else min(max_tokens, max_seq_len - 1)
     work = workload(rng, served.vocab, max_seq_len, 25, longest)

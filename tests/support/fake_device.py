@@ -5,6 +5,9 @@ the cache holds the token and position that were written there, or poison. A sam
 context as read back through the page table, of the position, of the sampling parameters and of the counts, so any
 wrong position, page, row or parameter changes tokens or trips an assertion; and so is a log-probability. A step runs
 only when its tokens are asked for, the latest moment a real device may choose.
+
+With `drafts` it proposes so many tokens behind each that it takes, of which some are wrong. Fed behind that token, they
+are kept up to the first wrong one; the slots of the others are poison again.
 """
 
 import hashlib
@@ -12,7 +15,7 @@ import itertools
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,9 +70,14 @@ class FakeHandle:
     def __init__(self, device: "FakeDevice", inputs: StepInputs) -> None:
         self._device, self._inputs = device, inputs
         self.rows: dict[int, tuple[list[int], list[float], int]] = {}  # log-probabilities that were asked for
+        self.not_kept: list[int] = []  # of each sequence, how many of the last tokens fed
 
     def tokens(self) -> list[int]:
         return self._device.run(self)
+
+    def rejected(self) -> list[int]:
+        assert self.not_kept, "asked before the step has run"
+        return self.not_kept
 
     def logprobs(self) -> "FakeHandle":
         return self
@@ -85,8 +93,13 @@ class FakeHandle:
 class FakeDevice:
     """An executor. `script(prompt, outputs)` fixes what follows a prompt; `invalid` says when logits are not finite."""
 
-    def __init__(self, num_pages: int, page_size: int, max_batch: int, max_tokens: int, vocab: int = VOCAB) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, max_batch: int, max_tokens: int, vocab: int = VOCAB, drafts: int = 0
+    ) -> None:
         self.page_size, self.max_batch, self.max_tokens, self.vocab = page_size, max_batch, max_tokens, vocab
+        self.num_drafts = drafts  # proposed behind each token
+        self.drafts: list[list[int] | None] = [None] * max_batch
+        self.num_drafted = self.num_kept = 0  # drafts that were fed, and those of them that were right
         self.cache = [[POISON] * page_size for _ in range(num_pages)]
         self.last_token: list[int | None] = [None] * max_batch
         self.position: list[int | None] = [None] * max_batch
@@ -143,22 +156,29 @@ class FakeDevice:
         self.most_tokens, self.num_fed = max(self.most_tokens, sizes["T"]), self.num_fed + sizes["T"]
         self.most_sequences = max(self.most_sequences, sizes["B"])
 
+        self._fed: dict[int, list[int]] = {}  # by sequence, its last token and the drafts behind it
         for one in inputs.recounts:
             assert one.row in value["rows"]
             self.counts[one.row] = set(one.prompt), list(one.generated)
         contexts = [self._write(seq, value) for seq in range(sizes["B"])]
         self._check_pages(contexts, value["q_lens"])
         sampled: dict[int, int] = {}
-        for seq, index in enumerate(value["sample_index"]):
-            if index < 0:
+        handle.not_kept = [0] * sizes["B"]
+        for seq, last in enumerate(value["sample_index"]):
+            if last < 0:
                 continue
-            assert index not in sampled and value["targets"][index] == -1
-            assert value["logit_rows"][index] == value["q_starts"][seq] + value["q_lens"][seq] - 1
+            assert value["logit_rows"][last] == value["q_starts"][seq] + value["q_lens"][seq] - 1
+            fed = self._fed[seq]
             context = self._read(contexts[seq])
-            token = sampled[index] = self._next(context, self._knobs(value, index))
-            self.last_token[value["rows"][seq]] = max(token, 0)
-            if (count := value["num_logprobs"][index]) >= 0:
-                handle.rows[index] = hashed_logprobs(context, token, count)
+            for behind in range(len(fed) - 1, -1, -1) if fed else (0,):
+                index, end = last - behind, len(context) - behind
+                assert index not in sampled and value["targets"][index] == -1
+                assert value["logit_rows"][index] == value["logit_rows"][last] - behind
+                token = sampled[index] = self._next(context[:end], self._knobs(value, index))
+                if (count := value["num_logprobs"][index]) >= 0:
+                    handle.rows[index] = hashed_logprobs(context[:end], token, count)
+            self._accept(handle, seq, value, [sampled[last - behind] for behind in range(max(0, len(fed) - 1), -1, -1)])
+            self._propose(value["rows"][seq], self._read(contexts[seq][: self.position[value["rows"][seq]]]), value, last)
         assert sorted(sampled) == list(range(len(sampled))), "the sampled rows stand in front"
         self._touch()
         self.num_sampled += len(sampled)
@@ -177,9 +197,36 @@ class FakeDevice:
     def _touch(self) -> None:
         """Leave the rows of a step that ended in between as nobody can go on from them."""
         for row in self.touched:
-            self.position[row] = self.last_token[row] = None
+            self.position[row] = self.last_token[row] = self.drafts[row] = None
             self.counts[row] = {VOCAB}, [VOCAB]
         self.touched.clear()
+
+    def _accept(self, handle: FakeHandle, seq: int, value: dict[str, list], taken: list[int]) -> None:
+        """Keep the tokens fed as long as they are those that were taken; the row goes on behind the last of them."""
+        row, fed = value["rows"][seq], self._fed[seq]
+        kept = next((place for place in range(1, len(fed)) if fed[place] != taken[place - 1]), len(fed)) or 1
+        self.last_token[row] = max(taken[kept - 1], 0)
+        if fed:
+            last = value["sample_index"][seq]
+            assert all(token < 0 for index in range(last - len(fed) + 1, last + 1) for token in value["banned"][index])
+            end = self.position[row]
+            handle.not_kept[seq] = len(fed) - kept
+            self.position[row] = end - handle.not_kept[seq]
+            for position in range(self.position[row], end):
+                page = value["page_table"][seq][position // self.page_size]
+                self.cache[page][position % self.page_size] = POISON
+            self.num_drafted, self.num_kept = self.num_drafted + len(fed) - 1, self.num_kept + kept - 1
+
+    def _propose(self, row: int, context: list[int], value: dict[str, list], index: int) -> None:
+        """Guess what follows: some right, some wrong."""
+        if self.num_drafts:
+            drafts, knobs = [], replace(self._knobs(value, index), counts=None, banned=())
+            context = [*context, self.last_token[row]]
+            for _ in range(self.num_drafts):
+                right = hashed(context, b"draft") % 4 > 0
+                drafts.append(max(0, self._next(context, knobs)) if right else hashed(context, b"wrong") % self.vocab)
+                context.append(drafts[-1])
+            self.drafts[row] = drafts
 
     def _check_pages(self, contexts: list[list[tuple[int, int]]], lengths: list[int]) -> None:
         """Nobody has a page that another sequence writes in this step."""
@@ -193,11 +240,17 @@ class FakeDevice:
         row, length, start = value["rows"][seq], value["q_lens"][seq], value["starts"][seq]
         first = value["q_starts"][seq]
         tokens = value["tokens"][first : first + length]
-        assert (start == -1) == (tokens == [-1]) and (start == -1 or min(tokens) >= 0)
+        assert tokens == [*range(-1, -1 - length, -1)] if start == -1 else min(tokens) >= 0
+        self._fed[seq] = []
         if start == -1:
             self.num_on_device += 1
             assert self.position[row] is not None and self.last_token[row] is not None, "nothing to continue from"
             start, tokens = self.position[row], [self.last_token[row]]
+            if length > 1:
+                assert self.drafts[row] is not None and length - 1 <= self.num_drafts, "nothing was proposed"
+                assert value["prompt_ends"][seq] < 0, "drafts would be counted"
+                tokens += self.drafts[row][: length - 1]
+                self._fed[seq] = tokens
         end = start + length
         num_pages = -(-end // self.page_size)
         assert num_pages <= len(value["page_table"][seq]), "the page table is too short"

@@ -34,9 +34,10 @@ class Served:
         eos: Sequence[int] = (),
         prefix_caching: bool = True,
         policy: Policy = "fcfs",
+        drafts: int = 0,
     ) -> None:
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
-        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab)
+        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts)
         # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
         self.config = SchedulerConfig(
@@ -47,6 +48,7 @@ class Served:
             chunked_prefill,
             prefix_caching=prefix_caching,
             policy=policy,
+            max_drafts=drafts,
         )
         self.scheduler = Scheduler(self.config, self.pool)
         self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
