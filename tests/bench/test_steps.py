@@ -14,7 +14,7 @@ from ingot.bench.drive import drive
 from ingot.bench.engine import open_engine
 from ingot.bench.steps import StepTimes, WatchedExecutor, step_metrics
 from ingot.bench.workload import Lengths, make_workload
-from ingot.runtime.step import StepBuffer, StepInputs, StepSizes
+from ingot.runtime.step import StepBuffer, StepInputs, StepLayout, StepSizes
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
 
@@ -23,6 +23,9 @@ class SlowHandle:
     def tokens(self) -> list[int]:
         time.sleep(0.02)
         return [7]
+
+    def rejected(self) -> list[int]:
+        return [2, 0]
 
     def logprobs(self) -> str:
         return "logprobs"
@@ -40,7 +43,7 @@ def test_a_watched_step_is_the_step() -> None:
     first = watched.launch(inputs)
     prompt = StepBuffer(StepLayout.usual(), StepSizes(8, 8, 8, 1)).views(StepSizes(5, 2, 2, 1))
     second = watched.launch(prompt)
-    assert watched.steps == [] and first.logprobs() == "logprobs"
+    assert watched.steps == [] and first.logprobs() == "logprobs" and first.rejected() == [2, 0]
     assert first.tokens() == second.tokens() == second.tokens() == [7]
     one, two = watched.steps
     assert (one.sequences, one.decode, two.sequences, two.decode) == (3, True, 2, False)
