@@ -189,6 +189,7 @@ class Scheduler:
         if len(tokens) != batch.inputs.sizes.L:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
         self._in_flight.popleft()
+        batch.inputs.let_go()
         self.pool.retire(batch.step)
         accepted: list[Accepted] = []
         if batch.rows is not None:
@@ -242,6 +243,7 @@ class Scheduler:
                 f"step {batch.step} withdrawn", where="Scheduler.withdraw", expected="the newest step in flight"
             )
         self._in_flight.pop()
+        batch.inputs.let_go()
         for request in batch.decodes:
             request.in_flight -= 1
             request.num_computed -= 1
@@ -289,6 +291,8 @@ class Scheduler:
         """End all requests as "abort" and forget the steps in flight, whose tokens will never come."""
         for request in list(self.requests.values()):
             self.finish(request, End("abort"))
+        for batch in self._in_flight:
+            batch.inputs.let_go()
         self._in_flight.clear()
         self.pool.retire(self._next_step)
         self.pool.forget_all()  # whatever those steps were to write may not be there

@@ -132,6 +132,11 @@ class StepInputs(dict[str, torch.Tensor]):
             if one.table is None or asking[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
+    def let_go(self) -> None:
+        """Refer to no sequence any longer: they end, and the buffer stays."""
+        self.recounts = ()
+        self.fed.let_go()
+
     @property
     def fed(self) -> Fed:
         """What was filled in last."""

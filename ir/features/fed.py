@@ -60,6 +60,10 @@ class Fed:
     sampled: Sequence[Asking] = ()
     places: Array | None = None
 
+    def let_go(self) -> None:
+        """Refer to no sequence any longer; what is kept by device row stays."""
+        self.totals, self.rated, self.sampled = _unknown, (), ()
+
     @cached_property
     def ends(self) -> Array:
         """i32[B]: where in T each sequence ends."""
