@@ -1,7 +1,7 @@
 """A convolution beside attention: a state that stands once per sequence, beside pages, in captured steps too.
 
-The embeddings go through a causal convolution of four tokens before the first layer. Its state is the last three inputs
-of each sequence. Tokens are compared with those of the traced program on whole sequences.
+Embeddings go through a causal convolution of four tokens. Its state is the last three inputs of each sequence. Tokens are
+compared with those of the traced program on whole sequences.
 """
 
 import operator
@@ -47,46 +47,28 @@ def conv_ops() -> dict[str, Op]:
             out = out + torch.where(inside, x[(index - tap).clamp(min=0)], before[index, at]) * weight[tap]
         return out
 
-    @define(
-        samples=lambda g, dtype: [Sample((torch.ones(3, 2), torch.ones(WIDTH, 2), torch.zeros(3, dtype=torch.int32)))],
-        fake=lambda x, weight, positions: torch.empty_like(x),
-        fusible=False,
-        legal="pure",
-    )
+    def conv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+        return [Sample((torch.ones(3, 2), torch.ones(WIDTH, 2), torch.zeros(3).int()))]
+
+    @define(samples=conv_samples, fake=lambda x, *_: torch.empty_like(x), fusible=False, legal="pure")
     def toy_conv(x: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """A causal convolution of x [T, C] with weight [WIDTH, C] along each sequence, from its beginning."""
         return mixed(x, weight, positions.long(), x.new_zeros(x.shape[0], WIDTH - 1, x.shape[1]))
 
-    @define(
-        samples=lambda g, dtype: [
-            Sample(
-                (
-                    torch.ones(2, WIDTH - 1, 2),
-                    torch.ones(1, 2),
-                    torch.ones(WIDTH, 2),
-                    *torch.zeros(3, 1).int(),
-                    torch.ones(1).int(),
-                )
-            )
-        ],
-        fake=lambda state, x, weight, token_seqs, state_read, *_: (
-            torch.empty_like(x),
-            state.new_empty(state_read.shape[0], *state.shape[1:]),
-        ),
-        fusible=False,
-        legal="cached",
-        effect=Effect.READS_STATE,
-        on_device=True,
-    )
+    def step_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+        ints = [torch.tensor([value], dtype=torch.int32) for value in (0, 0, 0, 1)]
+        return [Sample((torch.ones(2, WIDTH - 1, 2), torch.ones(1, 2), torch.ones(WIDTH, 2), *ints))]
+
+    def fake(state: Any, x: Any, weight: Any, token_seqs: Any, state_read: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+        return torch.empty_like(x), state.new_empty(state_read.shape[0], *state.shape[1:])
+
+    reads = {"legal": "cached", "effect": Effect.READS_STATE, "fusible": False, "on_device": True}
+
+    @define(samples=step_samples, fake=fake, **reads)  # type: ignore[arg-type]
     def toy_conv_step(
-        state: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        token_seqs: torch.Tensor,
-        state_read: torch.Tensor,
-        q_starts: torch.Tensor,
-        q_lens: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        state: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, token_seqs: torch.Tensor,
+        state_read: torch.Tensor, q_starts: torch.Tensor, q_lens: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """(`toy_conv` of x going on from slots `state_read`, the last inputs of each sequence [B, WIDTH - 1, C])."""
         kept = torch.where((state_read >= 0)[:, None, None], state[state_read.clamp(min=0).long()], 0)
         seqs = token_seqs.clamp(min=0).long()
@@ -139,42 +121,29 @@ class Mixed(nn.Module):
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def folder(
-    request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any
-) -> Iterator[tuple[Path, Any]]:
+def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
     llama = ARCHITECTURES["LlamaForCausalLM"]
     taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
     entry = lambda spec, module: {"main": Entry(Mixed(module), expected_matches(spec), weights={"conv": taps})}  # noqa: E731
     changed = replace(llama, definition=replace(llama.definition, more_entries=entry))
     monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", changed)
     monkeypatch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
-    options: dict[str, Any] = {
-        "target": request.param,
-        "dtype": "float32",
-        "max_batch": 4,
-        "max_tokens": 128,
-        "max_seq_len": 96,
-    }
-    options |= {
-        "backend": "reference" if request.param == "cpu" else "triton",
-        "passes": f"default,{InsertConvState.name}",
-    }
+    limits = {"max_batch": 4, "max_tokens": 128, "max_seq_len": 96}
+    backend, passes = "reference" if request.param == "cpu" else "triton", f"default,{InsertConvState.name}"
+    options = {"target": request.param, "backend": backend, "dtype": "float32", "passes": passes, **limits}
     with toy_ops(conv_ops):
         compile_model(checkpoint(NAME), tmp_path / "conv.ingot", **options)
         traced = Request.read(checkpoint(NAME), **options).trace().entries["main"]
-        yield (
-            tmp_path / "conv.ingot",
-            InterpreterRun(traced, load_params(traced.params, Checkpoint.open(checkpoint(NAME)).read)),
-        )
+        params = load_params(traced.params, Checkpoint.open(checkpoint(NAME)).read)
+        yield tmp_path / "conv.ingot", InterpreterRun(traced, params)
 
 
 def test_a_convolution_has_its_state(folder: tuple[Path, Any]) -> None:
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     llm = LLM(folder[0], num_kv_pages=40, cuda_graphs="all")
     served = [list(out.outputs[0].token_ids) for out in llm.generate(prompts, PARAMS)]
-    whole = teacher_forced(
-        folder[1].program.input_types(), folder[1], [p + t[:-1] for p, t in zip(PROMPTS, served, strict=True)]
-    )
+    sequences = [prompt + tokens[:-1] for prompt, tokens in zip(PROMPTS, served, strict=True)]
+    whole = teacher_forced(folder[1].program.input_types(), folder[1], sequences)
     for prompt, tokens, logits in zip(PROMPTS, served, whole, strict=True):
         assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
     pieces = LLM(folder[0], num_kv_pages=6, max_num_batched_tokens=12)  # prompts in chunks, and preempted

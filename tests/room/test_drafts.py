@@ -38,12 +38,10 @@ PARAMS = [
 
 
 def argmax_op() -> dict[str, Op]:
-    @define(
-        samples=lambda g, dtype: [Sample((torch.randn(3, 8, generator=g),), {"parts": 2})],
-        fake=lambda x, *, parts: torch.empty(x.shape[0], parts, dtype=torch.int32, device=x.device),
-        on_device=True,
-        fusible=False,
-    )
+    samples = lambda g, dtype: [Sample((torch.randn(3, 8, generator=g),), {"parts": 2})]  # noqa: E731
+    fake = lambda x, *, parts: torch.empty(x.shape[0], parts, dtype=torch.int32, device=x.device)  # noqa: E731
+
+    @define(samples=samples, fake=fake, on_device=True, fusible=False)
     def toy_argmax(x: torch.Tensor, *, parts: int) -> torch.Tensor:
         """The place of the largest of each of `parts` parts of a row, i32[B, parts]."""
         return x.view(x.shape[0], parts, -1).argmax(-1).int()
@@ -82,7 +80,6 @@ class Draft(nn.Module):
 
 def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
     dtype = module.embed.weight.dtype
-    names = ("by_token", "by_hidden")
     return {
         "main": Entry(
             Target(module),
@@ -96,7 +93,7 @@ def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
             inputs={"last_tokens": TensorType(torch.int32, ("B",)), "hidden": TensorType(dtype, ("B", HIDDEN))},
             outputs=("proposed",),
             ending=EndingUse("propose"),
-            weights={name: recipe.source(f"draft:{name}") for name in names},
+            weights={name: recipe.source(f"draft:{name}") for name in ("by_token", "by_hidden")},
         ),
     }
 
@@ -106,8 +103,8 @@ def draft_checkpoint(folder: Path, seen: list[list[int]]) -> Path:
     by_token = torch.zeros(VOCAB, DRAFTS, VOCAB)
     for tokens in seen:
         for place, token in enumerate(tokens):
-            for ahead, following in enumerate(tokens[place + 2 : place + 2 + DRAFTS]):
-                by_token[tokens[place + 1] if place + 1 < len(tokens) else token, ahead, following] += 1
+            for ahead, following in enumerate(tokens[place + 1 : place + 1 + DRAFTS]):
+                by_token[token, ahead, following] += 1
     folder.mkdir()
     by_hidden = 0.01 * torch.randn(DRAFTS * VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))
     save_file({"by_token": by_token.flatten(1).contiguous(), "by_hidden": by_hidden}, folder / "model.safetensors")
@@ -117,7 +114,7 @@ def draft_checkpoint(folder: Path, seen: list[list[int]]) -> Path:
 
 @dataclass
 class Counted:
-    """A launcher that keeps the tokens fed and the outputs of each step."""
+    """A launcher that keeps how many tokens each step feeds."""
 
     llm: LLM
     steps: list[int] = field(default_factory=list)
@@ -130,12 +127,9 @@ class Counted:
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[tuple[Path, Path]]:
     tmp, cuda = tmp_path_factory.mktemp("drafts"), request.param == "cuda"
-    options: dict[str, Any] = {
-        "target": request.param,
-        "deterministic": True,
-        "backend": "auto" if cuda else "reference",
-    }
-    options |= {"max_batch": 4, "max_tokens": 128, "max_seq_len": 128, **({"dtype": "bfloat16"} if cuda else {})}
+    limits = {"max_batch": 4, "max_tokens": 128, "max_seq_len": 128}
+    options: dict[str, Any] = {"target": request.param, "deterministic": True, **limits}
+    options |= {"backend": "auto", "dtype": "bfloat16"} if cuda else {"backend": "reference"}
     compile_model(checkpoint(NAME), tmp / "plain.ingot", **options)
     seen = [out.outputs[0].token_ids for out in LLM(tmp / "plain.ingot", num_kv_pages=24).generate(PROMPTS, PARAMS)]
     draft = draft_checkpoint(tmp / "draft", seen)
@@ -149,17 +143,13 @@ def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: A
 
 def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
     plain, drafted = (LLM(folder, num_kv_pages=24) for folder in folders)
-    counted = Counted(drafted)
-    drafted.llm_engine.launch_through(counted)
+    drafted.llm_engine.launch_through(counted := Counted(drafted))
     for params in (PARAMS, PARAMS[::-1]):
         wanted, found = plain.generate(PROMPTS, params), drafted.generate(PROMPTS, params)
         assert [out.outputs for out in found] == [out.outputs for out in wanted]
     assert max(counted.steps[1:]) > 4, "no step has fed drafts"
-    alone = Counted(drafted)
-    drafted.llm_engine.launch_through(alone)
+    drafted.llm_engine.launch_through(alone := Counted(drafted))
     drafted.generate(PROMPTS[:1], GREEDY)
     assert len(alone.steps) < NEW_TOKENS - 6, "drafts that were seen before are taken"
     tight = LLM(folders[1], num_kv_pages=9)
-    assert [out.outputs for out in tight.generate(PROMPTS, PARAMS)] == [
-        out.outputs for out in plain.generate(PROMPTS, PARAMS)
-    ]
+    assert [out.outputs for out in tight.generate(PROMPTS, PARAMS[::-1])] == [out.outputs for out in wanted]
