@@ -119,7 +119,8 @@ class CudaExecutor:
         waiting for it. Raises as `launch` does, and InternalError for a decision that cannot be executed here."""
         try:
             with torch.cuda.stream(self._stream):
-                recount(self.states, inputs)
+                if "token_counts" in self.plan.states:
+                    recount(self.states, inputs)
                 return self._execute(inputs, decided, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds
@@ -131,11 +132,7 @@ class CudaExecutor:
     def _execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None
     ) -> CudaStepHandle | LateStep:
-        rated = (
-            inputs.rates
-            if isinstance(inputs, StepInputs)
-            else "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
-        )
+        rated = self._rates(inputs)
         step, padded = self._sizes(inputs), decided.sizes
         if decided.graph is not None:
             if step is None or padded is None or watch is not None:
@@ -143,6 +140,14 @@ class CudaExecutor:
             graphs = self._decode if decided.graph == "decode" else self._prompts
             return graphs.launch(inputs, padded, step, rated=rated)
         return self._launched(inputs, step, decided, watch, rated)
+
+    def _rates(self, inputs: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the step gives log-probabilities that a request asks for."""
+        if "logprob_ids" not in self.plan.outputs:
+            return False
+        if isinstance(inputs, StepInputs):
+            return inputs.rates
+        return "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
 
     def _launched(
         self,

@@ -1,7 +1,7 @@
 """A convolution beside attention: a state that stands once per sequence, beside pages, in captured steps too.
 
-Embeddings go through a causal convolution of four tokens. Its state is the last three inputs of each sequence. Tokens are
-compared with those of the traced program on whole sequences.
+Embeddings go through a causal convolution of four tokens. Its state is the last three inputs of each sequence. Tokens
+are compared with those of the traced program on whole sequences.
 """
 
 import operator
