@@ -104,7 +104,7 @@ class CudaExecutor:
         instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
         try:
             with torch.cuda.stream(self._stream):
-                recount(self.states, inputs)
+                recount(self.plan.states, self.states, inputs)
             return self._launch(inputs, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds
