@@ -39,7 +39,7 @@ from ingot.ir.tolerances import compare
 from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepLayout, StepSizes
 
 US = 1e-6
 # 1 TB/s, and the rate of an H200, which has as many multiprocessors.
