@@ -134,6 +134,12 @@ class FreeHandle:
     def tokens(self) -> list[int]:
         return self.given
 
+    def finish(self) -> None:
+        pass
+
+    def rejected(self) -> list[int]:
+        return [0] * len(self.given)
+
     def logprobs(self) -> StepLogprobs:
         ids = torch.tensor(self.given)[:, None] + torch.arange(_LOGPROBS + 1)
         return OutputLogprobs(ids, -torch.ones(ids.shape), torch.ones(len(ids), dtype=torch.int64))

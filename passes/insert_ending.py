@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir.errors import PassError
-from ingot.ir.features import FEATURES, Ending, Feature, OpCall, RowState, find_ending, find_input
+from ingot.ir.features import Ending, Feature, OpCall, RowState, find_ending, find_feature, find_input
 from ingot.ir.ops import OPS
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
@@ -28,7 +28,7 @@ class InsertEnding(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
         ending = find_ending(program.ending.name)
-        features = [FEATURES[name] for name in (*ending.features, *program.ending.features)]
+        features = [find_feature(name) for name in (*ending.features, *program.ending.features)]
         outputs = program.output_nodes()
         if missing := [name for name in ending.needs if name not in outputs]:
             raise PassError(

@@ -111,7 +111,11 @@ def _ending(plan: Plan) -> Ending:
         use = EndingUse.parse(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
             raise _error(f"the ending has the feature '{odd[0]}'", "ending", ", ".join(FEATURES))
-        return find_ending(use.name)
+        ending = find_ending(use.name)
+        if odd := [name for name, _ in use.attributes if name not in ending.attributes]:
+            known = ", ".join(ending.attributes) or "none"
+            raise _error(f"the ending '{use.name}' has the attribute '{odd[0]}'", "ending", known)
+        return ending
     except VerifyError as error:
         raise _error(error.what, "ending", error.expected) from None
 

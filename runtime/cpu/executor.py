@@ -71,8 +71,7 @@ class CpuExecutor:
         """Run one step, or its forward segment where it has late inputs."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
-        if "token_counts" in self.plan.states:
-            recount(self.states, inputs)
+        recount(self.plan.states, self.states, inputs)
         name, threads = bucket.plan.bucket.name, 1 if bucket.plan.bucket.few_tokens else torch.get_num_threads()
         with _threads(threads):
             bucket.begin(inputs, sizes, watch)

@@ -119,8 +119,7 @@ class CudaExecutor:
         waiting for it. Raises as `launch` does, and InternalError for a decision that cannot be executed here."""
         try:
             with torch.cuda.stream(self._stream):
-                if "token_counts" in self.plan.states:
-                    recount(self.states, inputs)
+                recount(self.plan.states, self.states, inputs)
                 return self._execute(inputs, decided, watch)
         except torch.OutOfMemoryError as error:
             said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds

@@ -264,7 +264,7 @@ def free_param(plan: Any) -> None:
 
 
 def cut_output(plan: Any) -> None:
-    plan["buckets"][0]["instructions"] = plan["buckets"][0]["instructions"][:3]
+    plan["buckets"][0].update(instructions=plan["buckets"][0]["instructions"][:3], ending=3)
 
 
 WRONG_PLANS: dict[str, tuple[Edit, str]] = {
@@ -272,7 +272,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     "a field too many": (lambda p: p.update(novel=1), "plan.json is malformed: positions.all.plans.main.novel"),
     "a wrong type": (lambda p: p.update(inputs=[]), "plan.json is malformed: positions.all.plans.main.inputs"),
     "no bucket": (lambda p: p.update(buckets=[]), "no bucket class"),
-    "no instruction": (lambda p: p["buckets"][0].update(instructions=[]), "the output .* is"),
+    "no instruction": (lambda p: p["buckets"][0].update(instructions=[], ending=0), "the output .* is"),
     "no values": (lambda p: p["buckets"][0].update(values={}), "the result is"),
     "a bucket for no step": (
         lambda p: p["buckets"][0]["bucket"].update(tokens=[5, 4]),
@@ -302,6 +302,21 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
         r"the output 'logits' is f32\[L, ",
     ),
     "no bans": (lambda p: p["inputs"].pop("banned"), "the input 'banned' is missing"),
+    "an input of the device's own": (
+        lambda p: p["inputs"].update(positions="i32[T]"),
+        "the input 'positions' is declared by no feature",
+    ),
+    "no ending": (lambda p: p.pop("ending"), "malformed: plans.main.ending"),
+    "an ending that does not read": (lambda p: p.update(ending="sample("), r"the ending 'sample\(' does not read"),
+    "an unknown ending": (lambda p: p.update(ending="pool"), "unknown ending 'pool'"),
+    "an ending of other outputs": (lambda p: p.update(ending="verify(drafted=2)"), "the output 'rejected' is missing"),
+    "an ending's unknown number": (lambda p: p.update(ending="sample(drafted=2)"), "the attribute 'drafted'"),
+    "an ending's unknown feature": (lambda p: p.update(ending="sample(colour)"), "the feature 'colour'"),
+    "an ending behind the last instruction": (
+        lambda p: p["buckets"][0].update(ending=1 + len(p["buckets"][0]["instructions"])),
+        "the ending begins at instruction",
+    ),
+    "an ending in front of the first": (lambda p: p["buckets"][0].update(ending=-1), "malformed: plans.main.buckets"),
     "an unknown update": (lambda p: first(p, "ingot.kv_append").update(updates=["kv.99"]), "'kv.99' is updated"),
     "another update": (lambda p: first(p, "ingot.kv_append").update(updates=["position"]), "it updates"),
     "an argument missing": (lambda p: first(p, "ingot.linear")["args"].pop(), "arguments do not fit"),
@@ -360,6 +375,32 @@ def test_a_plan_that_cannot_be_run(plain: Path, case: str) -> None:
         run(plain)
     # What only shows when it runs is reported as ours, for then the plan was one that reads well.
     assert caught.value.exit_code == 2 or "yields" in str(caught.value) or "failed" in str(caught.value)
+
+
+WRONG_ENTRIES: dict[str, tuple[Edit, str]] = {
+    "an unknown entry in a step": (lambda p: p["round"].append("draft"), "a step runs main, draft"),
+    "a step without main": (lambda p: p["round"].clear(), "a step runs nothing"),
+    "another entry in front of main": (lambda p: p.update(round=["draft", "main"]), "a step runs draft, main"),
+    "no main": (lambda p: p["plans"].update(draft=p["plans"].pop("main")), "it has no entry 'main'"),
+    "a plan of another entry": (lambda p: p["plans"]["main"].update(entry="draft"), "the plan is that of 'draft'"),
+    "two entries with other states of one name": (
+        lambda p: p["plans"].update(draft={**p["plans"]["main"], "entry": "draft", "states": other_states(p)}),
+        "it is kind='row'.*i64",
+    ),
+}
+
+
+def other_states(plans: Any) -> Any:
+    states = plans["plans"]["main"]["states"]
+    return {**states, "position": {**states["position"], "type": "i64[S]"}}
+
+
+@reference
+@pytest.mark.parametrize("case", WRONG_ENTRIES)
+def test_entries_that_cannot_be_run_together(plain: Path, case: str) -> None:
+    edit, message = WRONG_ENTRIES[case]
+    edit_json(plain, "plan.json", edit)
+    assert re.search(message, refusal(plain))
 
 
 def exe(plan: Any) -> Any:

@@ -238,17 +238,18 @@ def test_an_interrupt_ends_what_runs_and_the_next_ones_run(
     executor, steps = llm.loaded.executor, 0
     launch = executor.launch
 
-    def interrupted(*arguments: object) -> Any:
-        raise KeyboardInterrupt
+    class Interrupted:
+        def tokens(self) -> list[int]:
+            raise KeyboardInterrupt
 
     def third(inputs: Any, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if where == "launch" and steps == 3:
-            interrupted()
+            raise KeyboardInterrupt
         handle = launch(inputs, *arguments)
         if steps == 3:
-            handle.tokens = interrupted  # type: ignore[method-assign]
+            return Interrupted()
         return handle
 
     with monkeypatch.context() as patch:

@@ -148,7 +148,8 @@ def test_every_op_says_where_it_may_stand() -> None:
     assert named["pure"] == {"attention"}
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}
-    assert named["cached"] == {*over_states, *movers, "feed", "sample", "top_logprobs"}
+    drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows"}
+    assert named["cached"] == {*over_states, *movers, *drafts, "feed", "sample", "top_logprobs"}
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])

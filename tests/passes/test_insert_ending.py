@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.ir.errors import PassError
+from ingot.ir.errors import IngotError
 from ingot.ir.program import Program
 from ingot.ir.record import Numerics, PassRecord
 from ingot.passes.insert_ending import InsertEnding
@@ -34,7 +34,21 @@ return hidden=%k, kv.0=%kv_append
 """
 
 
-@pytest.mark.parametrize("text", [WITHOUT_CACHE, WITHOUT_LOGITS], ids=["cache", "logits"])
-def test_it_needs_a_cache_and_logits(apply: Apply, text: str) -> None:
-    with pytest.raises(PassError, match=r"(?s)no caches or no logits.*insert-ending.*insert-paged-kv before it"):
+def ending(text: str) -> str:
+    return WITHOUT_CACHE.replace("CACHED\n", f"CACHED\nending {text}\n")
+
+
+REFUSED = {
+    "no cache": (WITHOUT_CACHE, r"(?s)feed takes the attribute 'page_size'.*entry main.*an entry with a cache"),
+    "no logits": (WITHOUT_LOGITS, r"(?s)the ending 'sample' needs the output 'logits'.*entry main.*gives logits"),
+    "an unknown ending": (ending("pool"), "unknown ending 'pool'"),
+    "an unknown attribute": (ending("sample(drafted=2)"), "'drafted'"),
+    "an unknown feature": (ending("sample(colour)"), "feature 'colour'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_end_so(apply: Apply, case: str) -> None:
+    text, said = REFUSED[case]
+    with pytest.raises(IngotError, match=said):
         apply(InsertEnding(), text)

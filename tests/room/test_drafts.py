@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from hand_step import hand_step
 from tiny import TINY
 from torch import nn
 from toy_ops import toy_ops
@@ -21,9 +22,12 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.ir import ops, recipe
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
+from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 from ingot.ir.types import TensorType
 from ingot.models.architectures import ARCHITECTURES, Entry
 from ingot.models.dense import DenseDecoder, DenseSpec, expected_matches
+from ingot.runtime.loader import load_artifact
+from ingot.runtime.token_counts import Recount
 
 pytestmark = pytest.mark.xdist_group("drafts")
 NAME, DRAFTS, NEW_TOKENS = "llama-plain", 3, 24
@@ -139,6 +143,18 @@ def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: A
         patch.setitem(ARCHITECTURES, "LlamaForCausalLM", replace(llama, definition=changed))  # type: ignore[arg-type]
         compile_model(checkpoint(NAME), tmp / "drafted.ingot", checkpoints={"draft": draft}, **options)
         yield tmp / "plain.ingot", tmp / "drafted.ingot"
+
+
+def test_rows_are_counted_anew_once_in_a_step(folders: tuple[Path, Path]) -> None:
+    """And not again in front of the draft, which would forget what `main` has counted of the step itself."""
+    loaded = load_artifact(folders[1], num_pages=2)
+    inputs = hand_step([[5, 6, 7]], [2], [1], [[0]])
+    inputs.arrays["prompt_ends"][:] = 3
+    inputs.recounts = (Recount(1, [3, 4], []),)
+    loaded.round.launch(inputs).tokens()
+    counts = loaded.executor.states["token_counts"][1].cpu()
+    assert counts.nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
+    assert counts[3] == counts[5] == IN_PROMPT and counts[6] == GENERATED
 
 
 def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:

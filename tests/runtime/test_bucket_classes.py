@@ -48,11 +48,11 @@ def served(artifact: Path) -> tuple[list[Sequence[int]], dict[str, int]]:
     steps: dict[str, int] = {}
     for bucket in llm._loaded.executor._buckets:
 
-        def counted(*args: Any, run: Callable[..., Any] = bucket.run, name: str = bucket.plan.bucket.name) -> Any:
+        def counted(*args: Any, begin: Callable[..., Any] = bucket.begin, name: str = bucket.plan.bucket.name) -> Any:
             steps[name] = steps.get(name, 0) + 1
-            return run(*args)
+            return begin(*args)
 
-        bucket.run = counted  # type: ignore[method-assign]
+        bucket.begin = counted  # type: ignore[method-assign]
     prompts = [{"prompt_token_ids": prompt} for prompt in TINY[NAME].prompts()]
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params)], steps

@@ -21,7 +21,7 @@ from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.runtime.step import StepSizes
+from ingot.runtime.step import StepLayout, StepSizes
 
 REQUESTS, LONGEST, PAGES = 5, 40, 64
 NAME = "qwen3-plain"
@@ -59,7 +59,7 @@ def test_padding_changes_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) ->
             for index, count in fed:
                 left[index] -= count
     size = StepSizes(T=48, B=7, L=48, P=9)
-    host = HostInputs(size)
+    host = HostInputs(StepLayout.of(frozenset(alone.inputs)), size)
 
     def both(inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         tokens, rows = len(inputs["tokens"]), len(inputs["rows"])
@@ -70,7 +70,7 @@ def test_padding_changes_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         expected = alone.launch(inputs).outputs
         host.fill(inputs)
-        views = {name: torch.from_numpy(array) for name, array in host._arrays.items() if name in inputs}
+        views = host.layout.views(host.memory, size)
         found = padded.launch(views).outputs
         for name, value in expected.items():
             check(name, found[name][:tokens], value)
@@ -90,7 +90,8 @@ def test_what_decode_steps_repeat_is_as_if_filled_anew(monkeypatch: pytest.Monke
     config = SchedulerConfig(max_batch=4, max_tokens=32, max_seq_len=64, page_size=4)
     scheduler = Scheduler(config, PagePool(64, 4))
     size = StepSizes(T=32, B=6, L=8, P=20)
-    sides = [HostInputs(size), HostInputs(size)]
+    layout = StepLayout.usual()
+    sides = [HostInputs(layout, size), HostInputs(layout, size)]
     before, repeated, stamps = None, 0, [None, None]
     for step in range(200):
         if draw.random() < 0.15:
@@ -102,12 +103,13 @@ def test_what_decode_steps_repeat_is_as_if_filled_anew(monkeypatch: pytest.Monke
             stamp, held = batch.inputs.stamp, stamps[step % 2]
             repeated += stamp is not None and stamp == held
             stamps[step % 2] = stamp
-            anew = HostInputs(size)
+            anew = HostInputs(layout, size)
             anew.fill(batch.inputs)
             sides[step % 2].fill(batch.inputs)
             pages = batch.inputs.sizes.P  # nobody reads what stands behind
-            for name, array in anew._arrays.items():
-                found = sides[step % 2]._arrays[name]
+            arrays, filled = (side.layout.views(side.memory, size) for side in (anew, sides[step % 2]))
+            for name, array in arrays.items():
+                found = filled[name]
                 if name == "page_table":
                     array, found = array[: batch.inputs.sizes.B, :pages], found[: batch.inputs.sizes.B, :pages]
                 assert (found == array).all(), again((step, name))

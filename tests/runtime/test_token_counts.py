@@ -20,8 +20,10 @@ def test_a_row_is_counted_as_the_op_counts_it(prompt_len, fed):
     positions, seqs = torch.arange(len(ids)).int(), torch.zeros(len(ids)).int()
     expected = OPS["count_tokens"].reference(before, ids, positions, seqs, row, torch.tensor([prompt_len]).int())
     inputs = StepBuffer(StepLayout.usual(), StepSizes(1, 1, 1, 1)).views(StepSizes(1, 1, 1, 1))
-    recount({}, inputs)  # nothing is asked for
+    recount({"token_counts"}, {}, inputs)  # nothing is asked for
     inputs.recounts = (Recount(2, prompt.tolist(), generated.tolist()),)
     counts = before.clone()
-    recount({"token_counts": counts}, inputs)
+    recount({"last_token"}, {"token_counts": counts}, inputs)
+    assert torch.equal(counts, before), "an entry that does not count"
+    recount({"token_counts"}, {"token_counts": counts}, inputs)
     assert torch.equal(counts, expected) and not torch.equal(counts, before)

@@ -75,6 +75,9 @@ class FakeHandle:
     def tokens(self) -> list[int]:
         return self._device.run(self)
 
+    def finish(self) -> None:
+        raise AssertionError("no input is late")
+
     def rejected(self) -> list[int]:
         assert self.not_kept, "asked before the step has run"
         return self.not_kept
