@@ -206,6 +206,13 @@ def test_an_entry_of_fewer_inputs_has_no_graph(ranks: Any) -> None:
     assert one.decide(fewer) == Decision("few")
 
 
+def test_an_entry_that_is_fed_no_tokens_has_one_of_each_sequence(ranks: Any) -> None:
+    one, ran = ranks("need")
+    one.plan = one.plan.model_copy(update={"dims": {"B": (1, 200), "P": (1, PAGES)}})
+    mixed = step(20, *[1] * 4)
+    assert one.decide(mixed) == Decision("few", StepSizes(8, 8, 8, PAGES), "decode") and not ran
+
+
 def test_what_cannot_be_executed_is_refused(ranks: Any) -> None:
     (one, ran), (plain, _) = ranks("need"), ranks("none")
     graph = one.decide(DECODE_5)
