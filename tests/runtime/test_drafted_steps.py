@@ -1,4 +1,4 @@
-"""Steps that feed drafts: the tokens are those of plain steps, in fewer of them; pages, lengths and room bound drafts."""
+"""Steps that feed drafts: the tokens are those of plain steps, in fewer steps; pages, lengths and room bound drafts."""
 
 from dataclasses import replace
 

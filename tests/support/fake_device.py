@@ -181,7 +181,9 @@ class FakeDevice:
                 if (count := value["num_logprobs"][index]) >= 0:
                     handle.rows[index] = hashed_logprobs(context[:end], token, count)
             self._accept(handle, seq, value, [sampled[last - behind] for behind in range(max(0, len(fed) - 1), -1, -1)])
-            self._propose(value["rows"][seq], self._read(contexts[seq][: self.position[value["rows"][seq]]]), value, last)
+            self._propose(
+                value["rows"][seq], self._read(contexts[seq][: self.position[value["rows"][seq]]]), value, last
+            )
         assert sorted(sampled) == list(range(len(sampled))), "the sampled rows stand in front"
         self._touch()
         self.num_sampled += len(sampled)
