@@ -137,7 +137,7 @@ def test_ranks_of_the_artifact_compute_what_one_device_does(folder: Path, tmp_pa
 
 
 def test_all_ranks_share_a_position(folder: Path) -> None:
-    file = PlanFile.model_validate_json((folder / "plan.json").read_text())
+    file = PlanFile.model_validate_json((folder / "two.ingot" / "plan.json").read_text())
     assert file.ranks == ("all", "all") and file.of(0) == file.of(1)
     check_positions(file, MESH)
 
