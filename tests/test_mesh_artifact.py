@@ -21,6 +21,7 @@ from ingot.ir.errors import ArtifactError, IngotError, OptionError, TargetError
 from ingot.ir.harness import InterpreterRun, MeshRun, load_params, teacher_forced
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.parse import parse_program
+from ingot.ir.plan import PlanFile
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import source
 from ingot.ir.types import DTYPES, Placement, TensorType
@@ -28,6 +29,7 @@ from ingot.packing import pack_weights
 from ingot.publish import ArtifactWriter
 from ingot.runtime import weights as weights_module
 from ingot.runtime.artifact import open_artifact
+from ingot.runtime.check_plan import check_positions
 from ingot.runtime.load_context import mesh_of
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.weights import map_weights
@@ -132,6 +134,12 @@ def test_ranks_of_the_artifact_compute_what_one_device_does(folder: Path, tmp_pa
         alone.input_types(), InterpreterRun(alone, load_params(alone.params, read)), [[5, 6, 7, 8], [9]]
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_all_ranks_share_a_position(folder: Path) -> None:
+    file = PlanFile.model_validate_json((folder / "two.ingot" / "plan.json").read_text())
+    assert file.ranks == ("all", "all") and file.of(0) == file.of(1)
+    check_positions(file, MESH)
 
 
 def test_serving_refuses_it(folder: Path) -> None:
