@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from hand_step import hand_step
+from safetensors.torch import save_file
 from tiny import TINY
 from torch import nn
 from toy_ops import toy_ops
