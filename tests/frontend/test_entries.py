@@ -1,4 +1,4 @@
-"""Entries of a definition that cannot be traced: the message names the definition, the entry, and where its module is."""
+"""Entries that cannot be traced: the message names the definition, the entry, and where its module is."""
 
 from __future__ import annotations
 
