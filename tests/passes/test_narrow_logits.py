@@ -123,5 +123,5 @@ def test_a_plan_declares_what_holds_its_logits() -> None:
     with pytest.raises(ArtifactError, match=r"the output 'logits' is bf16\[L, 389\]"):
         check_plan(plan.model_copy(update={"outputs": {**plan.outputs, "logits": "f16[L, 389]"}}))
     wider = {**plan.outputs, "logprobs": plan.outputs["logprobs"].replace("f32", "f64")}
-    with pytest.raises(ArtifactError, match=r"the output 'logprobs' is f32"):
+    with pytest.raises(ArtifactError, match=r"the output 'logprobs' is f64"):
         check_plan(plan.model_copy(update={"entry": "draft", "outputs": wider}))

@@ -75,7 +75,7 @@ def test_ranks_compute_what_one_device_does(format: str, opened: Opened) -> None
     before, after = (logits_of(steps[name].program, read, REQUESTS) for name in ("quantize", "insert-collectives"))
     record = steps["shard"].record
     assert record is not None and breach(record.numerics, before, after, torch.float32) is None
-    for last in ("insert-sampling", "merge-linears", "fuse-qk-norm-rope"):
+    for last in ("insert-ending", "merge-linears", "fuse-qk-norm-rope"):
         found, wanted = (logits_of(one[last].program, read, REQUESTS) for one in (steps, alone))
         assert compare(found.exact, wanted.exact, torch.float64, factor=100) is None, last
         assert compare(found.found, wanted.found, torch.float32) is None, last

@@ -137,3 +137,13 @@ def test_a_step_with_drafts_that_has_no_memory_is_made_smaller(serve):
     assert served.scheduler.num_preemptions
     for name, prompt in PROMPTS.items():
         assert last[name].outputs[0].token_ids == served.expected(prompt[:2], LONG)
+
+
+@pytest.mark.parametrize(("num_pages", "fed"), [(4, [1, 1]), (5, [1, 3]), (6, [3, 3])])
+def test_drafts_leave_a_page_to_each_that_runs(num_pages, fed):
+    """The last token of both fills their first pages: drafts need another one."""
+    scheduler = scheduler_of(num_pages=num_pages, max_drafts=2, max_tokens=32)
+    for name in "ab":
+        scheduler.add(request_of(name, 3, max_tokens=12))
+    scheduler.schedule()
+    assert values(scheduler.schedule())["q_lens"] == fed

@@ -166,4 +166,32 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1), *taken))
             for taken in ((), (ints(1, 0, 2),))
         ],
+        "take_drafts": [
+            Sample((ints(-1, -2, 3, -2, -3, -4, 0), ints(0, 0, 1, 2, 2, 2, -1), ints(6, 0, 1), whole(50, 7, 3))),
+            Sample((ints(4, -1), ints(0, 1), ints(2, 5), whole(50, 7, 1))),  # none is fed
+        ],
+        # Two drafts behind a token, a prompt of three, drafts again, a token, and a row that rates the prompt.
+        "accept_drafts": [
+            Sample(
+                (
+                    ints(10, 11, 12, 5, 6, 7, 20, 21, 9),
+                    sampled,
+                    ints(0, 1, 2, 5, 6, 7, 8, 3),
+                    ints(0, 3, 6, 8),
+                    ints(3, 3, 2, 1),
+                    ints(2, 3, 5, 6),
+                )
+            )
+            for sampled in (ints(11, 12, 90, 91, 21, 92, 93, 94), ints(1, 12, 90, 91, -1, 92, 93, 7), whole(13, 8))
+        ],
+        "read_rows": [
+            Sample((rand(7, 5), ints(6, -1, 0, 6))),
+            Sample((whole(50, 7), ints(3))),
+            Sample((rand(7, 2, 3), ints(-1, -1))),
+        ],
+        "write_rows": [
+            Sample((rand(7, 5), ints(6, -1, 0), rand(4, 5), ints(3, 0, -1))),
+            Sample((whole(50, 7), ints(0, 5), whole(50, 2))),
+            Sample((rand(7, 2, 3), ints(-1, 2), rand(2, 2, 3))),
+        ],
     }[name]
