@@ -116,7 +116,7 @@ def main() -> None:
     check_sides(sides, options.only)
     checkpoint = options.checkpoint or work / "checkpoint"
     if set(options.only) != {"host"} and not (checkpoint / "config.json").exists():
-        process([HERE / "random_checkpoint.py", options.shape, checkpoint], {}, options.seconds)
+        process([HERE / "random_checkpoint.py", options.shape, checkpoint], {}, options.seconds, checkpoint.parent)
     sizes = [name for names in SIZES.values() for name in names]
     about = {
         "sources": {side.name: sources_digest(side.checkout) for side in sides},
@@ -242,21 +242,23 @@ def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> 
     side.work.mkdir(parents=True, exist_ok=True)
     answer = side.work / "answer.json"
     answer.unlink(missing_ok=True)
-    process([*script, "--json", answer], side.env, seconds)
+    process([*script, "--json", answer], side.env, seconds, side.work)
     try:
         return json.loads(answer.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SampleError(f"it ended well and left no answer: {error}") from None
 
 
-def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float) -> None:
-    """Run a Python script to its end. Raises SampleError when it fails or takes longer; what it started is then gone.
+def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float, folder: Path) -> None:
+    """Run a Python script to its end in `folder`: in a checkout, `python -m ingot` would be that one's.
 
-    ingot.bench.children does this too, but this process is to import nothing of either checkout.
+    Raises SampleError when it fails or takes longer; what it started is then gone. ingot.bench.children does this too,
+    but this process is to import nothing of either checkout.
     """
     running = subprocess.Popen(
         [sys.executable, *map(str, script)],
         env={**os.environ, **env},
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
