@@ -9,12 +9,15 @@ import torch
 
 from ingot.ir.errors import ArtifactError
 from ingot.ir.features import FedSequence, fed_of, step_inputs, step_values
+from ingot.ir.features.paging import PAGING
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
 # Tokens of a sequence in a step: cuts pages of any power of two, and prompts, at odd places.
 CHUNK = 11
 PAGE_SIZE = 16
+# What only sequences that have pages can be given.
+_OF_PAGES = frozenset(one.name for one in PAGING.inputs)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ def _step(
     begins = [sum(len(request.tokens) for request in requests[:index]) for index in range(len(requests))]
     places = [begins[index] + done[index] + i for index in batch for i in range(counts[index])]
     sequences = [_fed(requests[index], done[index], counts[index], by_device) for index in batch]
-    return Step(step_values(step_inputs(), fed_of(sequences, page_size)), torch.tensor(places))
+    paged = all(one.pages for one in sequences)
+    names = [name for name in step_inputs() if paged or name not in _OF_PAGES]
+    return Step(step_values(names, fed_of(sequences, page_size)), torch.tensor(places))
 
 
 def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequence:
