@@ -255,6 +255,7 @@ def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds:
     Raises SampleError when it fails or takes longer; what it started is then gone. ingot.bench.children does this too,
     but this process is to import nothing of either checkout.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     running = subprocess.Popen(
         [sys.executable, *map(str, script)],
         env={**os.environ, **env},

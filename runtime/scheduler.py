@@ -321,8 +321,8 @@ class Scheduler:
                 short = True
             elif not request.in_flight or request.miscounted:
                 chunks.append(self._chunk(request, 1))
-            elif self.config.max_drafts and (drafts := self._drafts(request, chunks)):
-                chunks.append(self._drafted(request, drafts))
+            elif self.config.max_drafts and not request.params.penalizes:
+                chunks.append(self._drafted(request, self._drafts(request, chunks)))
             else:
                 steady_decode.enter(request, self.pool.page_size)
         return steady_decode.steady(self.running), chunks, prefilling, short
