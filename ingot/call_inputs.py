@@ -105,7 +105,8 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
 def _integers(
     step: TimedStep, sizes: Mapping[str, int], page: int, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """What the step says, by the parameter of ops that takes it. Pages are in a random order, as after some serving."""
+    """What the step says, by the parameter of ops that takes it. The pages of a sequence lie behind each other, as the pool
+    gives them: attention of prompts loads such a tile at once (docs/gpu-kernels.md)."""
     fed = step.tokens // step.sequences
     sequence = torch.arange(step.sequences).repeat_interleave(fed)
     positions = torch.arange(fed).repeat(step.sequences) + step.context - fed
@@ -118,8 +119,7 @@ def _integers(
         "rows": torch.arange(step.sequences) * fed,
     }
     if page:
-        order = torch.randperm(sizes["pages"], generator=torch.Generator().manual_seed(generator.initial_seed()))
-        table = order.view(step.sequences, sizes["P"])
+        table = torch.arange(sizes["pages"]).view(step.sequences, sizes["P"])
         found["page_table"] = table
         found["slots"] = table[sequence, positions // page] * page + positions % page
     return found
