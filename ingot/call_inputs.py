@@ -105,8 +105,11 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
 def _integers(
     step: TimedStep, sizes: Mapping[str, int], page: int, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """What the step says, by the parameter of ops that takes it. The pages of a sequence lie behind each other, as the pool
-    gives them: attention of prompts loads such a tile at once (docs/gpu-kernels.md)."""
+    """What the step says, by the parameter of ops that takes it.
+
+    The pages of a sequence lie behind each other, as the pool gives them: attention of prompts loads such a tile at
+    once (docs/gpu-kernels.md).
+    """
     fed = step.tokens // step.sequences
     sequence = torch.arange(step.sequences).repeat_interleave(fed)
     positions = torch.arange(fed).repeat(step.sequences) + step.context - fed

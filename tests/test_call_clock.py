@@ -72,7 +72,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch.cuda, "_sleep", found.sleep)
     monkeypatch.setattr(torch.cuda, "Event", found.event)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.journal.append("empty cache"))
-    monkeypatch.setattr(call_clock, "_loaded", lambda candidate, body: found.call(candidate.provider))
+    monkeypatch.setattr(call_clock, "_loaded", lambda candidate, *_: found.call(candidate.provider))
+    monkeypatch.setattr(call_clock, "on_one_device", lambda device: None)
     real = call_clock.inputs_for  # the fake device's memory is the host's
     monkeypatch.setattr(call_clock, "inputs_for", lambda body, step, _, generator: real(body, step, "cpu", generator))
     monkeypatch.setattr(torch, "Generator", lambda device: torch._C.Generator("cpu"))

@@ -16,7 +16,7 @@ from ingot.ir.backend import No, Yes
 from ingot.ir.ops import op_of, silu_mul
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.target import Target
-from ingot.runtime.loader import LIBRARY_LOADERS
+from ingot.runtime.loaders import LOADERS, Loader
 
 OP = "ingot.silu_mul"
 SLOW_SECONDS = 2e-3  # that a call of the slow one takes more
@@ -71,5 +71,5 @@ def lying_providers() -> Iterator[None]:
         patch.setattr(ingot.providers, "BACKENDS", {**ingot.providers.BACKENDS, "slow": Slow, "swift": Swift})
         patch.setitem(ingot.providers.BACKEND_CHOICES, "cpu", choices)  # type: ignore[arg-type]
         for name, function in _FUNCTIONS.items():
-            patch.setitem(LIBRARY_LOADERS, name, lambda executable, folder, function=function: {OP: function})
+            patch.setitem(LOADERS, name, Loader(library=lambda *_, function=function: {OP: function}))
         yield
