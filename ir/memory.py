@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from ingot.ir.parse import parse_type
 from ingot.ir.plan import Plans
 
 
@@ -30,8 +29,8 @@ class MemoryNeed:
         may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
         of all entries, and the states of its own: those of one name are one."""
         memories = [plan.memory for plan in plans.plans.values()]
-        paged, others = _state_bytes(plans)
-        page = sum(paged.values())
+        # A plan alone has counted its states; only the union of several needs types, and torch for them.
+        states, page = (memories[0].states, memories[0].page) if len(memories) == 1 else _union(plans)
         return MemoryNeed(
             weights=max(memory.weights for memory in memories),
             activations=max(
@@ -40,7 +39,7 @@ class MemoryNeed:
                 for bucket in plan.buckets
             )
             + sum(memory.outputs for memory in memories),
-            states=sum(others.values()),
+            states=states,
             page=page,
             sequence=page * max(memory.pages_per_sequence for memory in memories),
         )
@@ -55,8 +54,10 @@ class MemoryNeed:
         return (memory - self.fixed) // self.page
 
 
-def _state_bytes(plans: Plans) -> tuple[dict[str, int], dict[str, int]]:
-    """The bytes of each state of all entries: of one page of those that grow with the KV pages, and of the others."""
+def _union(plans: Plans) -> tuple[int, int]:
+    """The bytes of the states of all entries: of those that do not grow with the KV pages, and of one page."""
+    from ingot.ir.parse import parse_type
+
     paged: dict[str, int] = {}
     others: dict[str, int] = {}
     for plan in plans.plans.values():
@@ -65,4 +66,4 @@ def _state_bytes(plans: Plans) -> tuple[dict[str, int], dict[str, int]]:
             state_type = parse_type(state.type)
             size = math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
             (paged if "pages" in state_type.shape else others)[name] = size
-    return paged, others
+    return sum(others.values()), sum(paged.values())

@@ -11,6 +11,7 @@ from ingot.commands import Flag
 from ingot.commands.memory_view import memory_rows
 from ingot.commands.numerics_view import print_numerics
 from ingot.console import console, counts_text, facts, print_table, size_text
+from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
     from ingot.compiler import CompileReport
@@ -34,6 +35,7 @@ def compile_checkpoint(
     trace: Literal["none", "summary", "full"] = "full",
     tune: Flag = False,
     tuning_log: str | None = None,
+    checkpoints: str | None = None,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
@@ -74,6 +76,8 @@ def compile_checkpoint(
         log: time the providers of calls that it lacks, too.
     tuning_log
         Take tile sizes, and the providers of calls, from a compile that timed them: an artifact, or its tuning.json.
+    checkpoints
+        Checkpoints beside the model's own, where its definition asks for any: draft=FOLDER, separated by commas.
     jobs
         Compiler processes. Default: the cores.
     check_numerics
@@ -105,11 +109,23 @@ def compile_checkpoint(
             trace=trace,
             tune=tune,
             tuning_log=tuning_log,
+            checkpoints=_folders(checkpoints),
             jobs=jobs,
             check_numerics=check_numerics,
             progress=progress,
         )
     _print_report(report, output, started, time.perf_counter() - begin, servable=not report.no_golden_run)
+
+
+def _folders(text: str | None) -> dict[str, str]:
+    """Folders by alias, from "alias=FOLDER,alias=FOLDER". Raises OptionError."""
+    folders: dict[str, str] = {}
+    for item in text.split(",") if text else ():
+        alias, equals, folder = item.partition("=")
+        if not (alias and equals and folder) or alias in folders:
+            raise OptionError(f"'{item}'", where="--checkpoints", expected="alias=FOLDER, each alias once")
+        folders[alias] = folder
+    return folders
 
 
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:

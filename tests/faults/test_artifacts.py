@@ -306,7 +306,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
         lambda p: p["inputs"].update(positions="i32[T]"),
         "the input 'positions' is declared by no feature",
     ),
-    "no ending": (lambda p: p.pop("ending"), "malformed: plans.main.ending"),
+    "no ending": (lambda p: p.pop("ending"), r"malformed: positions\.all\.plans\.main\.ending"),
     "an ending that does not read": (lambda p: p.update(ending="sample("), r"the ending 'sample\(' does not read"),
     "an unknown ending": (lambda p: p.update(ending="pool"), "unknown ending 'pool'"),
     "an ending of other outputs": (lambda p: p.update(ending="verify(drafted=2)"), "the output 'rejected' is missing"),
@@ -316,7 +316,10 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
         lambda p: p["buckets"][0].update(ending=1 + len(p["buckets"][0]["instructions"])),
         "the ending begins at instruction",
     ),
-    "an ending in front of the first": (lambda p: p["buckets"][0].update(ending=-1), "malformed: plans.main.buckets"),
+    "an ending in front of the first": (
+        lambda p: p["buckets"][0].update(ending=-1),
+        r"malformed: positions\.all\.plans\.main\.buckets",
+    ),
     "an unknown update": (lambda p: first(p, "ingot.kv_append").update(updates=["kv.99"]), "'kv.99' is updated"),
     "another update": (lambda p: first(p, "ingot.kv_append").update(updates=["position"]), "it updates"),
     "an argument missing": (lambda p: first(p, "ingot.linear")["args"].pop(), "arguments do not fit"),
@@ -399,7 +402,7 @@ def other_states(plans: Any) -> Any:
 @pytest.mark.parametrize("case", WRONG_ENTRIES)
 def test_entries_that_cannot_be_run_together(plain: Path, case: str) -> None:
     edit, message = WRONG_ENTRIES[case]
-    edit_json(plain, "plan.json", edit)
+    edit_json(plain, "plan.json", lambda file: edit(file["positions"]["all"]))
     assert re.search(message, refusal(plain))
 
 
