@@ -68,7 +68,7 @@ def check_plans(plans: Plans) -> None:
 def check_plan(plan: Plan) -> None:
     """Raise ArtifactError, naming the place, for a plan that the executor could not run."""
     _check_names([*plan.params, *plan.states, *plan.inputs], PLAN_FILE)
-    ending = _ending(plan)
+    ending, features = _ending(plan)
     for name, text in plan.inputs.items():
         if (declared := find_input(name)) is None or not declared.known:
             known = ", ".join(one.name for one in step_inputs().values() if one.known)
@@ -76,7 +76,7 @@ def check_plan(plan: Plan) -> None:
         if text != str(declared.type):
             raise _error(f"the input '{name}' is {text}", "inputs", str(declared.type))
     # What a request asks for by an input that the plan does not take would be ignored in silence.
-    for declared in (one for name in ending.features for one in FEATURES[name].inputs if one.known):
+    for declared in (one for name in features for one in FEATURES[name].inputs if one.known):
         if declared.name not in plan.inputs:
             raise _error(f"the input '{declared.name}' is missing", "inputs", str(declared.type))
     step_dims = _dims(plan.inputs.values())
@@ -106,7 +106,8 @@ def check_plan(plan: Plan) -> None:
     _check_memory(plan)
 
 
-def _ending(plan: Plan) -> Ending:
+def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
+    """The ending of a plan, and its features."""
     try:
         use = EndingUse.parse(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
@@ -115,7 +116,7 @@ def _ending(plan: Plan) -> Ending:
         if odd := [name for name, _ in use.attributes if name not in ending.attributes]:
             known = ", ".join(ending.attributes) or "none"
             raise _error(f"the ending '{use.name}' has the attribute '{odd[0]}'", "ending", known)
-        return ending
+        return ending, (*ending.features, *use.features)
     except VerifyError as error:
         raise _error(error.what, "ending", error.expected) from None
 

@@ -115,10 +115,10 @@ class EndingUse:
         if found is None:
             raise VerifyError(f"the ending '{text}' does not read", expected="name(attribute=number, feature)")
         items = [item.strip() for item in (found[2] or "").split(",") if item.strip()]
-        attributes = [item.split("=") for item in items if "=" in item]
-        if odd := [item for item in attributes if len(item) != 2 or not item[1].strip().isdigit()]:
-            raise VerifyError(f"the ending '{text}' has '{'='.join(odd[0])}'", expected="attribute=number")
-        pairs = tuple((name.strip(), int(value)) for name, value in attributes)
+        attributes = [item for item in items if "=" in item]
+        if odd := [item for item in attributes if not re.fullmatch(r"\w+\s*=\s*[0-9]{1,9}", item, re.ASCII)]:
+            raise VerifyError(f"the ending '{text}' has '{odd[0]}'", expected="attribute=number")
+        pairs = tuple((name.strip(), int(value)) for name, _, value in (item.partition("=") for item in attributes))
         return EndingUse(found[1], pairs, tuple(item for item in items if "=" not in item))
 
 
