@@ -68,7 +68,20 @@ def test_any_ending_is_read_as_it_is_printed(name: str, attributes: dict[str, in
     assert EndingUse.parse(str(use)) == use
 
 
-@pytest.mark.parametrize("text", ["", "Sample", "sample(", "sample)", "sample(a=)", "sample(a=-1)", "sample(a=1=2)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "verify(=3)",
+        "verify(drafted=²)",
+        "",
+        "Sample",
+        "sample(",
+        "sample)",
+        "sample(a=)",
+        "sample(a=-1)",
+        "sample(a=1=2)",
+    ],
+)
 def test_an_ending_that_does_not_read(text: str) -> None:
     with pytest.raises(VerifyError, match="the ending '"):
         EndingUse.parse(text)
