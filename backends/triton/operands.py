@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from ingot.backends.triton.kernels.operand_plain import begin_plain, fetch_plain, load_plain, within_plain
-from ingot.backends.triton.lower.call import Refused
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.weight import PLAIN, Weight
 from ingot.ir.types import DTYPE_NAMES
 

@@ -4,12 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.types import DTYPE_NAMES, TensorType
-
-
-class Refused(Exception):
-    """There is no kernel for a call; the message is the reason, for whoever reads the choices."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ingot.backends.triton.launches import Expr
-from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.linear_problem import LinearProblem
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.weight import Weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.types import DTYPE_NAMES, TensorType

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.linear import schedule_linear
 from ingot.backends.triton.lower.linear_call import Gate, Linear, Norm
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops

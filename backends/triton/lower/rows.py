@@ -6,7 +6,8 @@ import torch
 import triton
 
 from ingot.backends.triton.launches import WARP, Expr
-from ingot.backends.triton.lower.call import Call, Refused
+from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 from ingot.ir.types import TensorType
 

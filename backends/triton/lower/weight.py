@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ingot.backends.triton.lower.call import Refused
+from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 
 # The packing of a matrix as `ingot.linear` has it: row by row, each element as it is.
