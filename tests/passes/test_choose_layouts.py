@@ -175,7 +175,7 @@ def test_a_claim_for_another_layout_is_refused_with_what_it_wants() -> None:
 def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self: BUCKETS)
+    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self, entry: BUCKETS)
     backends = {"reference": lambda: Wanting(APART), "rowwise": Rowwise}
     monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
     options: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 256, "max_seq_len": 160}

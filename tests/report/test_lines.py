@@ -29,7 +29,8 @@ def check(program: Program, lines: list[ProgramLine]) -> None:
     assert params.keys() == program.params.keys()
     for name, spec in program.params.items():
         assert (params[name].type, parse_recipe(params[name].text)) == (str(spec.type), spec.recipe)
-        assert params[name].placement == " ".join(map(str, spec.placement))
+        split = [spec.split] if spec.split is not None else []
+        assert params[name].placement == " ".join(map(str, [*split, *spec.placement]))
     states = {line.name: line for line in lines if line.kind == "state"}
     assert states.keys() == program.states.keys()
     for name, state in program.states.items():

@@ -61,7 +61,7 @@ def served(artifact: Path) -> tuple[list[Sequence[int]], dict[str, int]]:
 def compiled(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, output: Path, backends: dict[str, Callable[[], Any]]
 ) -> Path:
-    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self: BUCKETS)
+    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self, entry: BUCKETS)
     monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
     monkeypatch.setitem(ingot.providers.BACKEND_CHOICES["cpu"], "auto", tuple(backends))
     compile_model(checkpoint, output, **OPTIONS)

@@ -139,7 +139,7 @@ def test_a_step_with_drafts_that_has_no_memory_is_made_smaller(serve):
         assert last[name].outputs[0].token_ids == served.expected(prompt[:2], LONG)
 
 
-@pytest.mark.parametrize(("num_pages", "fed"), [(4, [1, 1]), (5, [1, 3]), (6, [3, 3])])
+@pytest.mark.parametrize(("num_pages", "fed"), [(4, [1, 1]), (5, [3, 1]), (6, [3, 3])])
 def test_drafts_leave_a_page_to_each_that_runs(num_pages, fed):
     """The last token of both fills their first pages: drafts need another one."""
     scheduler = scheduler_of(num_pages=num_pages, max_drafts=2, max_tokens=32)
