@@ -115,7 +115,7 @@ def _times_file(key: str, measured: Mapping[str, Any]) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, whoever else writes it."""
+    """Whole or not at all, also where two processes write it."""
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)

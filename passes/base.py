@@ -52,7 +52,7 @@ class Contest:
 
 
 # The times of each contest, all different, or why the providers are not timed. The function gives calls that will be
-# compiled whoever wins: where something has to be built to be timed, they are built beside it.
+# compiled in any case: where something has to be built to be timed, they are built beside it.
 TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[ProviderTimes | str]]
 
 
