@@ -1,4 +1,4 @@
-"""Where an artifact is loaded: what every loader of a backend is told of its device and of the others."""
+"""Where an artifact is loaded: what every loader of a backend receives about its device and of the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

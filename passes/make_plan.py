@@ -70,7 +70,7 @@ class MakePlan(Pass):
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
-    """The number of the first instruction that is the ending's: behind all that are the model's own."""
+    """The number of the first instruction of the ending, which follows all instructions of the model's own."""
     own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
     return own[-1] + 1 if own else 0
 

@@ -1,4 +1,4 @@
-"""A round: the entries of a model that run in each step, one behind the other, on the same inputs and states."""
+"""A round: the entries of a model that run in each step, in order, on the same inputs and states."""
 
 import math
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """The inputs of a step, as they lie one behind the other in a flat buffer of i32."""
+    """The inputs of a step, in their order in a flat buffer of i32."""
 
     inputs: tuple[StepInput, ...]
 

@@ -11,7 +11,7 @@ DRAFTS = Feature(
     front=(OpCall("take_drafts", ("tokens",)),),
 )
 
-# The hidden state behind which the last token of a sequence was taken: the output `hidden` [L, …] of an entry, kept in
+# The hidden state from which the last token of a sequence was sampled: the output `hidden` [L, …] of an entry, kept in
 # the row `kept_hidden`.
 HIDDEN = Feature(
     "hidden",

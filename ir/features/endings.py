@@ -39,8 +39,8 @@ def _fed(attributes: Mapping[str, int]) -> int:
     return attributes["drafted"] + 1
 
 
-# A token behind each token fed, as long as the drafts that were fed are those that would have been taken. The row goes
-# back behind the last of them.
+# A token after each token fed, as long as the fed drafts equal the sampled tokens. The row moves back to the last kept
+# token.
 VERIFY = register_ending(
     Ending(
         "verify",

@@ -55,7 +55,7 @@ class PaddedInputs:
             array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Take the inputs of a step; what is behind them is padding again. Inputs that the layout has not are left
+        """Copy the inputs of a step; the rest of each input becomes padding. Inputs that the layout has not are left
         out."""
         stamp: object = None
         arrays: Mapping[str, np.ndarray]
