@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from changed_definition import change_definition
 from staged import traced
 from tiny import TINY
 from torch import nn
@@ -19,7 +19,7 @@ from ingot.ir.features import EndingUse
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import TensorType
 from ingot.merged_plans import merged_plans
-from ingot.models.architectures import ARCHITECTURES, INPUTS, Entry
+from ingot.models.architectures import INPUTS, Entry
 from ingot.passes.manager import Lowered
 
 CONFIG = TINY["llama-plain"].config
@@ -51,9 +51,7 @@ def guess(**changes: Any) -> Callable[[Any, nn.Module], dict[str, Entry]]:
 
 
 def trace_with(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
-    llama = ARCHITECTURES["LlamaForCausalLM"]
-    changed = replace(llama, definition=replace(llama.definition, **changes))
-    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", changed)  # type: ignore[arg-type]  # a dict
+    change_definition(monkeypatch, "LlamaForCausalLM", **changes)
     return traced(CONFIG)
 
 

@@ -6,30 +6,31 @@ are compared with those of the traced program on whole sequences.
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from changed_definition import change_definition
+from hidden_output import decode_embeddings
+from staged import interpreted
 from tiny import TINY
 from torch import nn
 from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops, recipe
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS, Effect, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import TensorType
-from ingot.models.architectures import ARCHITECTURES, Entry
+from ingot.models.architectures import Entry
 from ingot.models.dense import DenseDecoder, expected_matches
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
-from ingot.request import Request
 
 pytestmark = pytest.mark.xdist_group("conv-state")
 NAME, WIDTH = "llama-plain", 4
@@ -66,9 +67,14 @@ def conv_ops() -> dict[str, Op]:
 
     @define(samples=step_samples, fake=fake, **reads)  # type: ignore[arg-type]
     def toy_conv_step(
-        state: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, token_seqs: torch.Tensor,
-        state_read: torch.Tensor, q_starts: torch.Tensor, q_lens: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        state: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        token_seqs: torch.Tensor,
+        state_read: torch.Tensor,
+        q_starts: torch.Tensor,
+        q_lens: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(`toy_conv` of x going on from slots `state_read`, the last inputs of each sequence [B, WIDTH - 1, C])."""
         kept = torch.where((state_read >= 0)[:, None, None], state[state_read.clamp(min=0).long()], 0)
         seqs = token_seqs.clamp(min=0).long()
@@ -90,9 +96,8 @@ class InsertConvState(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
-        read, write = (
-            program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("state_read", "state_write")
-        )
+        slots = TensorType(torch.int32, ("B",))
+        read, write = (program.add_input(name, slots) for name in ("state_read", "state_write"))
         (node,) = program.calls(OPS["toy_conv"].overload)
         rewriter.take(node)
         x, weight, _ = node.args
@@ -113,29 +118,23 @@ class Mixed(nn.Module):
         self.conv = nn.Parameter(torch.empty(WIDTH, embedding.shape[1], dtype=embedding.dtype))
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
-        whole = self.decoder
-        h = OPS["toy_conv"](ops.embedding(tokens, whole.embed.weight), self.conv, positions)
-        for layer in whole.layers:
-            h = layer(h, positions, token_seqs, list(whole.ropes))
-        return ops.cast(whole.head(whole.norm(ops.select_rows(h, logit_rows))), dtype=torch.float32)
+        h = OPS["toy_conv"](ops.embedding(tokens, self.decoder.embed.weight), self.conv, positions)
+        logits, _ = decode_embeddings(self.decoder, h, positions, token_seqs, logit_rows)
+        return logits
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
-    llama = ARCHITECTURES["LlamaForCausalLM"]
     taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
     entry = lambda spec, module: {"main": Entry(Mixed(module), expected_matches(spec), weights={"conv": taps})}  # noqa: E731
-    changed = replace(llama, definition=replace(llama.definition, more_entries=entry))
-    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", changed)
+    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entry)
     monkeypatch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
     limits = {"max_batch": 4, "max_tokens": 128, "max_seq_len": 96}
     backend, passes = "reference" if request.param == "cpu" else "triton", f"default,{InsertConvState.name}"
     options = {"target": request.param, "backend": backend, "dtype": "float32", "passes": passes, **limits}
     with toy_ops(conv_ops):
         compile_model(checkpoint(NAME), tmp_path / "conv.ingot", **options)
-        traced = Request.read(checkpoint(NAME), **options).trace().entries["main"]
-        params = load_params(traced.params, Checkpoint.open(checkpoint(NAME)).read)
-        yield tmp_path / "conv.ingot", InterpreterRun(traced, params)
+        yield tmp_path / "conv.ingot", interpreted(checkpoint(NAME), **options)
 
 
 def test_a_convolution_has_its_state(folder: tuple[Path, Any]) -> None:

@@ -6,13 +6,15 @@ hidden state behind which the last token was taken; then `draft` proposes for th
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from changed_definition import change_definition
 from hand_step import hand_step
+from hidden_output import DecoderWithHidden
+from recorded_steps import RecordedSteps
 from safetensors.torch import save_file
 from tiny import TINY
 from torch import nn
@@ -24,8 +26,8 @@ from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 from ingot.ir.types import TensorType
-from ingot.models.architectures import ARCHITECTURES, Entry
-from ingot.models.dense import DenseDecoder, DenseSpec, expected_matches
+from ingot.models.architectures import Entry
+from ingot.models.dense import DenseSpec, expected_matches
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.token_counts import Recount
 
@@ -53,22 +55,6 @@ def argmax_op() -> dict[str, Op]:
     return {"toy_argmax": toy_argmax}
 
 
-class Target(nn.Module):
-    """The decoder, and what its last norm reads."""
-
-    def __init__(self, decoder: DenseDecoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> tuple[torch.Tensor, ...]:
-        whole = self.decoder
-        h = ops.embedding(tokens, whole.embed.weight)
-        for layer in whole.layers:
-            h = layer(h, positions, token_seqs, list(whole.ropes))
-        hidden = ops.select_rows(h, logit_rows)
-        return ops.cast(whole.head(whole.norm(hidden)), dtype=torch.float32), hidden
-
-
 class Draft(nn.Module):
     """For each of the next tokens, scores by the last token and by the hidden state."""
 
@@ -86,7 +72,7 @@ def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
     dtype = module.embed.weight.dtype
     return {
         "main": Entry(
-            Target(module),
+            DecoderWithHidden(module),
             expected_matches(spec),
             outputs=("logits", "hidden"),
             ending=EndingUse("verify", (("drafted", DRAFTS),), ("hidden",)),
@@ -116,18 +102,6 @@ def draft_checkpoint(folder: Path, seen: list[list[int]]) -> Path:
     return folder
 
 
-@dataclass
-class Counted:
-    """A launcher that keeps how many tokens each step feeds."""
-
-    llm: LLM
-    steps: list[int] = field(default_factory=list)
-
-    def launch(self, inputs: Any) -> Any:
-        self.steps.append(inputs.sizes.T)
-        return self.llm.loaded.round.launch(inputs)
-
-
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[tuple[Path, Path]]:
     tmp, cuda = tmp_path_factory.mktemp("drafts"), request.param == "cuda"
@@ -137,10 +111,9 @@ def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: A
     compile_model(checkpoint(NAME), tmp / "plain.ingot", **options)
     seen = [out.outputs[0].token_ids for out in LLM(tmp / "plain.ingot", num_kv_pages=24).generate(PROMPTS, PARAMS)]
     draft = draft_checkpoint(tmp / "draft", seen)
-    llama = ARCHITECTURES["LlamaForCausalLM"]
-    changed = replace(llama.definition, more_entries=entries, round=("main", "draft"), checkpoints=("draft",))
     with toy_ops(argmax_op), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ARCHITECTURES, "LlamaForCausalLM", replace(llama, definition=changed))  # type: ignore[arg-type]
+        changes: dict[str, Any] = {"round": ("main", "draft"), "checkpoints": ("draft",)}
+        change_definition(patch, "LlamaForCausalLM", more_entries=entries, **changes)
         compile_model(checkpoint(NAME), tmp / "drafted.ingot", checkpoints={"draft": draft}, **options)
         yield tmp / "plain.ingot", tmp / "drafted.ingot"
 
@@ -159,13 +132,13 @@ def test_rows_are_counted_anew_once_in_a_step(folders: tuple[Path, Path]) -> Non
 
 def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:
     plain, drafted = (LLM(folder, num_kv_pages=24) for folder in folders)
-    drafted.llm_engine.launch_through(counted := Counted(drafted))
+    drafted.llm_engine.launch_through(several := RecordedSteps(drafted))
     for params in (PARAMS, PARAMS[::-1]):
         wanted, found = plain.generate(PROMPTS, params), drafted.generate(PROMPTS, params)
         assert [out.outputs for out in found] == [out.outputs for out in wanted]
-    assert max(counted.steps[1:]) > 4, "no step has fed drafts"
-    drafted.llm_engine.launch_through(alone := Counted(drafted))
+    assert max(several.tokens[1:]) > 4, "no step has fed drafts"
+    drafted.llm_engine.launch_through(alone := RecordedSteps(drafted))
     drafted.generate(PROMPTS[:1], GREEDY)
-    assert len(alone.steps) < NEW_TOKENS - 6, "drafts that were seen before are taken"
+    assert len(alone.tokens) < NEW_TOKENS - 6, "drafts that were seen before are taken"
     tight = LLM(folders[1], num_kv_pages=9)
     assert [out.outputs for out in tight.generate(PROMPTS, PARAMS[::-1])] == [out.outputs for out in wanted]

@@ -6,15 +6,16 @@ forward segment of the next step runs. Where steps are captured, the ending is a
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from changed_definition import change_definition
+from hidden_output import DecoderWithHidden
+from recorded_steps import RecordedSteps
 from tiny import TINY
-from torch import nn
 from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, compile_model
@@ -24,8 +25,8 @@ from ingot.ir.features.feature import EndingUse
 from ingot.ir.features.registry import forget_feature
 from ingot.ir.ops import OPS, Op, Sample, define
 from ingot.ir.types import TensorType
-from ingot.models.architectures import ARCHITECTURES, Entry
-from ingot.models.dense import DenseDecoder, expected_matches
+from ingot.models.architectures import Entry
+from ingot.models.dense import expected_matches
 
 pytestmark = pytest.mark.xdist_group("late-mask")
 NAME = "llama-plain"
@@ -72,47 +73,18 @@ MASK = Feature(
 )
 
 
-class Target(nn.Module):
-    """The decoder, with what its last norm reads as a second output."""
-
-    def __init__(self, decoder: DenseDecoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> tuple[torch.Tensor, ...]:
-        whole = self.decoder
-        h = ops.embedding(tokens, whole.embed.weight)
-        for layer in whole.layers:
-            h = layer(h, positions, token_seqs, list(whole.ropes))
-        hidden = ops.select_rows(h, logit_rows)
-        return ops.cast(whole.head(whole.norm(hidden)), dtype=torch.float32), hidden
-
-
-@dataclass
-class Kept:
-    """A launcher that keeps what each step gives besides tokens."""
-
-    llm: LLM
-    handles: list[Any] = field(default_factory=list)
-    found: list[dict[str, torch.Tensor]] = field(default_factory=list)
-
-    def launch(self, inputs: Any) -> Any:
-        if self.handles:
-            outputs = self.handles[-1].outputs
-            self.found.append({name: outputs[name].detach().clone().cpu() for name in ("hidden", "logits")})
-        self.handles.append(self.llm.loaded.round.launch(inputs))
-        return self.handles[-1]
-
-
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
-    llama, ending = ARCHITECTURES["LlamaForCausalLM"], EndingUse("sample", (), ("toy-mask",))
+    ending = EndingUse("sample", (), ("toy-mask",))
 
     def entry(spec: Any, module: Any) -> dict[str, Entry]:
-        return {"main": Entry(Target(module), expected_matches(spec), outputs=("logits", "hidden"), ending=ending)}
+        return {
+            "main": Entry(
+                DecoderWithHidden(module), expected_matches(spec), outputs=("logits", "hidden"), ending=ending
+            )
+        }
 
-    changed = replace(llama, definition=replace(llama.definition, more_entries=entry))
-    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", changed)
+    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entry)
     options = {
         "target": request.param,
         "backend": "reference" if request.param == "cpu" else "triton",
@@ -131,7 +103,7 @@ def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monk
 
 def test_a_mask_follows_the_last_token(folder: Path) -> None:
     llm = LLM(folder, num_kv_pages=30, cuda_graphs="all")
-    kept = Kept(llm)
+    recorded = RecordedSteps(llm, keep=("hidden", "logits"))
     for params in (
         SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
         SamplingParams(seed=3, max_tokens=20),
@@ -139,11 +111,11 @@ def test_a_mask_follows_the_last_token(folder: Path) -> None:
         for prompt, out in zip(PROMPTS, llm.generate(PROMPTS, params), strict=True):
             tokens = [prompt["prompt_token_ids"][-1], *out.outputs[0].token_ids]
             assert all(one % 2 != other % 2 for one, other in itertools.pairwise(tokens))
-    llm.llm_engine.launch_through(kept)
+    llm.llm_engine.launch_through(recorded)
     llm.generate(PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     params = {name: value.cpu() for name, value in llm.loaded.executor.params.items()}
-    for step in kept.found:  # the second output is what the logits are made of
+    for step in recorded.outputs:  # the second output is what the logits are made of
         normed = ops.rms_norm(step["hidden"], params["norm.weight"], eps=TINY[NAME].config["rms_norm_eps"])
         logits = ops.linear(normed, params["head.weight"])
         assert step["hidden"].shape[0] == 1 and torch.allclose(logits, step["logits"], rtol=1e-3, atol=1e-3)
-    assert OPS["toy_mask"].on_device and len(kept.found) == 5
+    assert OPS["toy_mask"].on_device and len(recorded.outputs) == 5

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from changed_definition import change_definition
 from gpu_model import LIMITS, MODEL
 from hand_step import ON_DEVICE, hand_step
 from resign import edit_json
@@ -31,7 +32,7 @@ from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec, Program, Stage, merged_params
 from ingot.ir.record import Numerics
 from ingot.ir.types import TensorType
-from ingot.models.architectures import ARCHITECTURES, Entry
+from ingot.models.architectures import Entry
 from ingot.models.dense import DenseDecoder, DenseSpec
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
@@ -141,11 +142,9 @@ def accept() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(accept: None, checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The artifact with both entries. Deterministic: a step of five tokens then gives the bits of five steps."""
-    llama = ARCHITECTURES["LlamaForCausalLM"]
-    drafting = replace(llama, definition=replace(llama.definition, more_entries=draft_entry))
     output = tmp_path_factory.mktemp("two-entries") / "both.ingot"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ARCHITECTURES, "LlamaForCausalLM", drafting)  # type: ignore[arg-type]  # a dict
+        change_definition(patch, "LlamaForCausalLM", more_entries=draft_entry)
         patch.setattr(pipeline, "load_user_pass", {AcceptDrafts.name: AcceptDrafts}.get)
         compile_model(
             checkpoint(NAME),
@@ -337,17 +336,13 @@ def test_memory_is_planned_for_the_states_of_all_entries(
 ) -> None:
     """Each entry has a cache that the other one lacks."""
     matches = {"insert-paged-kv": 2, "merge-linears": 4}
-    llama = ARCHITECTURES["LlamaForCausalLM"]
-    parted = replace(
-        llama,
-        definition=replace(
-            llama.definition,
-            build=Part,
-            expected_matches=lambda spec: matches,
-            more_entries=lambda spec, module: {"rest": Entry(Rest(module), matches)},
-        ),
+    change_definition(
+        monkeypatch,
+        "LlamaForCausalLM",
+        build=Part,
+        expected_matches=lambda spec: matches,
+        more_entries=lambda spec, module: {"rest": Entry(Rest(module), matches)},
     )
-    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", parted)  # type: ignore[arg-type]  # a dict
     output = tmp_path / "parted.ingot"
     compile_model(checkpoint(NAME), output, backend="reference", max_batch=4, max_tokens=64, max_seq_len=64)
     loaded = load_artifact(output, num_pages=PAGES)
@@ -402,9 +397,7 @@ def test_all_entries_run_on_the_stream_of_the_load_context(folder: Path, monkeyp
 @pytest.mark.gpu
 def test_entries_in_turns_are_as_if_each_step_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for between a step of the draft and one of `main` that reads the rows and caches it wrote."""
-    qwen = ARCHITECTURES["Qwen3ForCausalLM"]
-    drafting = replace(qwen, definition=replace(qwen.definition, more_entries=draft_entry))
-    monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", drafting)  # type: ignore[arg-type]  # a dict
+    change_definition(monkeypatch, "Qwen3ForCausalLM", more_entries=draft_entry)
     compile_model(MODEL.write(tmp_path / "checkpoint"), tmp_path / "a.ingot", target="cuda", **LIMITS)
     draft: Any = ("draft", [[ON_DEVICE]] * 2, [ON_DEVICE] * 2)
     main: Any = ("main", [[ON_DEVICE]] * 2, [ON_DEVICE] * 2)

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.backend import Backend, signature_of
 from ingot.ir.contracts import Measured, measure
-from ingot.ir.harness import rank_params
+from ingot.ir.harness import InterpreterRun, load_params, rank_params
 from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Model, Program, Region
 from ingot.ir.record import PassRecord
@@ -20,6 +22,7 @@ from ingot.models.architectures import read_spec
 from ingot.passes.base import PassContext
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import PIPELINE, Phase
+from ingot.request import Request
 
 LIMITS = Limits(max_seq_len=160, max_batch=8, max_tokens=256)
 BUCKET = BucketClass(name="any", tokens=(1, LIMITS.max_tokens))
@@ -55,6 +58,12 @@ def pass_context(limits: Limits = LIMITS, **changes: Any) -> PassContext:
 def traced(config: Mapping[str, Any], limits: Limits = LIMITS, **stored: torch.dtype) -> Model:
     """The traced model of a config.json. No weight is read."""
     return trace(read_spec(config), limits, stored)
+
+
+def interpreted(checkpoint: Path, **options: Any) -> InterpreterRun:
+    """The interpreter on the traced entry `main` of a checkpoint, which `compile_model` is given with these options."""
+    program = Request.read(checkpoint, **options).trace().entries["main"]
+    return InterpreterRun(program, load_params(program.params, Checkpoint.open(checkpoint).read))
 
 
 @dataclass(frozen=True)
