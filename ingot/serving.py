@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.ir.errors import OptionError, RequestError
+from ingot.ir.features import unserved_params
 from ingot.ir.plan import Plan
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
@@ -41,6 +42,7 @@ def make_engine(
         prefix_caching=_prefix_caching(prefix_caching, loaded.plan),
         policy=policy,
         max_drafts=max_drafts(loaded.plans),
+        unserved=unserved_params(loaded.plan.inputs),
     )
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
     steps = loaded.round

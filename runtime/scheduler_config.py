@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.ir.errors import OptionError, RequestError
+from ingot.ir.features import ServedParam
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
@@ -29,6 +30,7 @@ class SchedulerConfig:
                       of equal ones the one that came first
     max_mixed_tokens  tokens of prompts in a step that gives others a token for which somebody waits
     max_drafts        tokens that a sequence may feed behind its last one, which the model proposed for it
+    unserved          sampling parameters that the model's ending does not serve: a request that asks for one is refused
     """
 
     max_batch: int
@@ -41,6 +43,7 @@ class SchedulerConfig:
     policy: Policy = "fcfs"
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
     max_drafts: int = 0
+    unserved: tuple[ServedParam, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_tokens", "max_mixed_tokens", "max_seq_len", "page_size"):
@@ -105,3 +108,11 @@ def check_servable(request: Request, config: SchedulerConfig, pool: PagePool) ->
             expected="priority 0",
             hint='ask for the scheduling policy "priority"',
         )
+    for param in config.unserved:
+        if param.asked_by(request.params):
+            raise RequestError(
+                f"{param.name} = {getattr(request.params, param.name)!r}, which the model's ending does not serve",
+                where=f"{where}, SamplingParams.{param.name}",
+                expected=f"{param.name} = {param.nothing!r}",
+                hint="ask for that, or compile a definition whose entry 'main' has an ending that takes it",
+            )

@@ -15,8 +15,9 @@ from ingot.ir.features.registry import (
     register_feature,
     row_tables,
     step_inputs,
+    unserved_params,
 )
-from ingot.ir.features.step_input import RowTable, StepInput, asked, one_of
+from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, asked, one_of
 
 __all__ = [
     "ENDINGS",
@@ -31,6 +32,7 @@ __all__ = [
     "Rated",
     "RowState",
     "RowTable",
+    "ServedParam",
     "StepInput",
     "asked",
     "features_of",
@@ -44,4 +46,5 @@ __all__ = [
     "row_tables",
     "step_inputs",
     "step_values",
+    "unserved_params",
 ]

@@ -5,7 +5,7 @@ import torch
 
 from ingot.ir.features.feature import Feature
 from ingot.ir.features.fed import Fed
-from ingot.ir.features.step_input import Array, Asking, RowTable, StepInput, one_of
+from ingot.ir.features.step_input import Array, Asking, RowTable, ServedParam, StepInput, one_of
 from ingot.ir.types import TensorType
 
 _INT = TensorType(torch.int32, ("L",))
@@ -42,6 +42,7 @@ LOGPROBS = Feature(
             -1,
             _counts,
             table=RowTable("num_logprobs", torch.int32, -1, _num_logprobs),
+            serves=(ServedParam("logprobs", None), ServedParam("prompt_logprobs", None)),
             draw=one_of(torch.int32, -1, 0, 5),
         ),
     ),

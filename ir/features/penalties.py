@@ -7,15 +7,20 @@ import torch
 
 from ingot.ir.features.feature import Feature, OpCall, RowState
 from ingot.ir.features.fed import Fed
-from ingot.ir.features.step_input import Array, Asking, RowTable, StepInput, asked, one_of
+from ingot.ir.features.step_input import Array, Asking, RowTable, ServedParam, StepInput, asked, one_of
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.types import TensorType
 
 _FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",))
 
 
-def _penalty(name: str) -> Any:
-    return lambda sequence: getattr(sequence.params, name) if sequence.params.penalizes else None
+def _penalty(name: str, param: str, nothing: float, other: float) -> StepInput:
+    """A penalty by the name of its sampling parameter; `nothing` is off, and tests draw `other` too."""
+
+    def of(sequence: Asking) -> Any:
+        return getattr(sequence.params, param) if sequence.params.penalizes else None
+
+    return asked(name, _FLOAT, nothing, of, one_of(torch.float32, nothing, other), (ServedParam(param, nothing),))
 
 
 def _prompt_end(sequence: Asking) -> int | None:
@@ -32,9 +37,9 @@ PENALTIES = Feature(
         # The prompt's length, for penalties; -1: the sequence's tokens are not counted.
         asked("prompt_ends", TensorType(torch.int32, ("B",)), -1, _prompt_end),
         asked("count_rows", _INT, -1, _count_row),  # the row of state whose counts penalize it; -1: no penalty
-        asked("repetition", _FLOAT, 1.0, _penalty("repetition_penalty"), one_of(torch.float32, 1.0, 1.3)),
-        asked("frequency", _FLOAT, 0.0, _penalty("frequency_penalty"), one_of(torch.float32, 0.0, 0.2)),
-        asked("presence", _FLOAT, 0.0, _penalty("presence_penalty"), one_of(torch.float32, 0.0, 0.1)),
+        _penalty("repetition", "repetition_penalty", 1.0, 1.3),
+        _penalty("frequency", "frequency_penalty", 0.0, 0.2),
+        _penalty("presence", "presence_penalty", 0.0, 0.1),
     ),
     rows=(RowState("token_counts", torch.int32, ("vocab",)),),
     front=(OpCall("count_tokens", ("token_counts",), {"ids": "tokens"}),),
@@ -71,6 +76,7 @@ BANS = Feature(
             _banned,
             varies=True,
             table=RowTable("banned", torch.int32, -1, _banned_ids, MAX_BANNED),
+            serves=(ServedParam("min_tokens", 0),),
         ),
     ),
     # With so many tokens, prompt included, a sequence may take all.

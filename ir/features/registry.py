@@ -11,7 +11,7 @@ from ingot.ir.features.penalties import BANS, PENALTIES
 from ingot.ir.features.sampling import SAMPLING
 from ingot.ir.features.sequences import SEQUENCES
 from ingot.ir.features.slots import SLOTS
-from ingot.ir.features.step_input import RowTable, StepInput
+from ingot.ir.features.step_input import RowTable, ServedParam, StepInput
 
 FEATURES: dict[str, Feature] = {}
 ENDINGS: dict[str, Ending] = {}
@@ -83,6 +83,14 @@ def find_input(name: str) -> StepInput | None:
 def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
     """The features that own these step inputs, each once."""
     return tuple({feature.name: feature for name in inputs for feature in (_INPUTS[name][1],)}.values())
+
+
+def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
+    """The sampling parameters that step inputs serve, but none of these."""
+    taken = frozenset(inputs)
+    served = {param.name for name in taken for param in _INPUTS[name][0].serves}
+    others = (param for name, (one, _) in _INPUTS.items() if name not in taken for param in one.serves)
+    return tuple(param for param in others if param.name not in served)
 
 
 def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:

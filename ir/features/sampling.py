@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ingot.ir.features.feature import Feature
-from ingot.ir.features.step_input import Asking, asked, one_of
+from ingot.ir.features.step_input import Asking, ServedParam, asked, one_of
 from ingot.ir.types import TensorType
 
 _FLOAT, _INT, _LONG = (TensorType(dtype, ("L",)) for dtype in (torch.float32, torch.int32, torch.int64))
@@ -18,18 +18,33 @@ def _drawn(name: str) -> Any:
     return lambda sequence: None if sequence.params.greedy else getattr(sequence.params, name)
 
 
+def _serves(name: str, nothing: float | None) -> tuple[ServedParam, ...]:
+    return (ServedParam(name, nothing, lambda params: not params.greedy),)
+
+
 def _seed(sequence: Asking) -> int:
     return sequence.seed
+
+
+def _draw_seeds(rows: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(1 << _SEED_BITS, (rows,), generator=generator)
 
 
 SAMPLING = Feature(
     "sampling",
     inputs=(
         # Random numbers are keyed by (seed, position).
-        asked("seeds", _LONG, 0, _seed, lambda n, generator: torch.randint(1 << _SEED_BITS, (n,), generator=generator)),
-        asked("temperature", _FLOAT, 0.0, _drawn("temperature"), one_of(torch.float32, 0.0, 0.7, 1.3)),  # 0: greedy
-        asked("top_k", _INT, 0, _drawn("top_k"), one_of(torch.int32, 0, 5)),  # 0: off
-        asked("top_p", _FLOAT, 1.0, _drawn("top_p"), one_of(torch.float32, 1.0, 0.9)),
-        asked("min_p", _FLOAT, 0.0, _drawn("min_p"), one_of(torch.float32, 0.0, 0.05)),
+        asked("seeds", _LONG, 0, _seed, _draw_seeds, _serves("seed", None)),
+        asked(  # 0: greedy
+            "temperature",
+            _FLOAT,
+            0.0,
+            _drawn("temperature"),
+            one_of(torch.float32, 0.0, 0.7, 1.3),
+            _serves("temperature", 0.0),
+        ),
+        asked("top_k", _INT, 0, _drawn("top_k"), one_of(torch.int32, 0, 5), _serves("top_k", 0)),  # 0: off
+        asked("top_p", _FLOAT, 1.0, _drawn("top_p"), one_of(torch.float32, 1.0, 0.9), _serves("top_p", 1.0)),
+        asked("min_p", _FLOAT, 0.0, _drawn("min_p"), one_of(torch.float32, 0.0, 0.05), _serves("min_p", 0.0)),
     ),
 )

@@ -60,6 +60,20 @@ class RowTable:
 
 
 @dataclass(frozen=True)
+class ServedParam:
+    """A sampling parameter that a step input serves. A request asks for it where its value differs from `nothing`;
+    `matters` says of its sampling parameters whether the value has any effect."""
+
+    name: str
+    nothing: float | None
+    matters: Callable[[Any], bool] = lambda params: True
+
+    def asked_by(self, params: Any) -> bool:
+        """Whether a request of these sampling parameters asks for it."""
+        return bool(getattr(params, self.name) != self.nothing and self.matters(params))
+
+
+@dataclass(frozen=True)
 class StepInput:
     """One input of a step.
 
@@ -69,8 +83,9 @@ class StepInput:
     that varies and has a `table` is filled only where some running sequence asks for it. `table` keeps by device row
     what sequences ask for. `known`: the host has it; else rows of state tell it, and only a program without them takes
     it from the host. `late`: the ending alone reads it, and it is filled once the tokens of the step before are known,
-    while the forward segment runs. `draw` gives values that requests may ask for, to tests and to debugging: of so many
-    rows, from a generator.
+    while the forward segment runs. `serves` are the sampling parameters that have no effect where an entry does not
+    take the input: a request that asks for one is refused there. `draw` gives values that requests may ask for, to
+    tests and to debugging: of so many rows, from a generator.
     """
 
     name: str
@@ -81,6 +96,7 @@ class StepInput:
     table: RowTable | None = None
     known: bool = True
     late: bool = False
+    serves: tuple[ServedParam, ...] = ()
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None
 
     @property
@@ -95,6 +111,7 @@ def asked(
     nothing: float,
     of: Callable[[Asking], float | Sequence[int] | None],
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None,
+    serves: tuple[ServedParam, ...] = (),
 ) -> StepInput:
     """An input that a sequence asks for when it begins to run, and that stays as it is until it ends."""
     width = value_type.shape[1] if len(value_type.shape) > 1 else None
@@ -108,7 +125,7 @@ def asked(
         if not by_sequence and fed.has_idle_rows:
             array[rows < 0] = nothing
 
-    return StepInput(name, value_type, nothing, fill, table=table, draw=draw)
+    return StepInput(name, value_type, nothing, fill, table=table, serves=serves, draw=draw)
 
 
 def one_of(dtype: torch.dtype, *values: float) -> Callable[[int, torch.Generator], torch.Tensor]:
