@@ -1,9 +1,14 @@
 """How the memory that a plan was given is shared out: what serving needs before the first KV page, and the pages."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ingot.ir.plan import Plans
+from ingot.ir.plan import Plan, Plans
+
+if TYPE_CHECKING:
+    from ingot.ir.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,9 @@ class MemoryNeed:
         may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
         of all entries, and the states of its own: those of one name are one."""
         memories = [plan.memory for plan in plans.plans.values()]
-        # A plan alone has counted its states; only the union of several needs types, and torch for them.
-        states, page = (memories[0].states, memories[0].page) if len(memories) == 1 else _union(plans)
+        states, page = memories[0].states, memories[0].page
+        if len(memories) > 1:  # a plan alone has counted its states, and needs no types, nor torch for them
+            states, page = state_bytes(planned_states(plans.plans.values()).values())
         return MemoryNeed(
             weights=max(memory.weights for memory in memories),
             activations=max(
@@ -54,16 +60,22 @@ class MemoryNeed:
         return (memory - self.fixed) // self.page
 
 
-def _union(plans: Plans) -> tuple[int, int]:
-    """The bytes of the states of all entries: of those that do not grow with the KV pages, and of one page."""
-    from ingot.ir.parse import parse_type
+def state_bytes(states: Iterable[tuple["TensorType", Mapping[str, int]]]) -> tuple[int, int]:
+    """(bytes of the states that do not grow with the KV pages, bytes of one page of those that do), each state by its
+    type and the sizes of its dims."""
+    kinds = {True: 0, False: 0}
+    for state_type, sizes in states:
+        paged = "pages" in state_type.shape
+        kinds[paged] += math.prod(state_type.bind({**sizes, "pages": 1})) * state_type.dtype.itemsize
+    return kinds[False], kinds[True]
 
-    paged: dict[str, int] = {}
-    others: dict[str, int] = {}
-    for plan in plans.plans.values():
-        sizes = {**{name: most for name, (_, most) in plan.dims.items()}, "pages": 1}
-        for name, state in plan.states.items():
-            state_type = parse_type(state.type)
-            size = math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
-            (paged if "pages" in state_type.shape else others)[name] = size
-    return sum(others.values()), sum(paged.values())
+
+def planned_states(plans: Iterable[Plan]) -> dict[str, tuple["TensorType", Mapping[str, int]]]:
+    """The states of these plans by name, each by its type and the largest sizes of its dims."""
+    from ingot.ir.parse import parse_type  # not at the top: `--help` loads no torch
+
+    return {
+        name: (parse_type(state.type), {dim: most for dim, (_, most) in plan.dims.items()})
+        for plan in plans
+        for name, state in plan.states.items()
+    }

@@ -8,7 +8,7 @@ from torch import fx
 
 from ingot.ir.errors import ParseError
 from ingot.ir.features.feature import EndingUse
-from ingot.ir.parse_types import read_placements, read_recipe, read_split, read_tensor, read_type
+from ingot.ir.parse_types import read_ending, read_placements, read_recipe, read_split, read_tensor, read_type
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import ParamSpec, Program, Region, Stage, StateSpec, target_of
 from ingot.ir.recipe import Recipe
@@ -28,6 +28,14 @@ def parse_type(text: str) -> TensorType:
     """A tensor type from its text form."""
     line = _only_line(text)
     result = read_tensor(line)
+    line.end()
+    return result
+
+
+def parse_ending(text: str) -> EndingUse:
+    """The ending of an entry from its text form."""
+    line = _only_line(text)
+    result = read_ending(line)
     line.end()
     return result
 
@@ -265,29 +273,13 @@ def _program(lines: _Lines) -> Program:
     if lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "mesh":
         _mesh(lines.next("a mesh"), program)
     if lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "ending":
-        program.ending = _ending(lines.next("an ending"))
+        line = lines.next("an ending")
+        line.need("ending")
+        program.ending = read_ending(line)
+        line.end()
     program.dims = _dims(lines)
     _statements(lines, program)
     return program
-
-
-def _ending(line: Line) -> EndingUse:
-    line.need("ending")
-    name = line.name("an ending's name")
-    attributes: list[tuple[str, int]] = []
-    features: list[str] = []
-
-    def item() -> None:
-        found = line.name("an attribute or a feature")
-        if line.skip("="):
-            attributes.append((found, line.integer()))
-        else:
-            features.append(found)
-
-    if line.skip("("):
-        line.listed(item, ")")
-    line.end()
-    return EndingUse(name, tuple(attributes), tuple(features))
 
 
 def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, Dim]:

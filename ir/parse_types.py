@@ -1,8 +1,9 @@
-"""The parts of a statement, read from a line: types, placements and recipes."""
+"""The parts of a statement, read from a line: types, placements, recipes and endings."""
 
 from functools import partial
 from typing import Any
 
+from ingot.ir.features.feature import EndingUse
 from ingot.ir.recipe import STEPS, Attr, Recipe
 from ingot.ir.scan import Line
 from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, Split, StateType, TensorType, TupleType, ValueType
@@ -146,3 +147,23 @@ def read_recipe(line: Line) -> Recipe:
     if line.skip("."):
         output = line.name("a result's name")
     return Recipe(step, tuple(inputs), tuple(attrs), output)
+
+
+def read_ending(line: Line) -> EndingUse:
+    """NAME(ATTRIBUTE=NUMBER, FEATURE): attributes and features in any order, or nothing behind the name."""
+    name = line.name("an ending's name")
+    attributes: list[tuple[str, int]] = []
+    features: list[str] = []
+
+    def item() -> None:
+        found = line.name("an attribute or a feature")
+        if not line.skip("="):
+            features.append(found)
+            return
+        attributes.append((found, line.integer()))
+        if attributes[-1][1] < 0:
+            raise line.error(f"the attribute '{found}' is {attributes[-1][1]}", "0 or more", at=line.place - 1)
+
+    if line.skip("("):
+        line.listed(item, ")")
+    return EndingUse(name, tuple(attributes), tuple(features))

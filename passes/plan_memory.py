@@ -12,6 +12,7 @@ from ingot.ir.features import find_ending
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.interpret import interpret
 from ingot.ir.logprob_limits import MAX_SCORED
+from ingot.ir.memory import state_bytes
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketMemory, Instruction, ResidentMemory, Value
@@ -80,12 +81,12 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
     """What stays between steps; `sizes` are those of the largest step of all."""
-    states = [spec.type for spec in program.states.values()]
+    states, page = state_bytes((spec.type, sizes) for spec in program.states.values())
     outputs = [node.meta["type"] for node in program.output_nodes().values()]
     return ResidentMemory(
         weights=weight_bytes(program.params.values()),
-        states=sum(_bytes(item, sizes) for item in states if "pages" not in item.shape),
-        page=sum(_bytes(item, {**sizes, "pages": 1}) for item in states if "pages" in item.shape),
+        states=states,
+        page=page,
         pages_per_sequence=sizes.get("P", 0),
         inputs=sum(_bytes(value_type, sizes) for value_type in program.input_types().values()),
         outputs=sum(_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),

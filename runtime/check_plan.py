@@ -5,15 +5,15 @@ with the types that the plan promises; the executor compares those with the tens
 """
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 
-from ingot.ir.errors import ArtifactError, IngotError, VerifyError
-from ingot.ir.features import FEATURES, Ending, EndingUse, find_ending, find_input, step_inputs
+from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
+from ingot.ir.features import FEATURES, Ending, find_ending, find_input, step_inputs
+from ingot.ir.memory import planned_states, state_bytes
 from ingot.ir.mesh import Mesh, mesh_text, world_size
 from ingot.ir.ops import OPS
 from ingot.ir.outputs import may_stand_for
-from ingot.ir.parse import parse_type
+from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPES
@@ -109,7 +109,7 @@ def check_plan(plan: Plan) -> None:
 def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
     """The ending of a plan, and its features."""
     try:
-        use = EndingUse.parse(plan.ending)
+        use = parse_ending(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
             raise _error(f"the ending has the feature '{odd[0]}'", "ending", ", ".join(FEATURES))
         ending = find_ending(use.name)
@@ -117,23 +117,23 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
             known = ", ".join(ending.attributes) or "none"
             raise _error(f"the ending '{use.name}' has the attribute '{odd[0]}'", "ending", known)
         return ending, (*ending.features, *use.features)
+    except ParseError as error:
+        raise _error(f"the ending '{plan.ending[:80]}' does not read: {error.what}", "ending", error.expected) from None
     except VerifyError as error:
         raise _error(error.what, "ending", error.expected) from None
 
 
 def _check_memory(plan: Plan) -> None:
     """What the plan says of its memory, as far as its types tell it too: the KV pool is sized by it."""
-    kinds: dict[bool, int] = {True: 0, False: 0}
-    sizes = {**{name: hi for name, (_, hi) in plan.dims.items()}, "pages": 1}
-    for name, state in plan.states.items():
-        state_type = parse_type(state.type)
-        if odd := [size for size in state_type.shape if isinstance(size, str) and size not in sizes]:
+    states = planned_states([plan])
+    for name, (state_type, sizes) in states.items():
+        if odd := [size for size in state_type.shape if isinstance(size, str) and size not in {*sizes, "pages"}]:
             raise _error(f"the state '{name}' has the dim {odd[0]}", "dims", f"a range for {odd[0]}")
-        kinds["pages" in state_type.shape] += math.prod(state_type.bind(sizes)) * state_type.dtype.itemsize
+    kept, page = state_bytes(states.values())
     for name, found, wanted in (
-        ("page", plan.memory.page, kinds[True]),
-        ("states", plan.memory.states, kinds[False]),
-        ("pages_per_sequence", plan.memory.pages_per_sequence, sizes.get("P", 0)),
+        ("page", plan.memory.page, page),
+        ("states", plan.memory.states, kept),
+        ("pages_per_sequence", plan.memory.pages_per_sequence, plan.dims["P"][1] if "P" in plan.dims else 0),
     ):
         if found != wanted:
             raise _error(f"{name} is {found}", "memory", f"{wanted}, by its states and dims")

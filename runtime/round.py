@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from ingot.ir.features import EndingUse, find_ending
+from ingot.ir.features import find_ending
+from ingot.ir.parse import parse_ending
 from ingot.ir.plan import Plans
 from ingot.runtime.executor import Executor, SampledStep, StepHandle
 from ingot.runtime.late_step import LateStep
@@ -42,5 +43,5 @@ class Round:
 
 def max_drafts(plans: Plans) -> int:
     """Tokens that a sequence may feed behind its last one, as the ending of `main` says."""
-    use = EndingUse.parse(plans.plans["main"].ending)
+    use = parse_ending(plans.plans["main"].ending)
     return find_ending(use.name).fed(use) - 1

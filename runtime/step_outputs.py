@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.ir.features import EndingUse, find_ending
-from ingot.ir.parse import parse_type
+from ingot.ir.features import find_ending
+from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plan import Plan
 from ingot.runtime.step import StepSizes
 
@@ -23,7 +23,7 @@ class StepOutputs:
     def of(plan: Plan) -> "StepOutputs":
         fronts = {name: parse_type(text).shape[:1] for name, text in plan.outputs.items()}
         dims = {name: front[0] for name, front in fronts.items() if front and isinstance(front[0], str)}
-        return StepOutputs(find_ending(EndingUse.parse(plan.ending).name).read, dims)
+        return StepOutputs(find_ending(parse_ending(plan.ending).name).read, dims)
 
     def cut(self, outputs: Mapping[str, torch.Tensor], step: StepSizes) -> dict[str, torch.Tensor]:
         """The part of each output that is the step's own, where the step was filled up to more."""

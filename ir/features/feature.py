@@ -1,12 +1,10 @@
 """What a feature is: step inputs, rows of state, and the calls that it puts into a program; and what an ending is."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from ingot.ir.errors import VerifyError
 from ingot.ir.features.step_input import RowTable, StepInput
 from ingot.ir.types import Size, TensorType
 
@@ -107,19 +105,6 @@ class EndingUse:
     def __str__(self) -> str:
         given = [*(f"{name}={value}" for name, value in self.attributes), *self.features]
         return f"{self.name}({', '.join(given)})" if given else self.name
-
-    @staticmethod
-    def parse(text: str) -> "EndingUse":
-        """The inverse of `str`. Raises VerifyError."""
-        found = re.fullmatch(r"([a-z][a-z0-9_-]*)(?:\(([^()]*)\))?", text)
-        if found is None:
-            raise VerifyError(f"the ending '{text}' does not read", expected="name(attribute=number, feature)")
-        items = [item.strip() for item in (found[2] or "").split(",") if item.strip()]
-        attributes = [item for item in items if "=" in item]
-        if odd := [item for item in attributes if not re.fullmatch(r"\w+\s*=\s*[0-9]{1,9}", item, re.ASCII)]:
-            raise VerifyError(f"the ending '{text}' has '{odd[0]}'", expected="attribute=number")
-        pairs = tuple((name.strip(), int(value)) for name, _, value in (item.partition("=") for item in attributes))
-        return EndingUse(found[1], pairs, tuple(item for item in items if "=" not in item))
 
 
 # What an entry ends in where its definition says nothing.
