@@ -157,7 +157,7 @@ class _Entry:
             features = [find_feature(name) for name in (*ending.features, *use.features)]
         except VerifyError as error:
             raise ConfigError(error.what, where=self.where, expected=error.expected) from None
-        filled = {name for feature in features for call in feature.front for name in call.results}
+        filled = {name for feature in features for call in feature.before for name in call.results}
         for name, value_type in self.entry.inputs.items():
             declared = find_input(name)
             if declared is None and name not in filled:

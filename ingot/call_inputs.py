@@ -107,7 +107,7 @@ def _integers(
 ) -> dict[str, torch.Tensor]:
     """What the step says, by the parameter of ops that takes it.
 
-    The pages of a sequence lie behind each other, as the pool gives them: attention of prompts loads such a tile at
+    The pages of a sequence lie one after the other, as the pool gives them: attention of prompts loads such a tile at
     once (docs/gpu-kernels.md).
     """
     fed = step.tokens // step.sequences

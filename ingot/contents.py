@@ -59,7 +59,7 @@ def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Map
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
-    """Of all entries, one behind the other."""
+    """Of all entries, one after the other."""
     return [record for one in lowered.values() for record in one.records]
 
 

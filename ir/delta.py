@@ -27,7 +27,7 @@ def encode_delta(text: str, base: str, base_file: str) -> str:
     written = [_DELTA, f"base {base_file}", f"sha256 {_sha256(text)}"]
     place = following = 0
     while place < len(lines):
-        # A line that stands several times (a closing brace) is most likely the one behind those taken last.
+        # A line that stands several times (a closing brace) is most likely the one after those taken last.
         ahead = following < len(old) and old[following] == lines[place]
         begin = following if ahead else first.get(lines[place])
         if begin is None:

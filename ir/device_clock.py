@@ -25,7 +25,7 @@ _HEAD_START = 8_000_000
 
 
 def row_seconds(work: Sequence[Callable[[], object]]) -> float:
-    """Of the pieces of `work` on the current stream, one behind the other. The host has launched them all before the
+    """Of the pieces of `work` on the current stream, one after the other. The host has launched them all before the
     device begins, so that its own time does not count."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(_HEAD_START)

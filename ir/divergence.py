@@ -256,7 +256,7 @@ def _is_same(other: Value, value: Value, node: fx.Node, origin: str) -> bool:
 
 def _alike(node: fx.Node, other: fx.Node) -> bool:
     """Whether two calls may compute the same: of one op, with as many arguments. One that lost an argument computes
-    less, as where a mesh adds the bias behind the sum over ranks."""
+    less, as where a mesh adds the bias after the sum over ranks."""
     return _kind(node) == _kind(other)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Gpu:
     """A device: product name, compute capability as an int (90 for Hopper), bytes of memory, multiprocessors, and bytes
-    that its memory moves in a second (None where nobody says).
+    that its memory moves in a second (None where it is not known).
 
     `links`: it reaches another GPU of this machine over NVLink. `driver` is the newest CUDA that the driver knows, ""
     for a device that is only named.

@@ -15,7 +15,7 @@ from ingot.ir.program import ParamSpec, Program
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import TensorType
 
-# One step: inputs by name in, outputs by name out. Whoever runs keeps the states.
+# One step: inputs by name in, outputs by name out. The caller keeps the states.
 Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 # What each step feeds: pairs of a request's number and how many of its tokens come next.
 Schedule = Sequence[Sequence[tuple[int, int]]]
@@ -208,7 +208,7 @@ def _step(
     tables: Sequence[Sequence[int]],
     page_size: int,
 ) -> dict[str, torch.Tensor]:
-    """The inputs of one step that feeds `fed` behind the `done` tokens of each request."""
+    """The inputs of one step that feeds `fed` after the `done` tokens of each request."""
     sequences = [
         _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index])
         for index, count in fed

@@ -150,7 +150,7 @@ def read_recipe(line: Line) -> Recipe:
 
 
 def read_ending(line: Line) -> EndingUse:
-    """NAME(ATTRIBUTE=NUMBER, FEATURE): attributes and features in any order, or nothing behind the name."""
+    """NAME(ATTRIBUTE=NUMBER, FEATURE): attributes and features in any order, or nothing after the name."""
     name = line.name("an ending's name")
     attributes: list[tuple[str, int]] = []
     features: list[str] = []

@@ -215,7 +215,7 @@ class Program:
         return diff_programs(self, other)
 
     def copy(self) -> "Program":
-        """An independent copy with the same node names; specs and region bodies, which nobody edits, are shared."""
+        """An independent copy with the same node names; specs and region bodies, which are never edited, are shared."""
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         for node in self.graph.nodes:

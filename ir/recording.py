@@ -131,7 +131,7 @@ def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
 
 def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
     """The layer of a node by its origin. A body names the layers of the region that it was made of, first of all
-    calls; in another one, layers lie further behind by as much as its call does."""
+    calls; in another one, layers lie later by as much as its call does."""
     layer = _first_layer(node)
     if layer is None or call is None:
         return layer

@@ -19,7 +19,7 @@ class Target(BaseModel):
 
     `name` is "cpu", or a GPU's compute capability as in "sm_90", and `sm` that capability as an int (90 for Hopper),
     None on a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name and
-    `bandwidth` the bytes that its memory moves in a second, None on a CPU and where nobody says.
+    `bandwidth` the bytes that its memory moves in a second, None on a CPU and where it is not known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

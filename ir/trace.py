@@ -219,7 +219,7 @@ def _recorded(file: str | None, title: str) -> str:
 
 
 def _parsed(text: str) -> "Program":
-    from ingot.ir.parse import parse_program  # imports torch, which only who asks for programs needs
+    from ingot.ir.parse import parse_program  # imports torch, which only programs need
 
     return parse_program(text)
 

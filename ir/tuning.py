@@ -19,7 +19,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")]
 class Choice(BaseModel):
     """The tile sizes that `kernel` was given for a problem.
 
-    `source` says who chose them: the backend's own table of measurements, or its rule for what the table lacks
+    `source` says where they come from: the backend's own table of measurements, or its rule for what the table lacks
     (heuristic); a log that was given; or measurements of this compile or of the cache. `microseconds` is what one call
     took where it was timed, in a row of equal calls. `reason` says more where something was left out.
     """

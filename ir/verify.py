@@ -22,7 +22,7 @@ class StageRules:
 
     `cached`: ops over states, in place of pure ones. `fused`: ops that decompose into others. `pruned`: no call without
     a use. `mesh`: on a mesh, with a placement of every value. `open`: collectives may be owed. `regions`: calls of
-    regions. `providers`: every call says who computes it. `planned`: the program has a plan.
+    regions. `providers`: every call names its provider. `planned`: the program has a plan.
     """
 
     mesh: bool = False

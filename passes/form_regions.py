@@ -30,7 +30,7 @@ class FormRegions(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
-        eliminate_dead_code(program)  # a region must not compute what nobody reads
+        eliminate_dead_code(program)  # a region must not compute what nothing reads
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
         for backend, members in _regions(program, context):
             if all(node.target in VIEWS for node in members):
@@ -149,7 +149,7 @@ def _origin(members: list[fx.Node]) -> str:
 
 
 def _sort(program: Program) -> None:
-    """Put every call behind what it reads, keeping the order otherwise."""
+    """Put every call after what it reads, keeping the order otherwise."""
     nodes = [node for node in program.graph.nodes if node.op != "output"]
     place = {node: index for index, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}

@@ -1,4 +1,4 @@
-"""fuse-add-rms-norm: the residual add and the norm behind it become one op."""
+"""fuse-add-rms-norm: the residual add and the norm after it become one op."""
 
 import operator
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from ingot.passes.rewrite import Rewriter, trimmed
 @dataclass(frozen=True)
 class InsertEnding(Pass):
     """The calls of the ending and of its features (`ingot.ir.features`): some in front of the model's own, which read
-    rows of state, the others behind, which choose, and move the rows on."""
+    rows of state; the others after them, which choose, and move the rows on."""
 
     name: ClassVar[str] = "insert-ending"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -81,8 +81,8 @@ class _Builder:
         if "logits" in outputs:
             self.values["choices"] = outputs["logits"]
         between = [call for feature in features for call in feature.between]
-        behind = [call for feature in features for call in feature.behind]
-        for call in (*between, *self.ending.calls, *behind):
+        after = [call for feature in features for call in feature.after]
+        for call in (*between, *self.ending.calls, *after):
             self._call(call, end)
         states = {name: self.values[name] for name in program.states if name in self.values}
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())
@@ -108,7 +108,7 @@ class _Builder:
         program = self.rewriter.program
         first = next(program.calls())
         made: set[fx.Node] = set()
-        for call in [call for feature in features for call in feature.front]:
+        for call in [call for feature in features for call in feature.before]:
             made |= self._call(call, first)
         return made
 

@@ -119,7 +119,7 @@ def _run_phase(
             records.append(record)
             if on_pass is not None:
                 on_pass(before, program)
-    if not phase.passes:  # else nobody holds the program at an earlier stage
+    if not phase.passes:  # else nothing holds the program at an earlier stage
         program = program.copy()
     eliminate_dead_code(program)
     program.stage = phase.stage
@@ -160,7 +160,7 @@ def run_pipeline(
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):
         raise PassError("the pipeline shards nothing", where=mesh_text(context.mesh), expected="pipeline_for(mesh)")
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
-        # Nothing makes regions, so whoever computes regions only has nothing to compute.
+        # Nothing makes regions, so a backend of regions only has nothing to compute.
         context = replace(context, backends=tuple(item for item in context.backends if not item.compiles_regions))
     verify(model.entries[entry])
     result = Lowered(model.entries[entry])

@@ -1,4 +1,4 @@
-"""narrow-logits: where logits are only cast to a wider dtype, what is behind the cast reads what is in front of it."""
+"""narrow-logits: where logits are only cast to a wider dtype, what follows the cast reads what is in front of it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -46,7 +46,7 @@ class NarrowLogits(Pass):
 
 
 def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | None:
-    """Why the cast has to stay, whoever reads it."""
+    """Why the cast has to stay, whatever reads it."""
     given, made = tensor_type(source), tensor_type(cast)
     if not made.holds(given):
         return f"it does not only widen what it reads: {given}"

@@ -60,7 +60,7 @@ PIPELINE = (
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
-# On a mesh of more than one device, behind QUANTIZED.
+# On a mesh of more than one device, after QUANTIZED.
 SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 
 # Passes that run only when they are named, at the end of the phase of the stage that they join.

@@ -72,7 +72,7 @@ def _weight(linear: fx.Node) -> fx.Node:
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
-    """The linears behind which nothing but single arguments are changed up to the logits."""
+    """The linears after which nothing but single arguments are changed up to the logits."""
     found: set[fx.Node] = set()
     waiting = [node for name, node in program.output_nodes().items() if name == "logits"]
     while waiting:

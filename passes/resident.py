@@ -25,8 +25,8 @@ def resident() -> Resident | None:
 
 def peak_between(before: Resident | None, after: Resident | None) -> int | None:
     """The most that is known to have been resident between two looks: exact where the process never held so much
-    before, else what it held at the two. Resetting the kernel's mark would tell more, and lie to whoever measures the
-    whole process."""
+    before, else what it held at the two. Resetting the kernel's mark would tell more, and mislead other code that
+    measures the whole process."""
     if before is None or after is None:
         return None
     return after.most if after.most > before.most else max(before.now, after.now)

@@ -68,7 +68,7 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
 
 
 def described(value: Any) -> str:
-    """What an argument is, for reasons: who computes it, or which placeholder or constant it is."""
+    """What an argument is, for reasons: what computes it, or which placeholder or constant it is."""
     if not isinstance(value, fx.Node):
         return f"the constant {value!r}"
     if value.op == "placeholder":

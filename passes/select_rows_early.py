@@ -42,7 +42,7 @@ class SelectRowsEarly(Pass):
         if not _feeds_prompts(context.bucket, context.target):
             return
         made: set[fx.Node] = set()  # selections
-        # Backwards: when it is a call's turn, those that read it have been moved behind a selection, if they can be.
+        # Backwards: when it is a call's turn, those that read it have been moved after a selection, if they can be.
         for call in reversed(list(rewriter.program.calls())):
             selections = [] if call.target is operator.getitem else _selections(call)
             if not selections or _keeps_state(call):
@@ -112,7 +112,7 @@ def _keeps_rows(call: fx.Node) -> bool:
 
 
 def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]) -> str:
-    """Why the call cannot move behind a selection of `rows`, its arguments; "" when it can."""
+    """Why the call cannot move after a selection of `rows`, its arguments; "" when it can."""
     if not isinstance(count := _count(call), str):
         return f"it has {count} rows in every step"
     if not rows:

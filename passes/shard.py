@@ -98,7 +98,7 @@ def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times:
 
 
 def _prepare(rewriter: Rewriter) -> None:
-    """Give ops that know nothing of ranks the form that does: a split embedding, a bias behind a sum over ranks."""
+    """Give ops that know nothing of ranks the form that does: a split embedding, a bias after a sum over ranks."""
     program = rewriter.program
     for node in list(program.calls()):
         target, bound = _target(node), _bound(node)

@@ -1,4 +1,4 @@
-"""split-add-rms-norm: the residual add and the norm behind it part again, where a backend fuses each with a product."""
+"""split-add-rms-norm: the residual add and the norm after it part again, where a backend fuses each with a product."""
 
 import operator
 from dataclasses import dataclass

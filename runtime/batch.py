@@ -18,7 +18,7 @@ class Chunk(NamedTuple):
     """What one sequence does in a step: feed `length` tokens, the first at position `start`.
 
     on_device   its tokens are not known on the host yet: the device takes the first, and its position, from the row,
-                and those behind it from the row's drafts. `start` is then the furthest that the first may stand at
+                and those after it from the row's drafts. `start` is then the furthest that the first may stand at
     rows        rows of logits from which its next tokens are taken: those of its last tokens fed; 0 in the middle of a
                 prompt
     scored      positions among those fed whose logits rate the prompt's next token
@@ -41,7 +41,7 @@ class StepBatch:
     gets the next one, then those of `chunks`. `sampled` are all requests that get tokens, in the order of the logit
     rows, each with as many rows as `rows` says; None: one each.
 
-    Behind their rows stand those of `scored`: a request and how many rows it has, in the order of its prompt. Without
+    After their rows come those of `scored`: a request and how many rows it has, in the order of its prompt. Without
     either, one dummy logit row is computed, and its token is to be ignored.
     """
 

@@ -164,7 +164,7 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing changes, while requests run."""
         if not self._groups and self._launched is not None:
-            self.step()  # the surplus token of one that has stopped is in flight, for nobody
+            self.step()  # the surplus token of one that has stopped is in flight, and is dropped
         return self._scheduler.reset_prefix_cache()
 
     def has_unfinished(self) -> bool:

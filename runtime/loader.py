@@ -94,7 +94,7 @@ def load_artifact(
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
     `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `capture` says when a GPU's decode
     steps become graphs; by "none" it is given every instruction by itself. `phases` takes the times, and `early` is
-    the GPU's context where somebody began to make it.
+    the GPU's context where its making has begun.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.

@@ -1,4 +1,4 @@
-"""Who loads what was compiled, by backend."""
+"""The loader of what was compiled, by backend."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

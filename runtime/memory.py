@@ -8,7 +8,7 @@ from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import Plans
 from ingot.runtime.limits import Limits
 
-# What a KV pool takes on a CPU when nobody bounds the memory: vLLM's default for its CPU backend, 4 GiB, and never more
+# What a KV pool takes on a CPU when no bound is given: vLLM's default for its CPU backend, 4 GiB, and never more
 # than half of the machine.
 DEFAULT_KV_BYTES = 4 << 30
 
@@ -18,8 +18,8 @@ class ServingMemory:
     """What a device has for serving, in bytes.
 
     most    what serving can take, whatever is asked for
-    usual   what it takes when nobody bounds it
-    pool    what the KV pool takes of that at most when nobody bounds it; None for all that is left
+    usual   what it takes when it is not bounded
+    pool    what the KV pool takes of that at most when it is not bounded; None for all that is left
     beside  of either, what goes to what no plan counts: on a GPU the code of kernels, captured graphs, libraries
     """
 
@@ -44,7 +44,7 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
     """What one rank has room for: pages for every sequence at full length, or as many as fit beside all else that its
     plans need.
 
-    `asked` is how many somebody wants, and `memory` the bytes that serving may take. Raises OptionError for what is no
+    `asked` is how many are asked for, and `memory` the bytes that serving may take. Raises OptionError for what is no
     such number, and when too few pages fit, with what would.
     """
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):

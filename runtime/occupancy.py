@@ -9,7 +9,7 @@ class Occupancy:
 
     waiting, running   sequences
     steps              in flight
-    free_rows          device rows that nobody has
+    free_rows          device rows that no sequence has
     pages_held         KV pages that a sequence holds
     pages_releasing    those that become free when the steps in flight have retired
     pages_kept         those that the prefix cache finds, held or not

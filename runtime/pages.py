@@ -1,4 +1,4 @@
-"""The pool of KV-cache pages: who holds them, what they are kept for, which wait for a step to retire."""
+"""The pool of KV-cache pages: which are held, what they are kept for, which wait for a step to retire."""
 
 import itertools
 import random
@@ -38,7 +38,7 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._holders = [0] * num_pages
-        # Where a page is that nobody holds:
+        # Where a page is that no sequence holds:
         self._free = list(range(num_pages))
         self._idle: OrderedDict[int, None] = OrderedDict()  # kept, the next to be given up first
         self._busy: dict[int, int] = {}  # the step that it waits for
@@ -60,7 +60,7 @@ class PagePool:
 
     @property
     def num_held(self) -> int:
-        """Pages that somebody holds."""
+        """Pages that sequences hold."""
         return self.num_pages - self.num_free - self.num_releasing
 
     @property
@@ -73,7 +73,7 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages for a first holder, ascending: kernels read pages that lie behind each other at once.
+        """`count` pages for a first holder, ascending: kernels read pages that lie one after the other at once.
 
         Raises InternalError when fewer are free: callers look at `num_free`.
         """
@@ -91,7 +91,7 @@ class PagePool:
         return pages
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
-        """Take pages, in the order of their tokens, from one holder. With `busy_until`, those that nobody holds then
+        """Take pages, in the order of their tokens, from one holder. With `busy_until`, those that none holds then
         become allocatable when that step retires.
 
         Raises InternalError for a page that is not held, and then frees none.
@@ -122,7 +122,7 @@ class PagePool:
             self._release(pages)
 
     def keep(self, page: int, digest: bytes) -> int:
-        """Let `find` find what a held page holds, which nobody writes again.
+        """Let `find` find what a held page holds, which is not written again.
 
         Gives the page that is found: another one, when it has held the same for longer.
         """
@@ -159,7 +159,7 @@ class PagePool:
             self._holders[page] += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Let nobody find these pages any more. Whoever holds them goes on holding them."""
+        """Let nobody find these pages any more. Sequences that hold them go on holding them."""
         worthless: list[int] = []
         for page in pages:
             if (digest := self._digests.pop(page, None)) is None:

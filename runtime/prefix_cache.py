@@ -1,13 +1,13 @@
 """The prefix cache: sequences that begin alike share the KV pages of what they have in common.
 
-Only full pages are shared, and a sequence writes each of its pages once, so nobody writes what another one reads. A
+Only full pages are shared, and a sequence writes each of its pages once, so none writes what another one reads. A
 page can be found, by its block's hash, once the step that writes its last token has been launched: steps run in the
 order of their launches. What a sequence finds it does not feed; but it always feeds its last token, for the logits, and
 so where everything is there, it computes its last page again, in a page of its own.
 
 A request waits for one step where that step writes at least half of what it would feed itself. Where two sequences have
-computed the same page side by side all the same, the later one goes on with the earlier one's. So whoever holds a page
-holds those in front of it as they are found, and none is given up before what comes behind it.
+computed the same page side by side all the same, the later one goes on with the earlier one's. So what holds a page
+holds those in front of it as they are found, and none is given up before what comes after it.
 """
 
 import itertools

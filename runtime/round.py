@@ -42,6 +42,6 @@ class Round:
 
 
 def max_drafts(plans: Plans) -> int:
-    """Tokens that a sequence may feed behind its last one, as the ending of `main` says."""
+    """Tokens that a sequence may feed after its last one, as the ending of `main` says."""
     use = parse_ending(plans.plans["main"].ending)
     return find_ending(use.name).fed(use) - 1

@@ -6,7 +6,7 @@ When a decoding sequence needs a page and none is left, the last by rank of thos
 back among the waiting ones and is computed again later, outputs included, as far as the prefix cache has lost them.
 So does the last one of a step that the device has no memory for, and until one of the others has ended none is
 admitted. The first of those that run is never preempted, so it comes to an end; and where all have one priority,
-nobody starves.
+no request starves.
 
 Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
 of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
@@ -106,7 +106,7 @@ class Scheduler:
         return replace(self._cache.stats)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. False, and nothing changes, while sequences hold pages: what comes behind a page that
+        """Empty the prefix cache. False, and nothing changes, while sequences hold pages: what comes after a page that
         was forgotten would be found again."""
         if self.pool.num_held or self.pool.num_releasing:
             return False
@@ -180,7 +180,7 @@ class Scheduler:
         `rejected` tokens fed were not kept, by its place in the step; None: all were.
 
         Returns those that count, in order: a request that has ended meanwhile drops its tokens, and one that ends here
-        those behind its end. The requests that end here are finished when this returns.
+        those after its end. The requests that end here are finished when this returns.
         """
         if not self._in_flight or self._in_flight[0] is not batch:
             raise InternalError(
@@ -195,7 +195,7 @@ class Scheduler:
         if batch.rows is not None:
             self._retire_drafted(batch, tokens, rejected or [0] * batch.inputs.sizes.B, accepted)
             return accepted
-        # Behind the sampled rows stand scored ones, or a dummy.
+        # After the sampled rows come scored ones, or a dummy.
         for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
             request.in_flight -= 1
             if request.end is None:
@@ -206,7 +206,7 @@ class Scheduler:
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
     ) -> None:
-        """The tokens of a step that fed drafts: of each sequence those behind the tokens that were kept."""
+        """The tokens of a step that fed drafts: of each sequence those after the tokens that were kept."""
         assert batch.rows is not None
         places = [
             *range(len(batch.decodes)),
@@ -235,8 +235,8 @@ class Scheduler:
     def withdraw(self, batch: StepBatch) -> Request | None:
         """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
 
-        The last of them by rank is preempted, with all behind it, and none is admitted until one that runs has ended. A
-        step of one sequence is given up for nobody: gives that sequence, which cannot go on.
+        The last of them by rank is preempted, with all after it, and none is admitted until one that runs has ended. A
+        step of one sequence preempts none: gives that sequence, which cannot go on.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
             raise InternalError(
@@ -298,7 +298,7 @@ class Scheduler:
         self.pool.forget_all()  # whatever those steps were to write may not be there
 
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
-        """One token of every sequence that has only one left to feed, by rank, and the drafts behind it.
+        """One token of every sequence that has only one left to feed, by rank, and the drafts after it.
 
         Gives those whose token their device rows hold; as chunks those whose token the host knows, and those with
         drafts; those that have more left; and whether pages were short.
@@ -328,7 +328,7 @@ class Scheduler:
         return steady_decode.steady(self.running), chunks, prefilling, short
 
     def _drafts(self, request: Request, chunks: Sequence[Chunk]) -> int:
-        """How many drafts a sequence feeds behind its last token, which the step in flight takes.
+        """How many drafts a sequence feeds after its last token, which the step in flight takes.
 
         None where what a token is taken from depends on how many there are: penalties, and tokens that may not end the
         sequence yet. No more than the length, the pages at hand and the step's tokens allow.
@@ -348,7 +348,7 @@ class Scheduler:
         return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
 
     def _prompt_tokens(self, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
-        """How many a step takes beside those of sequences that decode. Where somebody waits for their tokens, a long
+        """How many a step takes beside those of sequences that decode. Where a caller waits for their tokens, a long
         step is one long wait; a prompt that may not be cut is not held back even so, or it could be for ever."""
         left = self.config.max_tokens - len(decodes) - sum(chunk.length for chunk in chunks)
         decoding = chain(decodes, (chunk.request for chunk in chunks))
@@ -460,7 +460,7 @@ class Scheduler:
             self.pool.forget(request.pages)  # they may hold what is not finite
         else:
             self._exchange(request, self._cache.keep(request))
-        # The row needs no such delay as the pages: whoever gets it next starts with explicit tokens and positions, in a
+        # The row needs no such delay as the pages: its next sequence starts with explicit tokens and positions, in a
         # step after those in flight.
         self.pool.free(request.pages, self._busy_until)
         self._tables.clear(request.row)

@@ -26,10 +26,10 @@ class SchedulerConfig:
                       sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
     pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
     prefix_caching    sequences that begin alike share pages; for models whose state lies in pages alone
-    policy            who comes first: "fcfs", the request that came first; "priority", the one of lower priority, and
-                      of equal ones the one that came first
-    max_mixed_tokens  tokens of prompts in a step that gives others a token for which somebody waits
-    max_drafts        tokens that a sequence may feed behind its last one, which the model proposed for it
+    policy            which request is served first: "fcfs", the one that came first; "priority", the one of lower
+                      priority, and of equal ones the one that came first
+    max_mixed_tokens  tokens of prompts in a step that gives others a token that a caller waits for
+    max_drafts        tokens that a sequence may feed after its last one, which the model proposed for it
     unserved          sampling parameters that the model's ending does not serve: a request that asks for one is refused
     """
 

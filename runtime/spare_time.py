@@ -37,7 +37,7 @@ class SpareTime:
                 self._work(left)
 
     def end(self, tokens: int) -> None:
-        """That step has ended, and the one behind it begins."""
+        """That step has ended, and the one after it begins."""
         now = self._clock()
         if tokens >= _FEWEST_TOKENS:
             self._per_token = (now - self._began) / tokens

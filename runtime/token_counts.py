@@ -1,4 +1,4 @@
-"""Rows of token counts, for sequences that go on behind tokens that they have not fed themselves."""
+"""Rows of token counts, for sequences that go on after tokens that they have not fed themselves."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -115,7 +115,7 @@ class Tokenizer:
         where that depends on them: a part of a character, and with decoders other than the byte-level one any token."""
         if not self._joins_bytes:
             return None
-        # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 is the same behind any others.
+        # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 is the same after any others.
         text = self.decode_alone(token_id, skip_special_tokens)
         return None if REPLACEMENT in text else text
 

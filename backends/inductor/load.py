@@ -16,7 +16,7 @@ Region = Callable[..., list[torch.Tensor]]
 def load(executable: Executable, directory: Path, context: LoadContext) -> Region:
     """The callable of a region: positional tensors in, a list of new tensors out.
 
-    It checks nothing: whoever binds it compares dtypes, shapes and strides with the executable's signature.
+    It checks nothing: the code that binds it compares dtypes, shapes and strides with the executable's signature.
     """
     library = directory / executable.files[0]
     try:

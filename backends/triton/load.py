@@ -26,7 +26,7 @@ def load(executable: Executable, directory: Path, context: LoadContext, *, depen
     """The callable of an executable on the GPU of `context`: its tensors in, states among them, a list of new tensors
     out.
 
-    It launches on torch's current stream and checks nothing but addresses: whoever binds it compares types. Without
+    It launches on torch's current stream and checks nothing but addresses: its caller compares types. Without
     `dependent` no launch begins before the one in front of it has ended. Raises BackendError for machine code that the
     driver refuses.
     """

@@ -20,7 +20,7 @@ block that is WHOLE has none of these. EVICTION is the policy for the cache, "" 
     fetch(weight, rows, start, K, STORED, LINES)
 
 asks for LINES of 128 bytes of each of the `rows` (i64), from column `start` on, to come into the L2 cache. It waits for
-nothing, and asks for nothing behind column K.
+nothing, and asks for nothing past column K.
 
 `weight` is the pointer to the weight where it has one part, and else a tuple of the pointers to its parts. STORED is
 what the loader itself says that these functions must know of the weight: a number, or a frozen dataclass of numbers.

@@ -95,7 +95,7 @@ class _WatchedHandle:
         """From an event to the end of the step."""
         if earlier is None or self._ended is None:
             return None
-        self._ended.synchronize()  # it stands behind the one that the handle waits for
+        self._ended.synchronize()  # it follows the one that the handle waits for
         return float(earlier.elapsed_time(self._ended)) / 1e3  # told in milliseconds
 
     def finish(self) -> None:

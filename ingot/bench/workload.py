@@ -12,7 +12,7 @@ _LEAST_TOKENS, _MOST_PROMPT, _MOST_TOTAL = 4, 1024, 2048
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """A prompt of token ids, how many tokens to make behind it, and when it arrives, in seconds from the beginning."""
+    """A prompt of token ids, how many tokens to make after it, and when it arrives, in seconds from the beginning."""
 
     prompt: tuple[int, ...]
     output_len: int
@@ -21,7 +21,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt, and of what is made behind it."""
+    """Tokens of a prompt, and of what is made after it."""
 
     prompt: int
     output: int

@@ -79,7 +79,7 @@ class NumericsReport:
 
 
 class NumericsCheck:
-    """Begun on the traced model, then a hook behind every pass. `read` gives checkpoint tensors by name."""
+    """Begun on the traced model, then a hook after every pass. `read` gives checkpoint tensors by name."""
 
     def __init__(self, model: Model, limits: Limits, read: Read) -> None:
         self._dtype, self._read = model.spec.dtype, read

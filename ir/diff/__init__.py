@@ -2,7 +2,7 @@
 
 Inputs, outputs and states are what their names say. A param is its recipe, type and placement; a call is its op,
 constants and arguments, who computes it, and the region that it stands in. What merely follows from a difference
-further up, such as the types behind a changed cast, is not listed. Equal values are one value, but calls are counted. A
+further up, such as the types after a changed cast, is not listed. Equal values are one value, but calls are counted. A
 weight that lies by columns and is read through a view differs in its layout alone. What was emitted for a region, and
 the plan, are no part of what a program means.
 """

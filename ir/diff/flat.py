@@ -29,7 +29,7 @@ class Item:
     """A placeholder or a call.
 
     `attrs` are its constants and `args` the values that it reads, both by parameter, however the call spells them;
-    `reads` are the names of the latter in the text. `users` are who reads it, with their parameter and which item they
+    `reads` are the names of the latter in the text. `users` are what reads it, with their parameter and which item they
     take, `outputs` what it is returned as. `aliases` are the nodes that stand for an item, or for the whole outside of
     the region. `recipe` is that of a param. `value`, `usage`, `coarse` and `full` are given by `identify`.
     """
@@ -74,7 +74,7 @@ class Item:
 
     @property
     def provider(self) -> str:
-        """Who computes it: of what stands in a region, who compiles that."""
+        """The provider of it: of what stands in a region, the backend that compiles the region."""
         return self.own_provider or (self.group.backend if self.group is not None else "")
 
     @property

@@ -25,13 +25,13 @@ def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
 
 
 def region_changes(groups: dict[Group, Group], pairs: Pairs) -> Iterator[Difference]:
-    """What differs between paired calls of regions: who compiles them, which calls stand in them, what they return."""
+    """What differs between paired calls of regions: their backend, which calls stand in them, what they return."""
     for group, twin in groups.items():
         yield from _changes(group, twin, _fields(group, twin, pairs))
 
 
 def signature_changes(groups: dict[Group, Group]) -> Iterator[Difference]:
-    """What differs in how regions are called alone. Behind any other difference that merely follows."""
+    """What differs in how regions are called alone. After any other difference that merely follows."""
     for group, twin in groups.items():
         fields = ("surplus inputs", str(group.surplus), str(twin.surplus)), ("type", group.unfit, twin.unfit)
         yield from _changes(group, twin, fields)

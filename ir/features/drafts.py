@@ -8,7 +8,7 @@ from ingot.ir.features.feature import Feature, OpCall, RowState
 DRAFTS = Feature(
     "drafts",
     rows=(RowState("drafts", torch.int32, ("drafted",)),),
-    front=(OpCall("take_drafts", ("tokens",)),),
+    before=(OpCall("take_drafts", ("tokens",)),),
 )
 
 # The hidden state from which the last token of a sequence was sampled: the output `hidden` [L, …] of an entry, kept in
@@ -16,7 +16,7 @@ DRAFTS = Feature(
 HIDDEN = Feature(
     "hidden",
     rows=(RowState("kept_hidden", like="hidden"),),
-    behind=(OpCall("write_rows", ("kept_hidden",), {"state": "kept_hidden", "values": "hidden", "index": "taken"}),),
+    after=(OpCall("write_rows", ("kept_hidden",), {"state": "kept_hidden", "values": "hidden", "index": "taken"}),),
 )
 
 # What an entry that proposes reads: inputs `last_tokens` i32[B] and `hidden` [B, …], each sequence's own.
@@ -27,7 +27,7 @@ PROPOSALS = Feature(
         RowState("kept_hidden", like="hidden"),
         RowState("drafts", like="proposed"),
     ),
-    front=(
+    before=(
         OpCall("read_rows", ("last_tokens",), {"state": "last_token"}),
         OpCall("read_rows", ("hidden",), {"state": "kept_hidden"}),
     ),

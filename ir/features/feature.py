@@ -40,17 +40,17 @@ class OpCall:
 class Feature:
     """What a step can do beside the model's own work.
 
-    `front` are calls in front of the model's own; `between` those between the model's and the ending's, where the value
-    `choices` is what tokens are taken from, the logits at first; `behind` those behind the ending's. `tables` is what
-    the host keeps by device row beside what inputs ask.
+    `before` are calls before the model's own; `between` those between the model's and the ending's, where the value
+    `choices` is what tokens are taken from, the logits at first; `after` those after the ending's. `tables` is what the
+    host keeps by device row beside what inputs ask.
     """
 
     name: str
     inputs: tuple[StepInput, ...] = ()
     rows: tuple[RowState, ...] = ()
-    front: tuple[OpCall, ...] = ()
+    before: tuple[OpCall, ...] = ()
     between: tuple[OpCall, ...] = ()
-    behind: tuple[OpCall, ...] = ()
+    after: tuple[OpCall, ...] = ()
     tables: tuple[RowTable, ...] = ()
 
 
@@ -69,9 +69,9 @@ class Ending:
     """What becomes of the outputs of an entry: the second segment of its plan.
 
     needs        outputs that the entry must have, besides those that only pass through
-    features     by name, in the order in which their calls stand in front
-    calls        in order, behind the model's own
-    outputs      what the entry gives in front of its own outputs
+    features     by name, in the order of their calls before the model's own
+    calls        in order, after the model's own
+    outputs      what the entry gives before its own outputs
     attributes   numbers of the ending, with their defaults: a definition may set them
     lengths      tokens of one sequence that a decode step feeds at most, from the attributes
     """

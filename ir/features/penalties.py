@@ -42,7 +42,7 @@ PENALTIES = Feature(
         _penalty("presence", "presence_penalty", 0.0, 0.1),
     ),
     rows=(RowState("token_counts", torch.int32, ("vocab",)),),
-    front=(OpCall("count_tokens", ("token_counts",), {"ids": "tokens"}),),
+    before=(OpCall("count_tokens", ("token_counts",), {"ids": "tokens"}),),
 )
 
 

@@ -62,5 +62,5 @@ SEQUENCES = Feature(
         StepInput("sample_index", _ints("B"), -1, _sample_index),  # its logit row, 0..L-1; -1: no token is taken
     ),
     rows=(RowState("last_token", torch.int32), RowState("position", torch.int32)),
-    front=(OpCall("feed", ("tokens", "positions", "slots", "kv_lens")),),
+    before=(OpCall("feed", ("tokens", "positions", "slots", "kv_lens")),),
 )

@@ -18,7 +18,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
 
-    # Two sequences, of 20 and 9 positions, feed three tokens and one; between and behind them is padding.
+    # Two sequences, of 20 and 9 positions, feed three tokens and one; between and after them is padding.
     q, k, v = (part.view(6, -1, 16) for part in randn(6, 8 * 16).split([64, 32, 32], 1))
     pages, attrs = ints(3, 0, 5, 1).view(2, 2), {"rope_type": "default", "positions": 64, "theta": 1e4}
     table = make_table({"kind": "rope", **attrs, "rotary_dim": 16})

@@ -214,7 +214,7 @@ def _positions_seen(
     count = min(q.shape[0] / page_table.shape[0], length)
     if window is None:
         return length - (count - 1) / 2, length
-    # The last token sees `window` keys, and each one before it one key that those behind it do not.
+    # The last token sees `window` keys, and each one before it one key that those after it do not.
     full = max(0.0, min(count, length - window + 1))  # tokens with a whole window in front of them
     ends = (count - full) * (length - count + 1 + length - full) / 2  # the others see all that there is
     return (full * window + ends) / count, min(length, window + count - 1)

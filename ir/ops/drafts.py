@@ -33,7 +33,7 @@ def take_drafts(
 
 
 def _accept_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    # Drafts 11 and 12 behind 10, of which the first is right; a prompt of three; one token; and padding.
+    # Drafts 11 and 12 after 10, of which the first is right; a prompt of three; one token; and padding.
     tokens, seqs = _ints(10, 11, 12, 5, 6, 7, 9, 0), (_ints(0, 3, 6, 0), _ints(3, 3, 1, 0))
     rows = _ints(0, 1, 2, 5, 6)
     return [
@@ -59,7 +59,7 @@ def accept_drafts(
     sample_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rejected i32[B], taken i32[B]): how many of the last tokens that a sequence feeds are not kept, and the row of
-    logits behind the last kept one, -1 where `sample_index` is.
+    logits after the last kept one, -1 where `sample_index` is.
 
     A sequence that gets a row of logits for each token, the last of them `sample_index[b]`, keeps a token as long as
     the row in front of it has `sampled` it. One with fewer rows, as a prompt has, keeps all.

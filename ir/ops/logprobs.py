@@ -73,7 +73,7 @@ def top_logprobs(
     """(ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits [L, V] and i32[L] each, computed
     in float32.
 
-    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` where that is -1. Behind it stand the
+    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` where that is -1. After it come the
     `num_logprobs[i]` most likely tokens, in order, the lower id first among equals. `ranks[i]` is one more than the
     number of tokens that are more likely than the chosen one. What is not asked for (`num_logprobs[i]` -1: the whole
     row) or not there (a row without a token) is id -1, logprob -inf, rank 0.

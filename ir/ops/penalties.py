@@ -24,7 +24,7 @@ def _ints(*values: int) -> torch.Tensor:
 
 def _count_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     counts = torch.randint(0, 9, (5, 13), generator=g, dtype=torch.int32)
-    # A new sequence in row 3, one that decodes in row 1, one that nobody counts in row 0, and padding.
+    # A new sequence in row 3, one that decodes in row 1, one that is not counted in row 0, and padding.
     ids, positions = _ints(4, 4, 7, 12, 5, 6, 0), _ints(0, 1, 2, 3, 9, 0, 0)
     step = (ids, positions, _ints(0, 0, 0, 0, 1, 2, -1), _ints(3, 1, 0, -1), _ints(2, 4, -1, -1))
     return [Sample((counts, *step)), Sample((counts, *step[:-1], _ints(-1, -1, -1, -1)))]
@@ -92,8 +92,8 @@ def count_tokens(
 
     Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as one
     of the prompt below position `prompt_ends[b]`, from there on as generated. A row is cleared when position 0 is fed,
-    so that a sequence that is computed again is counted from the start. `prompt_ends[b]` -1: nobody asks, and the row
-    stays as it is.
+    so that a sequence that is computed again is counted from the start. `prompt_ends[b]` -1: no count is asked
+    for, and the row stays as it is.
     """
     counts = token_counts.clone()
     _count(counts, ids, positions, token_seqs, rows, prompt_ends)

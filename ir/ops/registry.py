@@ -15,7 +15,7 @@ _LIBRARY = torch.library.Library("ingot", "DEF")
 
 
 class Effect(enum.Enum):
-    """What a call depends on or does beside its arguments and results: an op's contract with whoever edits a program.
+    """What a call depends on or does beside its arguments and results: an op's contract with passes.
 
     PURE: equal arguments give equal bits. READS_STATE: so they do, a version of a state being an argument like any
     other. WRITES_STATE: the call makes the next version of a state. RANDOM: each call draws anew. (`sample` is pure:

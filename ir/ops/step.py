@@ -144,9 +144,9 @@ def advance(
     `sampled[sample_index[b]]`. A row of -1 is padding.
 
     Of the tokens fed, the last `rejected[b]` are not committed: the row moves that much less far, and takes the token
-    that was sampled behind the last committed one. Each rejected token has a row of logits of its own, and
+    that was sampled after the last committed one. Each rejected token has a row of logits of its own, and
     `sample_index[b]` is the last of its sequence, or -1 where nothing is committed. What the rejected tokens left in
-    caches lies behind the row's position: it is never read, and overwritten by the next tokens fed there.
+    caches lies past the row's position: it is never read, and overwritten by the next tokens fed there.
     """
     tokens, positions = last_token.clone(), position.clone()
     _move(tokens, positions, rows, kv_lens, sampled, sample_index, rejected)

@@ -1,4 +1,4 @@
-"""Tensors over memory that somebody else keeps."""
+"""Tensors over memory that other code keeps."""
 
 from dataclasses import dataclass
 from typing import Any

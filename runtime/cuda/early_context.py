@@ -8,7 +8,7 @@ Importing torch loads its libraries first and then runs Python for as long again
 and asks for the context beside that. It loads none itself, so that they come in torch's order, and calls nothing of
 CUDA before all are there: code that runs as a library is loaded may call the driver, which may be loading a library.
 
-Nothing here says what went wrong. Whoever uses the GPU next finds it out, and says it.
+Nothing here says what went wrong. The next use of the GPU finds it out, and says it.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class EarlyContext:
         self._thread.join()
 
     def _try_to_make(self) -> None:
-        with contextlib.suppress(Exception):  # for whoever uses the GPU next to find, and to say
+        with contextlib.suppress(Exception):  # the next use of the GPU finds it, and says it
             self._make()
 
     def _make(self) -> None:
@@ -79,7 +79,7 @@ def torch_cuda_library() -> Path | None:
 
 
 def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
-    """The handle of a library once somebody else has loaded it and all that it needs; None when it was not by the time
+    """The handle of a library once other code has loaded it and all that it needs; None when it was not by the time
     that `given_up` is set.
 
     The loader waits for a thread that is loading libraries. It is called as a foreign function, which lets other

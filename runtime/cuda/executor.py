@@ -42,7 +42,7 @@ class CudaExecutor:
     Arguments are those of `ingot.runtime.cpu.executor.CpuExecutor`, tensors on the device of `context`. Steps run on
     its stream, in the order of their launches; executors that share states have one context. `capture` says when decode
     steps are captured as graphs; "none": every step is launched instruction by instruction. With `strict` a graph is
-    launched only where everything lies as it did when it was captured, and nobody holds what it overwrites.
+    launched only where everything lies as it did when it was captured, and nothing holds what it overwrites.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CudaExecutor:
             raise InternalError("the load context of a GPU has no stream")
         self.device = context.device
         self._stream = context.stream
-        resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nobody writes into it
+        resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nothing writes into it
         self._buckets = bound_buckets(plan, resident, executables, libraries)
         decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
         self._layout, self._gives = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
@@ -256,7 +256,7 @@ class CudaExecutor:
                     return True
                 # Padding runs in front of the next step, so not while one is waited for.
                 return math.isinf(seconds) and self._run_unseen()
-            except torch.OutOfMemoryError:  # nobody asked for it; a step that needs it will say so
+            except torch.OutOfMemoryError:  # not asked for; a step that needs it will say so
                 return False
 
     def synchronize(self) -> None:

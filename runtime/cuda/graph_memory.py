@@ -13,8 +13,8 @@ class GraphMemory:
     """The memory of everything that lives within a captured step, its outputs included. Each graph overwrites what the
     one before it left there; `launches` counts them.
 
-    `arena` bytes are taken at once, or a large graph that is captured behind small ones would find no piece that is
-    large enough, and take more. With `strict` whoever still has an output when it is overwritten is an error.
+    `arena` bytes are taken at once, or a large graph that is captured after small ones would find no piece that is
+    large enough, and take more. With `strict` it is an error if an output is still held when it is overwritten.
     """
 
     def __init__(self, arena: int, *, strict: bool = False) -> None:
@@ -42,7 +42,7 @@ class GraphMemory:
             raise BackendError(f"{what} cannot be captured: {problem}", where=where)
 
     def begin_launch(self) -> None:
-        """A graph is about to overwrite what lies here. Raises InternalError for an output that somebody still has."""
+        """A graph is about to overwrite what lies here. Raises InternalError for an output that is still held."""
         held = [name for name, tensor in self._lent if tensor() is not None]
         self._lent.clear()
         if held:
@@ -53,7 +53,7 @@ class GraphMemory:
         self.launches += 1
 
     def lend(self, outputs: Mapping[str, torch.Tensor], launch: int) -> dict[str, torch.Tensor]:
-        """The outputs of the `launch`th launch, for whoever asks. Raises InternalError when others lie there by now."""
+        """The outputs of the `launch`th launch. Raises InternalError when others lie there by now."""
         if launch != self.launches:
             raise InternalError("the outputs of a step are read after a later step has taken their place")
         lent = {name: value.view(value.shape) for name, value in outputs.items()}

@@ -8,7 +8,7 @@ from ingot.ir.plan import Plan, Plans
 from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, prompt_steps
 from ingot.runtime.memory import ServingMemory
 
-# Of all memory, what serving takes when nobody says: as much as gpu_memory_utilization is by default in vLLM.
+# Of all memory, what serving takes by default: as much as gpu_memory_utilization is by default in vLLM.
 USUAL_SHARE = 0.9
 # What no plan counts and no file tells: code of kernels (cuBLAS's above all), cuBLAS's workspaces, and what the
 # allocator loses to rounding up to its blocks of 2 and 20 MiB. An allowance, not yet measured on a device by itself.
@@ -25,7 +25,7 @@ def device_memory(device: torch.device, plans: Plans, *, graphs: bool) -> Servin
 
 
 def serving_memory(free: int, total: int, plans: Plans, graphs: Gpu | None) -> ServingMemory:
-    """`device_memory` of a device of `total` bytes, `free` of which nobody has taken; `graphs` says what it is where
+    """`device_memory` of a device of `total` bytes, `free` of which are not taken; `graphs` says what it is where
     steps are captured."""
     beside = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
     return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside)

@@ -32,7 +32,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on a device, on its way on the current stream when this returns; `tensor` has been read by then.
 
     From pageable memory torch would wait for the stream, and so for the step that runs. The pinned copy goes back to
-    torch's allocator, which gives it to nobody before the device has read it.
+    torch's allocator, which does not give it out again before the device has read it.
     """
     return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -72,7 +72,7 @@ class PaddedInputs:
         for one, array in fields:
             given, count = arrays[one.name], counts[one.dim]
             if given.ndim == 2:
-                array[:count, : given.shape[1]] = given  # what stands behind the width of a step is not read
+                array[:count, : given.shape[1]] = given  # what stands past the width of a step is not read
             else:
                 array[:count] = given
             if count < (filled := self._filled[one.dim]):

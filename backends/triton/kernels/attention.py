@@ -90,7 +90,7 @@ def attended(
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
     join the state of M rows.
 
-    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. CAUSAL: those behind are not seen.
+    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. CAUSAL: later keys are not seen.
     """
     d = tl.arange(0, BLOCK_DIM)
     for start in range(begin, end, step):

@@ -44,7 +44,7 @@ def _fetch_chunk(
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = (BLOCK_DIM + LINE - 1) // LINE
     inside = place < end
-    # Positions behind the end are asked for on page 0, again and again.
+    # Positions past the end are asked for on page 0, again and again.
     rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
     line = tl.minimum(tl.arange(0, LINES) * LINE, DIM - 1)  # heads of 80 float32 end in the third of four
     for part in tl.static_range(2):
@@ -294,7 +294,7 @@ def decode_attention(
         if (item < first_items) & (split * CHUNK < end):
             inside = early_place < end
             scores = tl.dot(query, tl.trans(early_keys), input_precision="ieee")
-            # What lies behind the end may be NaN, which a weight of zero does not silence.
+            # What lies past the end may be NaN, which a weight of zero does not silence.
             values = tl.where(inside[:, None], early_values, 0.0)
             total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCALE, SOFT_CAP)
             begin += splits * CHUNK

@@ -65,7 +65,7 @@ def linear_blocks(
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
     within = WITHIN(local, k, STORED)
-    # Rows behind the last repeat it, and are not stored.
+    # Rows past the last repeat it, and are not stored.
     x_rows = x + first_row.to(tl.int64) * X_STRIDE
     x_rows = x_rows + tl.minimum(nth, rows - 1 - first_row)[:, None] * X_STRIDE + k[None, :]
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)

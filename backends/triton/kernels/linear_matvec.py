@@ -13,7 +13,7 @@ from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scale
 
 @triton.jit
 def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Elements `start` to `start + BLOCK_K` of a vector of K; zeros behind its end."""
+    """Elements `start` to `start + BLOCK_K` of a vector of K; zeros past its end."""
     if K % BLOCK_K == 0:
         return tl.load(pointer + start + k)
     return tl.load(pointer + start + k, mask=start + k < K, other=0.0)

@@ -1,4 +1,4 @@
-"""What the kernels of linear share: the norm in front, the gate behind, the fetch of weights ahead of time."""
+"""What the kernels of linear share: the norm in front, the gate after it, the fetch of weights ahead of time."""
 
 import triton
 import triton.language as tl

@@ -46,7 +46,7 @@ def linear_tile(
 ):
     """Program (i, j): results i * BLOCK_N … of y [rows, N] over columns j * SHARE … of x [rows, K] and the weight.
 
-    TOKENS >= rows is the size of the product; rows of x behind the last repeat the last, and are not stored. FIRST, UP
+    TOKENS >= rows is the size of the product; rows of x past the last repeat the last, and are not stored. FIRST, UP
     and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
     `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait.
     BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
@@ -102,7 +102,7 @@ def linear_tile(
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
             result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
             up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
-            # In a fixed order, so that who arrives last does not show; unrolled, so that all loads are on the way.
+            # In a fixed order, so that which arrives last does not show; unrolled, so that all loads are on the way.
             for other in tl.static_range(SPLITS):
                 result += tl.load(own + other * step_size, cache_modifier=".cg")
                 if ACTIVATION is not None:

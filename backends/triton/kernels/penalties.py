@@ -25,7 +25,7 @@ def count_tokens(
 ):
     """The op `count_tokens`, in place.
 
-    A program owns SHARE tokens of the vocabulary of one sequence: nobody else writes there, so that clearing comes
+    A program owns SHARE tokens of the vocabulary of one sequence: no other program writes there, so that clearing comes
     before counting without a second launch. It looks at all tokens of the step.
     """
     if DEPENDENT:

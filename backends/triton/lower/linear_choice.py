@@ -12,7 +12,7 @@ from ingot.ir.tuning import Source
 
 # The smallest tile of a tensor-core product in Triton has 16 columns to sum up over.
 _LEAST = 16
-# Whoever arrives last holds the sums of this many splits in registers at once.
+# The program that arrives last holds the sums of this many splits in registers at once.
 _MOST_SPLITS = 8
 
 

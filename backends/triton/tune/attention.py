@@ -190,7 +190,7 @@ class Steps:
         self._kv[self._pages(0).long()] = self._first
 
     def _pages(self, step: int) -> torch.Tensor:
-        """Page ids of all sequences, one behind the other."""
+        """Page ids of all sequences, one after the other."""
         total = sum(self.needed)
         begin = step % (len(self._order) // total) * total
         return self._order[begin : begin + total]

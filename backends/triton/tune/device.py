@@ -133,7 +133,7 @@ def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the launches, one behind the other."""
+    """A CUDA graph of the launches, one after the other."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:

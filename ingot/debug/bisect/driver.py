@@ -28,7 +28,7 @@ def bisect(
 ) -> Verdict:
     """Find what makes `artifact` compute something else than its checkpoint means, and write what shows it.
 
-    The traced program on the checkpoint's tensors is the meaning, in float64; every program behind it is compared with
+    The traced program on the checkpoint's tensors is the meaning, in float64; every program after it is compared with
     that, then the artifact's execution with its programs. With `oracle` the traced program itself is judged too: by
     "transformers", or by a Python file that defines `oracle(requests)`. `checkpoint` is the folder that was compiled,
     where it has moved. Into the folder `output`, which must not be there yet, goes what shows the fault by itself; by

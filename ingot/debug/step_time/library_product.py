@@ -17,7 +17,7 @@ _PART_BYTES = 2 * 4
 
 
 def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kernel: KernelTime, device: Device) -> float:
-    """What the work of a product [rows, columns, depth] takes behind its launch. A multiprocessor computes its tiles
+    """What the work of a product [rows, columns, depth] takes after its launch. A multiprocessor computes its tiles
     one behind the other; each reads what it multiplies, `kernel.stream` bytes a second, and multiplies all of its rows
     and columns, full or empty. Parts of the depth are added up by a launch more, which is a `kernel.wave` each."""
     moving = done.bytes / (kernel.bandwidth * device.bandwidth)

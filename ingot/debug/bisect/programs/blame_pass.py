@@ -51,7 +51,7 @@ class Judge:
     _measured: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
     def expectation(self, chain: Chain, place: int) -> Expectation:
-        """What holds for the programs behind the link at `place`, which sets the meaning."""
+        """What holds for the programs after the link at `place`, which sets the meaning."""
         link = chain.links[place]
         key = chain.entry, id(link)
         if key not in self._expected:

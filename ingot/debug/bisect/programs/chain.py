@@ -1,4 +1,4 @@
-"""The programs of a compile, one behind the other, and the passes between them."""
+"""The programs of a compile, one after the other, and the passes between them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -25,7 +25,7 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.program import Program, StateSpec
 
-# Tokens that are generated behind each prompt: the second is fed from what the first left on the device.
+# Tokens that are generated after each prompt: the second is fed from what the first left on the device.
 GENERATED = 2
 # Beside outputs it is known what the only call of this op must give, by its printed name.
 OP_NAMES = ("ingot.select_rows",)
@@ -121,7 +121,7 @@ def expect(
     rows: int,
     seed: int = 0,
 ) -> Expectation:
-    """What the pure `program` makes of the prompts, and of the tokens that are sampled behind them.
+    """What the pure `program` makes of the prompts, and of the tokens that are sampled after them.
 
     `rows` is the number of device rows: as many sequences run at once at most. Tokens are sampled here, from the
     program's logits and by the ops' references, so that nothing is taken from a program that is to be judged.
@@ -161,14 +161,14 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
-    """What holds behind a lossy pass over a cached program: what that program itself gives for the steps of before."""
+    """What holds after a lossy pass over a cached program: what that program itself gives for the steps of before."""
     steps = before.steps(program)
     outputs = tuple(seen.outputs for seen in observe(program, params, steps, before.pages, exact=True))
     return replace(before, program=program, logits=None, outputs=outputs)
 
 
 def _sampled(request: Request, logits: torch.Tensor) -> int:
-    """The token behind a request's last one, from its row of logits."""
+    """The token after a request's last one, from its row of logits."""
     alone = [replace(request, row=0)]
     step = whole(alone, PAGE_SIZE)[0]
     counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
