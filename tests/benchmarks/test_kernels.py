@@ -16,6 +16,7 @@ import pytest
 import torch
 from benchmark_scripts import BENCHMARKS
 from child_script import script_of
+from triton_interpreter import language_patched_once
 
 from ingot.backends.flashinfer.packages import Missing
 from ingot.backends.triton.tune import attention as tune_attention
@@ -34,7 +35,7 @@ Script = Callable[[str], Any]
 @pytest.fixture(scope="module")
 def script() -> Iterator[Script]:
     """Imports a script by its bare name, as they import one another."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, language_patched_once():
         for folder in FOLDERS:
             patch.syspath_prepend(folder)
         yield importlib.import_module

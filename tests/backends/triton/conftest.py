@@ -1,0 +1,12 @@
+"""Kernels run by Triton's interpreter, with less of its overhead."""
+
+from collections.abc import Iterator
+
+import pytest
+from triton_interpreter import language_patched_once
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_interpreter() -> Iterator[None]:
+    with language_patched_once():
+        yield
