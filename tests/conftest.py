@@ -37,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow too")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Texts of thousands of characters are named by their length: names go from worker to worker, and into logs."""
+    return f"{argname} of {len(val)}" if isinstance(val, (str, bytes)) and len(val) > 300 else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--run-slow"):
         slow = [item for item in items if item.get_closest_marker("slow")]

@@ -1,10 +1,11 @@
 """Runs a schedule of Triton launches on tensors: by Triton's interpreter on a CPU, which tests/conftest.py turns on, by
 its compiler on a GPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from drawn import drawn
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.call import Call, Lowering
@@ -16,6 +17,11 @@ from ingot.ir.types import DTYPES, TensorType
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter computes in float32: bf16 products come out wrong there.
 TESTED = (torch.float32, torch.bfloat16, torch.float16) if torch.cuda.is_available() else (torch.float32,)
+
+
+def some(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Parameters for pytest: the interpreter, which is slow, gets `count` of `cases` in a run; a GPU gets all."""
+    return drawn(count, cases) if DEVICE == "cpu" else list(cases)
 
 
 def new_schedule(

@@ -1,12 +1,13 @@
 """Attention kernels against their references: any mix of sequences, every option, every size of head."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from call_oracle import rounded_worse
 from paged_steps import Heads, PagedStep, paged_step
-from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering
+from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, some
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.attention import LOWERINGS
@@ -90,12 +91,11 @@ def a_call(dim: int = 64, dtype: torch.dtype = torch.float32, strides: tuple[int
 
 
 @dtypes
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("padding", [{}, {"gap": 2, "behind": 3}], ids=["full", "padded"])
-def test_any_mix_of_sequences(mix: str, padding: dict[str, int], dtype: torch.dtype) -> None:
-    step = a_step(MIXES[mix], dtype, **padding)
+@pytest.mark.parametrize(("mix", "padded"), some(5, itertools.product(MIXES, (False, True))))
+def test_any_mix_of_sequences(mix: str, padded: bool, dtype: torch.dtype) -> None:
+    step = a_step(MIXES[mix], dtype, **({"gap": 2, "behind": 3} if padded else {}))
     appended(step, 32 if len(step.q) > 1 else 1)
-    over_pages(step, 2048 if padding else 64)
+    over_pages(step, 2048 if padded else 64)
 
 
 @dtypes
@@ -177,7 +177,7 @@ def test_what_decoding_leaves_behind_is_by_sequences() -> None:
 
 @dtypes
 @pytest.mark.parametrize(
-    "heads", [Heads(3, 1, 80), Heads(6, 2, 96), Heads(2, 2, 128), Heads(2, 1, 256), Heads(17, 1, 64)]
+    "heads", some(3, [Heads(3, 1, 80), Heads(6, 2, 96), Heads(2, 2, 128), Heads(2, 1, 256), Heads(17, 1, 64)])
 )
 def test_sizes_of_heads(heads: Heads, dtype: torch.dtype) -> None:
     step = a_step([(1, 75), (2, 30), (1, 150)], dtype, heads)
@@ -240,9 +240,9 @@ def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("rotary", [64, 24])
-@pytest.mark.parametrize("normed", [None, "same", "wide"])
+@pytest.mark.parametrize(
+    ("normed", "rotary", "interleaved"), some(6, itertools.product((None, "same", "wide"), (64, 24), (False, True)))
+)
 def test_norm_and_rotation(normed: str | None, rotary: int, interleaved: bool, dtype: torch.dtype) -> None:
     step = a_step([(1, 20), (2, 4)], dtype)
     g = torch.Generator().manual_seed(5)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, run_schedule
+from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, run_schedule, some
 
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.linear import LOWERINGS, padded_tokens, schedule_linear
@@ -44,8 +44,10 @@ def test_samples(dtype: torch.dtype, tokens: tuple[int, int]) -> None:
 # Columns and depths that are no multiples of a tile, deeper than one, and smaller than the smallest. Of the second, so
 # deep and narrow, the columns are split among programs.
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize(("n", "k"), [(37, 101), (130, 2200), (3, 8), (257, 64)])
-@pytest.mark.parametrize("rows", [1, 2, 13, 17, 64])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    some(10, [(rows, n, k) for rows in (1, 2, 13, 17, 64) for n, k in ((37, 101), (130, 2200), (3, 8), (257, 64))]),
+)
 def test_odd_shapes(dtype: torch.dtype, rows: int, n: int, k: int) -> None:
     tokens = next(bounds for bounds in BUCKETS if rows <= bounds[1])
     _check(_drawn(dtype, rows, rows, n, k), dtype, tokens)

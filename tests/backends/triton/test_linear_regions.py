@@ -1,10 +1,12 @@
 """Regions around a product: which calls make one, and that their kernels compute what the calls say."""
 
+import itertools
+
 import pytest
 import torch
 from call_oracle import rounded_worse
 from torch import fx
-from triton_schedules import DEVICE, TESTED, run_schedule
+from triton_schedules import DEVICE, TESTED, run_schedule, some
 
 from ingot.backends.triton.lower.call import Refused
 from ingot.backends.triton.lower.regions import groups, lower_region
@@ -85,8 +87,7 @@ def _names(found: list[list[fx.Node]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize("rows", BUCKETS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "rows"), some(25, itertools.product(FORMS, BUCKETS)))
 def test_forms(form: str, rows: int, dtype: torch.dtype) -> None:
     program = _program(FORMS[form], dtype, BUCKETS[rows])
     assert program.bucket is not None

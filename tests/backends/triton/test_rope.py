@@ -1,11 +1,13 @@
 """Rotary embedding and cache writes by Triton kernels against their references."""
 
+import itertools
+
 import pytest
 import torch
 from odd_samples import odd_samples
 from paged_steps import Heads, paged_step
 from triton_checks import check_lowering
-from triton_schedules import TESTED, new_schedule
+from triton_schedules import TESTED, new_schedule, some
 
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.lower.rope import LOWERINGS
@@ -17,6 +19,7 @@ from ingot.ir.types import TensorType
 # A norm that rounds the other way is turned into both elements of a pair, one of which may be small.
 FACTOR = {torch.float32: 1.0, torch.bfloat16: 8.0, torch.float16: 8.0}
 dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
+SIZES = [(64, 64), (80, 32), (96, 96), (128, 128), (256, 64)]  # of a head, and of its part that is turned
 TABLES = {
     rotary: make_table({"kind": "rope", "rope_type": "default", "positions": 512, "theta": 1e4, "rotary_dim": rotary})
     for rotary in (256, 128, 96, 80, 64, 32)
@@ -33,10 +36,11 @@ def test_samples(name: str, dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (80, 32), (96, 96), (128, 128), (256, 64)])
-@pytest.mark.parametrize("normed", [None, "same", "wide"])
-def test_sizes(normed: str | None, dim: int, rotary: int, interleaved: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("normed", "sizes", "interleaved"), some(15, itertools.product((None, "same", "wide"), SIZES, (False, True)))
+)
+def test_sizes(normed: str | None, sizes: tuple[int, int], interleaved: bool, dtype: torch.dtype) -> None:
+    dim, rotary = sizes
     g = torch.Generator().manual_seed(dim)
     step = paged_step(g, dtype, Heads(37 if dim == 64 else 6, 3, dim), [(1, 20), (3, 7), (1, 0)], gap=1)
     kind = torch.float32 if normed == "wide" else dtype

@@ -1,0 +1,20 @@
+"""Cases of which a run takes some: the commit draws them, a row of commits comes to all, and --run-slow takes all."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from run_seed import run_seed
+
+
+def drawn(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Parameters for pytest: `cases`, tuples where a test has several names, all but `count` of them marked slow."""
+    all_cases = list(cases)
+    taken = random.Random(f"{run_seed()} {count} of {len(all_cases)}").sample(range(len(all_cases)), count)
+    return [
+        case
+        if place in taken
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for place, case in enumerate(all_cases)
+    ]
