@@ -5,13 +5,14 @@ import json
 import re
 import runpy
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from safetensors.torch import load_file, save_file
 from sharded import CASES as SHARDED
 from sharded import Case as Sharded
@@ -184,11 +185,7 @@ def _check(verdict: Verdict, fault: Fault) -> None:
     assert verdict.tensor and verdict.found and verdict
 
 
-def _quick_first(faults: Sequence[Fault], quick: Collection[Harm]) -> list[Any]:
-    return [pytest.param(one, id=str(one), marks=() if one.harm in quick else pytest.mark.slow) for one in faults]
-
-
-@pytest.mark.parametrize("fault", _quick_first(FAULTS, {_mixed_up, _swapped_recipe, _stale_position}))
+@pytest.mark.parametrize("fault", drawn(2, FAULTS), ids=str)
 def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: None) -> None:
     path = artifact("llama-plain", **OPTIONS)
     with planted(fault.whose, fault.index, fault.harm):
@@ -199,7 +196,10 @@ def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: No
 
 @pytest.mark.parametrize(
     "fault",
-    [Fault(InsertCollectives, 2, _rounded_sum, "cast_1"), Fault(InsertPagedKV, 1, _swapped_k_and_v, "kv_append_1")],
+    drawn(
+        1,
+        [Fault(InsertCollectives, 2, _rounded_sum, "cast_1"), Fault(InsertPagedKV, 1, _swapped_k_and_v, "kv_append_1")],
+    ),
     ids=str,
 )
 def test_a_fault_on_a_mesh_is_named(fault: Fault, again: None, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def _ends_with(script: Path) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.parametrize("fault", _quick_first([FAULTS[0], FAULTS[5], FAULTS[7]], {_wrong_epsilon}))
+@pytest.mark.parametrize("fault", drawn(1, [FAULTS[0], FAULTS[5], FAULTS[7]]), ids=str)
 def test_the_reproducer_shows_the_fault_by_itself(
     fault: Fault, artifact: Callable[..., Path], again: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

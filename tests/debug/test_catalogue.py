@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from planted import in_passes
 from planted.catalogue import SOURCES, compile_healthy, draw_fault
 from planted.fault import Fault, Setup, Truth
@@ -30,7 +31,7 @@ def _drawn(source: str, number: int, folder: Path) -> Any:
     return draw_fault(f"{run_seed()} {source} {number}", folder, {source: SOURCES[source]})
 
 
-@pytest.mark.parametrize("source", _QUICK)
+@pytest.mark.parametrize("source", drawn(1, _QUICK))
 def test_a_fault_is_where_its_truth_says_and_shows(source: str, tmp_path: Path) -> None:
     planted = _drawn(source, 0, tmp_path)
     assert planted.shows and planted.fault.truth.nodes, again(planted.fault)

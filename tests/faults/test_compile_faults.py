@@ -5,6 +5,7 @@ starts clean.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import compile_until
 import pytest
 import torch
+from drawn import drawn
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
@@ -176,8 +178,7 @@ def try_config(folder: Path, config: dict[str, Any], field: str, taken: bool, tm
     assert list(output.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("field", KINDS)
+@pytest.mark.parametrize(("field", "family"), drawn(len(KINDS), itertools.product(KINDS, ("llama", "qwen3"))))
 def test_each_field_of_a_config_replaced_by_something_wrong(family: str, field: str, tmp_path: Path) -> None:
     name = {"llama": "llama-plain", "qwen3": "qwen3-plain"}[family]
     folder = TINY[name].write(tmp_path / "checkpoint", num_hidden_layers=1)
@@ -419,7 +420,7 @@ def until(condition: Callable[[], object], seconds: float) -> bool:
     return bool(met)
 
 
-@pytest.mark.parametrize("phase", ["trace", "weights", "write"])
+@pytest.mark.parametrize("phase", drawn(1, ["trace", "weights", "write"]))
 def test_after_kill_nine_nothing_is_visible_and_the_next_compile_starts_clean(
     single: Path, start: Callable[..., Running], tmp_path: Path, phase: str
 ) -> None:
