@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn import drawn
 from every_op import DTYPES, L_MAX, T_MAX, EveryOp, every_op
 from staged import BUCKET, staged, traced
 from tiny import TINY
@@ -32,6 +33,7 @@ from ingot.ir.program import Program, Region
 from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
+from ingot.ir.types import DTYPE_NAMES
 from ingot.providers import BACKENDS
 from ingot.runtime.load_context import on_one_device
 
@@ -58,10 +60,10 @@ def _emitter(jobs: int = 1) -> Emitter:
     return Emitter({"inductor": Inductor()}, TARGET, jobs)
 
 
-@pytest.fixture(scope="module")
-def built(ingot_cache: Path) -> Built:
+@pytest.fixture(scope="module", params=drawn(1, DTYPES), ids=str)
+def built(ingot_cache: Path, request: pytest.FixtureRequest) -> Built:
     """Every op in one region, compiled by a worker process into the cache, and loaded."""
-    every = every_op()
+    every = every_op([request.param])
     region = Region(every.body.name, every.body, "inductor")
     with _emitter() as emitter:
         executable = emitter.emit([region])[region.name]
@@ -76,11 +78,12 @@ def built(ingot_cache: Path) -> Built:
 
 
 def test_the_signature_is_the_regions(built: Built) -> None:
+    dtype = DTYPE_NAMES[built.every.samples[0][1]]
     assert built.executable.id == exe_key(built.region, Inductor(), TARGET) and built.executable.backend == "inductor"
     types = [str(value_type) for value_type in built.every.body.input_types().values()]
-    assert list(built.executable.inputs) == types and "bf16[T, 48]" in types and "f32[5, 32; 64, 1]" in types
+    assert list(built.executable.inputs) == types and f"{dtype}[T, 48]" in types and f"{dtype}[5, 32; 64, 1]" in types
     outputs = [str(node.meta["type"]) for node in built.every.body.output_nodes().values()]
-    assert list(built.executable.outputs) == outputs and "f32[T, 2, 8; 64, 8, 1]" in outputs
+    assert list(built.executable.outputs) == outputs and f"{dtype}[T, 2, 8; 64, 8, 1]" in outputs
 
 
 def test_every_op_on_its_samples(built: Built) -> None:

@@ -6,6 +6,7 @@ Each mutation changes what is traced from a checkpoint (or a table made for it) 
 
 import functools
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_seed import again, run_seed
 from tiny import TINY
 
 from ingot.frontend.checkpoint import Checkpoint
@@ -29,6 +31,8 @@ from ingot.request import Request
 # One worker, for the traces that tests share.
 pytestmark = pytest.mark.xdist_group("mutations")
 
+# Which checkpoint is mutated where one is enough: the first one that has what is mutated. The commit draws the order.
+ORDER = random.Random(run_seed()).sample([*TINY], len(TINY))
 MOVED = 100 * 1e-4  # 100 × the tolerance of test_transformers.py
 
 Params = dict[str, torch.Tensor]
@@ -313,7 +317,7 @@ def plain(checkpoint: Callable[[str], Path]) -> Callable[[str], list[torch.Tenso
     return functools.cache(lambda name: _logprobs(checkpoint(name), name))
 
 
-@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "all"])
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_mutation_moves_logprobs(
     mutation: Mutation,
@@ -321,11 +325,11 @@ def test_mutation_moves_logprobs(
     checkpoint: Callable[[str], Path],
     plain: Callable[[str], list[torch.Tensor]],
 ) -> None:
-    """In checkpoints of two families that have what is mutated, or in all that have it."""
+    """In one of the checkpoints that have what is mutated, or in all of them."""
     names = [name for name in TINY if mutation.applies(_spec(checkpoint(name)).dims) and name not in mutation.unless]
-    if not everywhere:
-        names = list({TINY[name].family: name for name in names}.values())[:2]
     assert names, "no checkpoint has what is mutated"
+    if not everywhere:
+        names = [min(names, key=ORDER.index)]
     moved: dict[str, float] = {}
     for name in names:
         mutated = _logprobs(checkpoint(name), name, mutation)
@@ -333,7 +337,7 @@ def test_mutation_moves_logprobs(
         moved[name] = float(torch.stack(changes).max())
         assert moved[name] < float("inf"), "not a number"
     print(f"{mutation.name}:", ", ".join(f"{name} {value:.3g}" for name, value in moved.items()))
-    assert min(moved.values()) >= mutation.moved, moved
+    assert min(moved.values()) >= mutation.moved, again(moved)
 
 
 @pytest.mark.parametrize("name", ["llama-scaled", "qwen3-biased"])

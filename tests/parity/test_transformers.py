@@ -22,6 +22,7 @@ from ingot.frontend.trace import Limits, trace
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import ARCHITECTURES, read_spec
 
+SLOW = pytest.mark.slow
 TOLERANCE = 1e-4  # of a log-probability
 # Through inductor in every run: all biases, grouped heads, several files. In every fourth another one, which takes half
 # a minute.
@@ -30,7 +31,7 @@ THROUGH_INDUCTOR = ("llama-biased", *_DRAW.sample(["qwen3-biased", *sorted(CUTS)
 # Also served in a process that never compiled; of that nothing depends on the family, and every run has one.
 IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for kind in ("plain", "biased", "scaled"))
 QUICK_IN_NEW_PROCESS = {"inductor": "llama-biased", "reference": "qwen3-scaled"}
-# What every run compiles by the references: a row of commits sees all.
+# What every run traces, and compiles by the references: a row of commits sees all.
 OTHERS = sorted({*TINY} - {*QUICK})
 DRAWN = {*QUICK, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 3)}
 # One of each family, and those six.
@@ -47,7 +48,7 @@ def _cases(*backends: str) -> list[Any]:
             for place in ("here", "new-process") if name in IN_NEW_PROCESS else ("here",):
                 slow = name not in (THROUGH_INDUCTOR if backend == "inductor" else DRAWN)
                 slow = slow or (place == "new-process" and name != QUICK_IN_NEW_PROCESS[backend])
-                marks = [pytest.mark.xdist_group(f"parity-{name}"), *([pytest.mark.slow] if slow else [])]
+                marks = [pytest.mark.xdist_group(f"parity-{name}"), *([SLOW] if slow else [])]
                 cases.append(pytest.param(name, backend, place, marks=marks, id=f"{name}-{backend}-{place}"))
     return cases
 
@@ -135,7 +136,13 @@ def test_inductor_computes_the_layers(name: str, backend: str, place: str, artif
     }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(f"parity-{name}")) for name in TINY])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xdist_group(f"parity-{name}"), *([] if name in DRAWN else [SLOW])])
+        for name in TINY
+    ],
+)
 def test_traced_program_agrees_with_transformers(
     name: str, reference: Callable[[str], Any], checkpoint: Callable[[str], Path]
 ) -> None:

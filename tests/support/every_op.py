@@ -1,6 +1,7 @@
 """One region body that holds every op a region compiler takes, so that one compile tests them all."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -89,14 +90,14 @@ def _layer(every: EveryOp, dtype: torch.dtype, table: fx.Node, positions: fx.Nod
     every.outputs |= {f"{name}.{part}": node for part, node in results.items()}
 
 
-def every_op() -> EveryOp:
-    """In float32 and bfloat16: a layer at any T and L, and each sample of each fusible op at its own fixed sizes."""
+def every_op(dtypes: Sequence[torch.dtype] = DTYPES) -> EveryOp:
+    """In each of these dtypes: a layer at any T and L, and each sample of each fusible op at its own fixed sizes."""
     every = EveryOp(Program("every_op", Stage.FUSED, {"T": Dim("T", 1, T_MAX), "L": Dim("L", 1, L_MAX)}))
     generator = torch.Generator().manual_seed(2)
     positions = every.body.add_input("positions", TensorType(torch.int32, ("T",)))
     angles = torch.rand(POSITIONS, 4, generator=generator) * 6
     table = every.give("table", torch.cat([angles.cos(), angles.sin()], -1))
-    for dtype in DTYPES:
+    for dtype in dtypes:
         _layer(every, dtype, table, positions)
         for op in OPS.values():
             for sample in op.samples(torch.Generator().manual_seed(3), dtype) if op.fusible else ():
