@@ -1,10 +1,12 @@
 """Random numbers by known answers; filters against transformers'; draws by their distribution."""
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from op_values import BF16, F16, F32, F64, generator, ints, no_penalties
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -123,8 +125,10 @@ def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}])
-@pytest.mark.parametrize("by", ["seeds", "positions"])
+CUTS: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize(("options", "by"), drawn(4, itertools.product(CUTS, ("seeds", "positions"))))
 def test_draws_follow_the_distribution(options: dict[str, Any], by: str) -> None:
     count, vocab = 20_000, 15
     logits = torch.randn(1, vocab, generator=generator(9)) * 1.5
