@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from shared_trace import shared_trace
 from staged import staged, traced
 from tiny import TINY
 
@@ -129,7 +130,7 @@ def test_executables_from_one_cache_give_the_same_build(
 
 def _key(checkpoint: Path, **options: Any) -> str:
     request = Request.read(checkpoint, **{"max_batch": 8, "max_tokens": 64, "backend": "reference", **options})
-    return request.key(request.trace())
+    return request.key(shared_trace(request))
 
 
 def _edit_config(folder: Path, **changes: Any) -> None:

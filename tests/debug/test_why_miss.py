@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from resign import sign
+from shared_trace import shared_trace
 from staged import staged, traced
 from tiny import CHECKPOINTS
 
@@ -35,7 +36,7 @@ from ingot.identity import exe_document
 from ingot.ir import digest
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError
-from ingot.ir.program import Model, Region
+from ingot.ir.program import Region
 from ingot.ir.target import Target
 from ingot.request import Request
 
@@ -53,17 +54,10 @@ def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
-_TRACED: dict[str, Model] = {}
-
-
 def document(folder: Path, **options: Any) -> Document:
-    """What a compile would ask for. What is traced alike is traced once, for that takes most of the time."""
+    """What a compile would ask for."""
     request = Request.read(folder, **{**OPTIONS, **options})
-    stored = {name: info.dtype for name, info in request.checkpoint.tensors.items()}
-    key = f"{request.spec} {request.limits} {stored}"
-    if key not in _TRACED:
-        _TRACED[key] = request.trace()
-    return request.identity(_TRACED[key])
+    return request.identity(shared_trace(request))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
+from drawn import drawn
 from staged import BUCKET, logits_of, pass_context, staged
 from staged import LIMITS as TEST_LIMITS
-from tiny import QUICK, TINY, quick_first
+from tiny import TINY
 
 from ingot.debug.numerics import NumericsCheck, sample_requests
 from ingot.frontend.checkpoint import Checkpoint
@@ -58,12 +59,6 @@ CASES = [
 ]
 
 
-def _quick_first() -> list[Any]:
-    """The cases; those of the checkpoints that only slow runs can afford are marked so."""
-    always = {*QUICK, "pico"}
-    return [case if case.checkpoint in always else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-
-
 @pytest.fixture(scope="module")
 def opened(checkpoint: Callable[[str], Path]) -> Callable[[Case], tuple[Model, Read]]:
     """The traced model of a case, and what reads its checkpoint tensors."""
@@ -98,7 +93,7 @@ def _extreme(read: Read) -> Read:
     return changed
 
 
-@pytest.mark.parametrize("case", _quick_first(), ids=str)
+@pytest.mark.parametrize("case", drawn(5, CASES), ids=str)
 def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tuple[Model, Read]]) -> None:
     """By the check that `--check-numerics` makes, which raises on a breach."""
     model, read = opened(case)
@@ -113,7 +108,7 @@ def test_every_pass_keeps_its_numerics(case: Case, opened: Callable[[Case], tupl
     assert all(0 < one.error <= one.allowed for one in changed.values() if one.allowed)
 
 
-@pytest.mark.parametrize("name", quick_first(TINY))
+@pytest.mark.parametrize("name", drawn(3, TINY))
 def test_every_stage_reads_back(name: str, opened: Callable[[Case], tuple[Model, Read]]) -> None:
     steps, lowered = staged(opened(Case(name))[0])
     programs = [(step.program, Stage[step.record.stage] if step.record else Stage.TRACED) for step in steps]

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from safetensors.torch import save_file
 from staged import BUCKET, staged, traced
 
 from ingot.compiler import compile_model
 from ingot.ir.text import print_region_body
 from ingot.models.architectures import ARCHITECTURES
-
-# The others differ in what their layers compute, not in what depth does to them.
-QUICK = ("Qwen3ForCausalLM", "CohereForCausalLM")
 
 # What is promised of depth.
 MOST_REGIONS = 4  # of layers that are all alike; each further kind of rotation adds one
@@ -41,10 +39,7 @@ def _config(architecture: str, layers: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES],
-)
+@pytest.mark.parametrize("architecture", drawn(1, ARCHITECTURES))
 def test_16_layers_need_no_more_code_than_4(architecture: str) -> None:
     texts = []
     for layers in (4, 16):

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn import drawn
 from staged import BACKENDS, pass_context, staged, traced
-from tiny import TINY, quick_first
+from tiny import TINY
 
 from ingot.backends.cpu.emit import Cpu
 from ingot.ir.program import Stage
@@ -81,7 +82,7 @@ def test_the_formula_gives_the_goldens(case: str) -> None:
     assert expected == {name: golden[name] for name in expected}
 
 
-@pytest.mark.parametrize("case", [*FLAGS, *quick_first(TINY)])
+@pytest.mark.parametrize("case", drawn(10, CASES))
 def test_the_passes_match_as_often(case: str) -> None:
     steps, _ = staged(traced(CASES[case]))
     found: dict[str, int] = {}
@@ -104,7 +105,7 @@ def test_the_passes_match_as_often(case: str) -> None:
     assert all(re.fullmatch(r"%\w+ is read whole too, by %\w+", reason) for reason in reasons) and len(reasons) < 3
 
 
-@pytest.mark.parametrize("case", [*(case for case in FLAGS if "1 layers" in case), *quick_first(TINY)])
+@pytest.mark.parametrize("case", drawn(5, [case for case in CASES if "4 layers" not in case]))
 def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(case: str) -> None:
     context = pass_context(backends=(Cpu(), *BACKENDS), bucket=None)
     lowered = run_pipeline(traced(CASES[case]), context, (), upto=Stage.FUSED)

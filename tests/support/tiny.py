@@ -1,6 +1,6 @@
 """Which tiny checkpoints there are, by name: whole ones, and cuts of one layer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,10 +41,3 @@ def compile_options(name: str) -> dict[str, Any]:
 
 # One checkpoint for each mechanism, for what every test run can afford; the others are for `--run-slow`.
 QUICK = ("llama-biased", "qwen3-scaled", "gemma2-capped", "cohere-normed", "smollm3-nope", "phi3-long")
-
-
-def quick_first(names: Iterable[str]) -> list[Any]:
-    """Parameters for pytest: `names`, all but the quick ones marked slow."""
-    import pytest
-
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
