@@ -52,7 +52,7 @@ def conv_ops() -> dict[str, Op]:
         return [Sample((torch.ones(3, 2), torch.ones(WIDTH, 2), torch.zeros(3).int()))]
 
     @define(samples=conv_samples, fake=lambda x, *_: torch.empty_like(x), fusible=False, legal="pure")
-    def toy_conv(x: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def toy_causal_conv(x: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """A causal convolution of x [T, C] with weight [WIDTH, C] along each sequence, from its beginning."""
         return mixed(x, weight, positions.long(), x.new_zeros(x.shape[0], WIDTH - 1, x.shape[1]))
 
@@ -66,7 +66,7 @@ def conv_ops() -> dict[str, Op]:
     reads = {"legal": "cached", "effect": Effect.READS_STATE, "fusible": False, "on_device": True}
 
     @define(samples=step_samples, fake=fake, **reads)  # type: ignore[arg-type]
-    def toy_conv_step(
+    def toy_causal_conv_step(
         state: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -75,7 +75,7 @@ def conv_ops() -> dict[str, Op]:
         q_starts: torch.Tensor,
         q_lens: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(`toy_conv` of x going on from slots `state_read`, the last inputs of each sequence [B, WIDTH - 1, C])."""
+        """(`toy_causal_conv` of x, from slots `state_read` on; the last inputs of each sequence [B, WIDTH - 1, C])."""
         kept = torch.where((state_read >= 0)[:, None, None], state[state_read.clamp(min=0).long()], 0)
         seqs = token_seqs.clamp(min=0).long()
         places = torch.arange(x.shape[0], device=x.device) - q_starts[seqs]
@@ -85,7 +85,7 @@ def conv_ops() -> dict[str, Op]:
         after = torch.where((last >= 0)[:, :, None], fed, kept[rows, (last + WIDTH - 1).clamp(0, WIDTH - 2)])
         return mixed(x, weight, places, kept[seqs]), after
 
-    return {"toy_conv": toy_conv, "toy_conv_step": toy_conv_step}
+    return {"toy_causal_conv": toy_causal_conv, "toy_causal_conv_step": toy_causal_conv_step}
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class InsertConvState(Pass):
         program = rewriter.program
         slots = TensorType(torch.int32, ("B",))
         read, write = (program.add_input(name, slots) for name in ("state_read", "state_write"))
-        (node,) = program.calls(OPS["toy_conv"].overload)
+        (node,) = program.calls(OPS["toy_causal_conv"].overload)
         rewriter.take(node)
         x, weight, _ = node.args
         held = TensorType(tensor_type(x).dtype, ("S", WIDTH - 1, tensor_type(x).shape[1]))
         state = program.add_state("conv", StateSpec("conv", "conv", "sequence", held))
         fed = [program.find(name) for name in ("token_seqs", "q_starts", "q_lens")]
-        both = rewriter.call(OPS["toy_conv_step"], state, x, weight, fed[0], read, *fed[1:], before=node)
+        both = rewriter.call(OPS["toy_causal_conv_step"], state, x, weight, fed[0], read, *fed[1:], before=node)
         out, after = (rewriter.call(operator.getitem, both, index, before=node) for index in (0, 1))
         written = rewriter.call(ops.write_rows, state, write, after, before=node)
         rewriter.replace(node, out)
@@ -118,7 +118,7 @@ class Mixed(nn.Module):
         self.conv = nn.Parameter(torch.empty(WIDTH, embedding.shape[1], dtype=embedding.dtype))
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
-        h = OPS["toy_conv"](ops.embedding(tokens, self.decoder.embed.weight), self.conv, positions)
+        h = OPS["toy_causal_conv"](ops.embedding(tokens, self.decoder.embed.weight), self.conv, positions)
         logits, _ = decode_embeddings(self.decoder, h, positions, token_seqs, logit_rows)
         return logits
 
