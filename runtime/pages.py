@@ -159,7 +159,7 @@ class PagePool:
             self._holders[page] += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Let nobody find these pages any more. Sequences that hold them go on holding them."""
+        """Stop `find` from finding these pages. Sequences that hold them keep them."""
         worthless: list[int] = []
         for page in pages:
             if (digest := self._digests.pop(page, None)) is None:
@@ -171,7 +171,7 @@ class PagePool:
         self._release(worthless)
 
     def forget_all(self) -> None:
-        """Let nobody find any page any more."""
+        """Stop `find` from finding any page."""
         self.forget(list(self._digests))
 
     def _release(self, pages: Sequence[int]) -> None:

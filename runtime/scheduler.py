@@ -229,9 +229,8 @@ class Scheduler:
 
     def _look_at(self, request: Request) -> None:
         """Hash the block that a token may have filled, and finish a request that has ended with it."""
-        if request.end is None or request.end.reason != "error":
-            self._cache.extend(request)
-            self._look_again(request)
+        self._cache.extend(request)
+        self._look_again(request)
         if request.end is not None:
             self.finish(request, request.end)
 
