@@ -127,7 +127,7 @@ class Engine:
         self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
         self._groups: dict[str, _Group] = {}  # not finished, by the caller's id
-        self._by_sequence: dict[str, tuple[_Group, _Sequence]] = {}  # by the scheduler's id
+        self._by_request: dict[Request, tuple[_Group, _Sequence]] = {}  # of the groups above
         self._launched: tuple[StepBatch, SampledStep] | None = None
         self._serial = 0
 
@@ -150,7 +150,7 @@ class Engine:
             for index, sequence in enumerate(group.sequences):
                 seed = group.params.seed
                 sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
-                self._by_sequence[sequence.request.request_id] = group, sequence
+                self._by_request[sequence.request] = group, sequence
                 self._scheduler.add(sequence.request, group.sequences[0].request if index else None)
 
     @property
@@ -292,7 +292,7 @@ class Engine:
         changed: dict[str, _Group] = {}
         rejected = None if batch.rows is None else handle.rejected()
         for request, token, row in self._scheduler.retire(batch, tokens, rejected):
-            group, sequence = self._by_sequence[request.request_id]
+            group, sequence = self._by_request[request]
             if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
                 sequence.logprobs.add(logprobs, row)
             if group.stream or request.end is not None:
@@ -310,7 +310,7 @@ class Engine:
         """End a sequence that a step has no memory for though it has no other; None where there is something to try."""
         if request is None or request.finished:
             return []
-        group, _ = self._by_sequence[request.request_id]
+        group, _ = self._by_request[request]
         self._scheduler.finish(request, End("error", reason))
         finished = group.finished
         if finished:
@@ -321,7 +321,7 @@ class Engine:
         """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""
         row = batch.num_sampled_rows
         for request, count in batch.scored:
-            group, _ = self._by_sequence.get(request.request_id, (None, None))
+            group, _ = self._by_request.get(request, (None, None))
             if group is not None and group.prompt_logprobs is not None:
                 for index in range(row, row + count):
                     group.prompt_logprobs.add(logprobs, index)
@@ -330,10 +330,10 @@ class Engine:
     def _forget(self, group: _Group) -> None:
         del self._groups[group.request_id]
         for sequence in group.sequences:
-            del self._by_sequence[sequence.request.request_id]
+            del self._by_request[sequence.request]
 
     def _reset(self) -> None:
         self._scheduler.reset()
         self._launched = None
         self._groups.clear()
-        self._by_sequence.clear()
+        self._by_request.clear()

@@ -85,7 +85,7 @@ class Request:
     preemptions    how often its pages were taken away
     decodes_until  see `ingot.runtime.steady_decode`
     looks_at       outputs with which a block is full or the sequence ends; set when it is added
-    ends           the tokens that end it; set when it is added
+    ends           the tokens that end it, INVALID_TOKEN among them; set when it is added
     end            why it ended; None while it runs
     """
 
@@ -153,15 +153,14 @@ class Request:
         """The tokens that end the sequence."""
         return self.given.end_tokens()
 
-    def take(self, token: int) -> bool:
-        """Add a token to the outputs, and set `end` where the sequence ends with it: here and nowhere else is it
-        decided that a sequence has come to its end. True where a block may be full too."""
+    def look(self, token: int) -> None:
+        """Set `end` where the sequence ends with `token`, its last output: here and nowhere else is it decided that a
+        sequence has come to its end."""
         if token == INVALID_TOKEN:
+            self.output_ids.pop()
             self.stop(End("error"))
-            return False
-        self.output_ids.append(token)
-        looked = len(self.output_ids) >= self.looks_at or token in self.ends
-        end = self._end_after(token) if looked else None
+            return
+        end = self._end_after(token)
         text = self.text
         if text is not None:
             if end is None or end.reason != "stop" or self.params.include_stop_str_in_output:
@@ -171,7 +170,6 @@ class Request:
             if text.matched is not None:
                 end = End("stop", text.matched)
         self.end = end
-        return looked
 
     def stop(self, end: End) -> None:
         """End the sequence for a reason that no token of its own gives."""

@@ -26,7 +26,7 @@ from ingot.runtime.batch import Chunk, StepBatch, build_step
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
-from ingot.runtime.request import End, Request, Status
+from ingot.runtime.request import INVALID_TOKEN, End, Request, Status
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
@@ -134,7 +134,7 @@ class Scheduler:
         """
         self.check(request)
         request.max_total = max_total(request, self.config)
-        request.ends = request.end_tokens()
+        request.ends = request.end_tokens() | {INVALID_TOKEN}
         request.rank = request.given.priority, self._num_arrived
         self._num_arrived += 1
         self._cache.begin(request, like)
@@ -200,9 +200,11 @@ class Scheduler:
             request.in_flight -= 1
             if request.end is None:
                 accepted.append((request, token, row))
-                # A call less for most tokens: a step of 256 sequences takes 256.
-                if request.take(token) or request.end is not None:
-                    self._look_at(request)
+                output_ids = request.output_ids
+                output_ids.append(token)
+                # Most tokens end nothing, and a step of 256 sequences saves 256 calls.
+                if len(output_ids) >= request.looks_at or token in request.ends or request.text is not None:
+                    self._look_at(request, token)
         return accepted
 
     def _retire_drafted(
@@ -223,14 +225,16 @@ class Scheduler:
                 if request.end is not None:
                     break
                 accepted.append((request, tokens[row], row))
-                if request.take(tokens[row]) or request.end is not None:
-                    self._look_at(request)
+                request.output_ids.append(tokens[row])
+                self._look_at(request, tokens[row])
             first += rows
 
-    def _look_at(self, request: Request) -> None:
-        """Hash the block that a token may have filled, and finish a request that has ended with it."""
-        self._cache.extend(request)
-        self._look_again(request)
+    def _look_at(self, request: Request, token: int) -> None:
+        """Finish a request that ends with `token`, its last output, and hash the block that this may have filled."""
+        request.look(token)
+        if len(request.output_ids) >= request.looks_at:
+            self._cache.extend(request)
+            self._look_again(request)
         if request.end is not None:
             self.finish(request, request.end)
 

@@ -47,7 +47,7 @@ def assert_idle(llm: LLM) -> None:
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
     assert scheduler.pool.num_free == scheduler.pool.num_pages and scheduler.pool.num_held == 0
     assert scheduler.num_free_rows == scheduler.config.max_batch
-    assert not llm._waiting and not engine._groups and not engine._by_sequence
+    assert not llm._waiting and not engine._groups and not engine._by_request
 
 
 BAD_PROMPTS: dict[str, Any] = {
