@@ -49,11 +49,13 @@ class PrefixCache:
             request.cached.hashes = BlockHashes(self._pool.page_size, salt=request.given.cache_salt)
             request.cached.hashes.extend(request.prompt_ids)
 
-    def extend(self, request: Request) -> None:
-        """Hash the block that a token has filled."""
+    def extend(self, request: Request) -> bool:
+        """Hash the block that a token has filled. False where it has filled none."""
         hashes = request.cached.hashes
-        if hashes is not None and request.num_known // self._pool.page_size > len(hashes.digests):
-            hashes.extend(request.known_tokens(hashes.num_tokens, request.num_known))
+        if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._pool.page_size:
+            return False
+        hashes.extend(request.known_tokens(hashes.num_tokens, known))
+        return True
 
     def find(self, request: Request) -> list[int]:
         """The pages that a waiting request need not compute."""
@@ -97,16 +99,16 @@ class PrefixCache:
 
         Gives (place, page) where the request is to hold another page instead, which has held the same for longer.
         """
-        size = self._pool.page_size
-        if request.cached.hashes is None or request.num_computed < (request.cached.num_kept + 1) * size:
+        size, cached = self._pool.page_size, request.cached
+        if cached.hashes is None or request.num_computed < (cached.num_kept + 1) * size:
             return []
         full = min(request.num_known, request.num_computed) // size
         others: list[tuple[int, int]] = []
-        for place in range(request.cached.num_kept, full):
-            page = self._pool.keep(request.pages[place], request.cached.hashes.digests[place])
+        for place in range(cached.num_kept, full):
+            page = self._pool.keep(request.pages[place], cached.hashes.digests[place])
             if page != request.pages[place]:
                 others.append((place, page))
-        request.cached.num_kept = max(full, request.cached.num_kept)
+        cached.num_kept = max(full, cached.num_kept)
         return others
 
 

@@ -45,10 +45,13 @@ class Given:
     priority: int = 0
     streamed: bool = True
 
+    def model_ends(self) -> frozenset[int]:
+        """The model's own tokens that end the sequence."""
+        return frozenset() if self.params.ignore_eos else self.eos_ids
+
     def end_tokens(self) -> frozenset[int]:
         """The tokens that end the sequence: the model's own, unless they are ignored, and the request's."""
-        own = frozenset() if self.params.ignore_eos else self.eos_ids
-        return own | frozenset(self.params.stop_token_ids)
+        return self.model_ends() | frozenset(self.params.stop_token_ids)
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class Request:
     miscounted     penalties ask for its tokens, and its row does not count those that are computed
     preemptions    how often its pages were taken away
     decodes_until  see `ingot.runtime.steady_decode`
-    looks_at       outputs with which a block is full or the sequence ends; set when it is added
+    looks_at       outputs with which a block is full or the sequence may end; set when it is added
     ends           the tokens that end it, INVALID_TOKEN among them; set when it is added
     end            why it ended; None while it runs
     """
@@ -133,7 +136,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """All tokens, those in flight included."""
-        return self.num_known + self.in_flight
+        return len(self.given.prompt_ids) + len(self.output_ids) + self.in_flight
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions start..stop-1, all of them known."""
@@ -160,7 +163,11 @@ class Request:
             self.output_ids.pop()
             self.stop(End("error"))
             return
-        end = self._end_after(token)
+        end = None
+        if token in self.ends:
+            end = End("stop", None if token in self.given.model_ends() else token)
+        elif self.num_known >= self.max_total:
+            end = End("length")
         text = self.text
         if text is not None:
             if end is None or end.reason != "stop" or self.params.include_stop_str_in_output:
@@ -176,13 +183,3 @@ class Request:
         if self.text is not None and self.end is None:
             self.text.finish()
         self.end = end
-
-    def _end_after(self, token: int) -> End | None:
-        """Whether token ids and lengths end the sequence with `token`, its last output."""
-        if token in self.given.eos_ids and not self.params.ignore_eos:
-            return End("stop")
-        if token in self.params.stop_token_ids:
-            return End("stop", token)
-        if self.num_known >= self.max_total:
-            return End("length")
-        return None

@@ -203,7 +203,7 @@ class Scheduler:
                 output_ids = request.output_ids
                 output_ids.append(token)
                 # Most tokens end nothing, and a step of 256 sequences saves 256 calls.
-                if len(output_ids) >= request.looks_at or token in request.ends or request.text is not None:
+                if len(output_ids) >= request.looks_at or token in request.ends:
                     self._look_at(request, token)
         return accepted
 
@@ -232,8 +232,7 @@ class Scheduler:
     def _look_at(self, request: Request, token: int) -> None:
         """Finish a request that ends with `token`, its last output, and hash the block that this may have filled."""
         request.look(token)
-        if len(request.output_ids) >= request.looks_at:
-            self._cache.extend(request)
+        if self._cache.extend(request):
             self._look_again(request)
         if request.end is not None:
             self.finish(request, request.end)
@@ -317,7 +316,8 @@ class Scheduler:
                 continue  # preempted just now
             steady_decode.leave(request)
             # What the step in flight writes, others can find: steps run in the order of their launches.
-            self._exchange(request, self._cache.keep(request))
+            if others := self._cache.keep(request):
+                self._exchange(request, others)
             num_tokens = request.num_tokens
             if request.num_computed < num_tokens - 1:
                 prefilling.append(request)
@@ -429,8 +429,6 @@ class Scheduler:
 
     def _exchange(self, request: Request, others: list[tuple[int, int]]) -> None:
         """Let a request hold other pages of equal content at some places."""
-        if not others:
-            return
         given = [request.pages[place] for place, _ in others]
         self.pool.share([page for _, page in others])
         self.pool.free(given, self._busy_until)
@@ -440,11 +438,13 @@ class Scheduler:
 
     def _look_again(self, request: Request) -> None:
         """Find out with how many outputs a request needs a look."""
-        prompt_len = len(request.prompt_ids)
-        request.looks_at = request.max_total - prompt_len
+        if request.text is not None:
+            request.looks_at = 0
+            return
+        total = request.max_total
         if (hashes := request.cached.hashes) is not None:
-            block = (len(hashes.digests) + 1) * self.pool.page_size
-            request.looks_at = min(request.looks_at, block - prompt_len)
+            total = min(total, (len(hashes.digests) + 1) * self.pool.page_size)
+        request.looks_at = total - len(request.prompt_ids)
 
     def _preempt(self, request: Request) -> None:
         request.cached.num_lost = request.num_computed
@@ -465,7 +465,8 @@ class Scheduler:
         if request.end is not None and request.end.reason == "error":
             self.pool.forget(request.pages)  # they may hold what is not finite
         else:
-            self._exchange(request, self._cache.keep(request))
+            if others := self._cache.keep(request):
+                self._exchange(request, others)
         # The row needs no such delay as the pages: its next sequence starts with explicit tokens and positions, in a
         # step after those in flight.
         self.pool.free(request.pages, self._busy_until)

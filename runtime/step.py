@@ -1,14 +1,15 @@
 """One step's inputs on the host: views of one flat buffer, so that a device needs one copy."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
 from ingot.ir.errors import InternalError
 from ingot.ir.features import Fed, RowTable, StepInput, find_input, row_tables, step_inputs
+from ingot.ir.types import Size
 from ingot.runtime.token_counts import Recount
 
 
@@ -50,12 +51,12 @@ class StepLayout:
     def names(self) -> tuple[str, ...]:
         return tuple(one.name for one in self.inputs)
 
-    @property
+    @cached_property
     def varying(self) -> tuple[StepInput, ...]:
         """Those that differ from step to step even while the same sequences decode."""
         return tuple(one for one in self.inputs if one.varies)
 
-    @property
+    @cached_property
     def late(self) -> tuple[StepInput, ...]:
         """Those that are filled while the forward segment runs."""
         return tuple(one for one in self.inputs if one.late)
@@ -72,28 +73,29 @@ class StepLayout:
         """
         views: dict[str, torch.Tensor] = {}
         offset = 0
-        for one in self.inputs:
-            shape = _shape(one, sizes)
-            words = math.prod(shape) * one.type.dtype.itemsize // 4
-            views[one.name] = flat[offset : offset + words].view(one.type.dtype).view(shape)
+        for one, dtype, shape, words in self._parts(sizes):
+            views[one.name] = flat[offset : offset + words].view(dtype).view(shape)
             offset += words
         return views
 
     def words(self, sizes: StepSizes) -> int:
         """4-byte words that `views` needs."""
-        return _words(self.inputs, sizes)
+        return sum(words for *_, words in self._parts(sizes))
 
     def early_words(self, sizes: StepSizes) -> int:
         """4-byte words in front of the late inputs."""
-        return _words([one for one in self.inputs if not one.late], sizes)
+        return sum(words for one, *_, words in self._parts(sizes) if not one.late)
 
+    def _parts(self, sizes: StepSizes) -> Iterator[tuple[StepInput, torch.dtype, list[int], int]]:
+        """Each input, its type, its shape and its 4-byte words."""
+        named = {"T": sizes.T, "B": sizes.B, "L": sizes.L, "P": sizes.P}
+        for one, dtype, dims in self._types:
+            shape = [named[dim] if isinstance(dim, str) else dim for dim in dims]
+            yield one, dtype, shape, math.prod(shape) * dtype.itemsize // 4
 
-def _words(inputs: Iterable[StepInput], sizes: StepSizes) -> int:
-    return sum(math.prod(_shape(one, sizes)) * one.type.dtype.itemsize // 4 for one in inputs)
-
-
-def _shape(one: StepInput, sizes: StepSizes) -> list[int]:
-    return [getattr(sizes, dim) if isinstance(dim, str) else dim for dim in one.type.shape]
+    @cached_property
+    def _types(self) -> tuple[tuple[StepInput, torch.dtype, tuple[Size, ...]], ...]:
+        return tuple((one, one.type.dtype, tuple(one.type.shape)) for one in self.inputs)
 
 
 class StepInputs(dict[str, torch.Tensor]):
@@ -156,13 +158,13 @@ class StepBuffer:
     def __init__(self, layout: StepLayout, largest: StepSizes, pin_memory: bool = False) -> None:
         self._layout = layout
         self._flat = torch.zeros(layout.words(largest), dtype=torch.int32, pin_memory=pin_memory)
-        self._last: StepInputs | None = None
+        self.last: StepInputs | None = None  # those of the step before
 
     def views(self, sizes: StepSizes) -> StepInputs:
         """Inputs of these sizes, to be filled. Contents are those of an older step."""
-        if self._last is None or self._last.sizes != sizes:  # decode steps mostly repeat their sizes
-            self._last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
-        return self._last
+        if self.last is None or self.last.sizes != sizes:  # decode steps mostly repeat their sizes
+            self.last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
+        return self.last
 
 
 def filled(layout: StepLayout, fed: Fed, sizes: StepSizes) -> StepInputs:

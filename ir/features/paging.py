@@ -10,7 +10,7 @@ from ingot.ir.types import TensorType
 
 
 def _page_table(array: Array, fed: Fed) -> None:
-    np.take(fed.pages[:, : array.shape[1]], fed.rows, axis=0, out=array, mode="clip")
+    fed.pages[:, : array.shape[1]].take(fed.rows, axis=0, out=array, mode="clip")
 
 
 def _slots(array: Array, fed: Fed) -> None:

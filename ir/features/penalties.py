@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from ingot.ir.features.feature import Feature, OpCall, RowState
@@ -58,7 +57,7 @@ def _unbanned_at(sequence: Asking) -> int | None:
 
 def _banned(array: Array, fed: Fed) -> None:
     """Row by row what its sequence may not take, as long as it has too few tokens."""
-    np.take(fed.tables["banned"], fed.asking, axis=0, out=array, mode="clip")
+    fed.tables["banned"].take(fed.asking, axis=0, out=array, mode="clip")
     array[fed.asking < 0] = -1
     if (array >= 0).any():
         totals = fed.totals()

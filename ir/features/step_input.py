@@ -121,7 +121,7 @@ def asked(
 
     def fill(array: Array, fed: "Fed") -> None:
         rows = fed.rows if by_sequence else fed.asking
-        np.take(fed.tables[name], rows, axis=0, out=array, mode="clip")
+        fed.tables[name].take(rows, axis=0, out=array, mode="clip")
         if not by_sequence and fed.has_idle_rows:
             array[rows < 0] = nothing
 
