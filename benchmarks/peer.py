@@ -4,12 +4,12 @@
         [--prompt 4000 …] [--one-start] [--json FILE]
 
 The first start finds empty caches (the peer compiles then), the next ones what it left; each is a process of its own
-and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone, and
-nothing is told of it. After the last one decoding is measured by decode_method.py, serving by serve_method.py, whose
-options are those of serve.py. The peer's version is part of the names of its figures. With `--load-format dummy`, the
-default, the peer makes weights up and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on
-where requests have a common beginning, and else off: no other two prompts have anything in common. FOLDER holds the
-peer where it is not installed. Where there is none, the benchmark says so and ends.
+and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone. After the
+last one decoding is measured by decode_method.py, serving by serve_method.py, whose options are those of serve.py. The
+peer's version is part of the names of its figures. With `--load-format dummy`, the default, the peer makes weights up
+and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on where requests have a common
+beginning, and else off: no other two prompts have anything in common. FOLDER holds the peer where it is not installed.
+Where there is none, the benchmark says so and ends.
 """
 
 import argparse
@@ -90,11 +90,10 @@ def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
 
 def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
     """Of the peer's starts and steps, under the names of Ingot's. `starts` are those before the `last` one, in which
-    steps were measured; without any, nothing is told of starts."""
-    found: dict[str, Figure] = {}
-    if starts:
-        cold, *warm = [start_of(one) for one in (*starts, last)]
-        found |= {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
+    steps were measured."""
+    cold, *warm = [start_of(one) for one in (*starts, last)]
+    found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
+    if warm:
         found |= first_token_figures(warm)
     for batch, measured in last.value["decode"].items():
         found |= step_figures(int(batch), _decoded(measured))
