@@ -71,7 +71,7 @@ def _kind(result: Result) -> int:
 
 def _gpu(result: Result, plots: dict[str, str]) -> Iterator[str]:
     figures, shape = result.figures, str(result.settings["shape"])
-    beyond = result.name.removeprefix(gpu_result(shape)).strip("_")
+    beyond = result.name.removeprefix(gpu_result(shape)).strip("_").replace("_", " ")
     yield f"## {_SHAPES[shape]}{f', {beyond},' if beyond else ''} on {_device(result)}\n"
     asked = "".join(f' --{name} "{result.settings[of]}"' for name, of in _ASKED.items() if result.settings.get(of))
     named = f" --name {result.name}" if beyond else ""
