@@ -65,7 +65,9 @@ def main() -> None:
     parser.add_argument("--load", default="", help="options of serve.py, which the peer gets too, in one string")
     parser.add_argument("--peer", choices=PEERS, default="vllm")
     parser.add_argument("--site", type=Path, help="a folder to import the peer from")
-    parser.add_argument("--name", help="of the result, where gpu_SHAPE is that of another sitting; as in gpu_8b_long_prompt")
+    parser.add_argument(
+        "--name", help="of the result, where gpu_SHAPE is that of another sitting; as in gpu_8b_long_prompt"
+    )
     parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
     parser.add_argument("--revision", help="the commit, where this is no git checkout")
     options = parser.parse_args()

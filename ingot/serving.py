@@ -9,12 +9,12 @@ from ingot.ir.features import unserved_params
 from ingot.ir.plan import Plan
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
-from ingot.runtime.pages import PagePool
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.round import max_drafts
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
+from ingot.runtime.sequence_pages import pools_of
 from ingot.runtime.step import layout_of
 
 
@@ -48,7 +48,7 @@ def make_engine(
     steps = loaded.round
     return Engine(
         steps,
-        Scheduler(config, PagePool(loaded.num_pages, limits.page_size), layout),
+        Scheduler(config, pools_of(loaded.pages, limits.page_size), layout),
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,

@@ -80,6 +80,7 @@ H200_TIMES = GpuTimes(
         "convert": KernelTime(0.25 * _US, 0.94, wave=0.38 * _US),
         "gather": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
         "feed": KernelTime(1.6 * _US, 0.62),
+        "page_slots": KernelTime(1.6 * _US, 0.62),  # an estimate, by the kernel most like it
         "count_tokens": KernelTime(2.1 * _US, 0.55),
         "choose_largest": KernelTime(1.6 * _US, 0.52, wave=0.48 * _US),
         "find_threshold": KernelTime(0.54 * _US),

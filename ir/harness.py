@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ingot.ir.cache_groups import table_groups
 from ingot.ir.errors import VerifyError
 from ingot.ir.features import FedSequence, fed_of, step_values
 from ingot.ir.interpret import Watch, interpret, interpret_ranks
@@ -127,7 +128,7 @@ def teacher_forced(
     sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
     drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`.
     """
-    if "page_table" not in inputs:
+    if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
         return list(outputs["logits"].split([len(request) for request in requests]))
     steps = chunked([len(request) for request in requests], chunk)

@@ -1,11 +1,12 @@
-"""How the memory that a plan was given is shared out: what serving needs before the first KV page, and the pages."""
+"""How the memory that a plan was given is shared out: what serving needs before the first page, and the pages."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ingot.ir.plan import Plan, Plans
+from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.plan import GroupMemory, Plan, Plans
 
 if TYPE_CHECKING:
     from ingot.ir.types import TensorType
@@ -17,16 +18,14 @@ class MemoryNeed:
 
     weights      resident tensors, each once
     activations  what a step allocates at its peak with its inputs, and the outputs of the last step of each entry
-    states       states that do not grow with the KV pages
-    page         one KV page of all layers
-    sequence     the KV pages of a sequence at full length
+    states       states that do not grow with the pages
+    groups       groups of caches by name
     """
 
     weights: int
     activations: int
     states: int
-    page: int
-    sequence: int
+    groups: Mapping[str, GroupMemory]
 
     @staticmethod
     def of(plans: Plans) -> "MemoryNeed":
@@ -34,9 +33,9 @@ class MemoryNeed:
         may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
         of all entries, and the states of its own: those of one name are one."""
         memories = [plan.memory for plan in plans.plans.values()]
-        states, page = memories[0].states, memories[0].page
+        states, groups = memories[0].states, memories[0].groups
         if len(memories) > 1:  # a plan alone has counted its states, and needs no types, nor torch for them
-            states, page = state_bytes(planned_states(plans.plans.values()).values())
+            states, groups = state_memory(planned_states(plans.plans.values()))
         return MemoryNeed(
             weights=max(memory.weights for memory in memories),
             activations=max(
@@ -46,36 +45,82 @@ class MemoryNeed:
             )
             + sum(memory.outputs for memory in memories),
             states=states,
-            page=page,
-            sequence=page * max(memory.pages_per_sequence for memory in memories),
+            groups=groups,
         )
 
     @property
     def fixed(self) -> int:
-        """Bytes before the first KV page."""
+        """Bytes before the first page."""
         return self.weights + self.activations + self.states
 
+    @property
+    def page(self) -> int:
+        """Bytes of one page of each group."""
+        return sum(group.page for group in self.groups.values())
+
+    @property
+    def sequence(self) -> int:
+        """Bytes of the pages that one sequence at full length needs, with those that are never handed out."""
+        return sum(self.least(name) * group.page for name, group in self.groups.items())
+
+    def least(self, name: str) -> int:
+        """The pages of a group with which one sequence at full length can be served."""
+        return self.groups[name].pages_per_sequence + CacheGroup.named(name).reserved
+
+    def most(self, name: str, sequences: int) -> int:
+        """The pages of a group beyond which more are of no use to so many sequences."""
+        group = self.groups[name]
+        return sequences * group.pages_per_sequence + group.pages_per_step + CacheGroup.named(name).reserved
+
     def pages_within(self, memory: int) -> int:
-        """KV pages that fit into `memory` bytes beside all else; negative when that does not fit itself."""
+        """Pages of each group that fit into `memory` bytes beside all else; negative when that does not fit itself."""
         return (memory - self.fixed) // self.page
 
 
-def state_bytes(states: Iterable[tuple["TensorType", Mapping[str, int]]]) -> tuple[int, int]:
-    """(bytes of the states that do not grow with the KV pages, bytes of one page of those that do), each state by its
-    type and the sizes of its dims."""
-    kinds = {True: 0, False: 0}
-    for state_type, sizes in states:
-        paged = "pages" in state_type.shape
-        kinds[paged] += math.prod(state_type.bind({**sizes, "pages": 1})) * state_type.dtype.itemsize
-    return kinds[False], kinds[True]
+class PlannedState(NamedTuple):
+    """A state: its group, its type, and the largest sizes of the dims of the plan."""
+
+    group: str
+    type: "TensorType"
+    sizes: Mapping[str, int]
 
 
-def planned_states(plans: Iterable[Plan]) -> dict[str, tuple["TensorType", Mapping[str, int]]]:
-    """The states of these plans by name, each by its type and the largest sizes of its dims."""
+def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, dict[str, GroupMemory]]:
+    """(bytes of the states that do not grow with the pages, the groups of those that do). States are by name."""
+    kept = 0
+    pages: dict[str, int] = {}
+    counts: dict[str, tuple[int, int]] = {}
+    for one in states.values():
+        size = math.prod(one.type.bind({**one.sizes, "pages": 1})) * one.type.dtype.itemsize
+        if "pages" not in one.type.shape:
+            kept += size
+            continue
+        group = CacheGroup.named(one.group)
+        pages[group.name] = pages.get(group.name, 0) + size
+        table, page_size = one.sizes.get("P", 0), _page_size(one.type)
+        between = group.pages_between_steps(table * page_size, page_size)
+        beside = 0 if group.window is None else min(table - between, -(-one.sizes.get("T", 1) // page_size))
+        before = counts.get(group.name, (0, 0))
+        counts[group.name] = max(before[0], between), max(before[1], beside)
+    found = {
+        name: GroupMemory(page=size, pages_per_sequence=counts[name][0], pages_per_step=counts[name][1])
+        for name, size in pages.items()
+    }
+    return kept, dict(sorted(found.items()))
+
+
+def _page_size(cache: "TensorType") -> int:
+    """Tokens of a page of a cache, [pages, 2, page_size, …]; where it is of another shape any number does."""
+    size = cache.shape[2] if len(cache.shape) > 2 else 1
+    return size if isinstance(size, int) else 1
+
+
+def planned_states(plans: Iterable[Plan]) -> dict[str, PlannedState]:
+    """The states of these plans by name."""
     from ingot.ir.parse import parse_type  # not at the top: `--help` loads no torch
 
     return {
-        name: (parse_type(state.type), {dim: most for dim, (_, most) in plan.dims.items()})
+        name: PlannedState(state.group, parse_type(state.type), {dim: most for dim, (_, most) in plan.dims.items()})
         for plan in plans
         for name, state in plan.states.items()
     }

@@ -306,6 +306,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.count_tokens": whole,
     "ingot.embedding": whole,
     "ingot.feed": whole,
+    "ingot.page_slots": whole,
     "ingot.gelu_mul": _elementwise,
     "ingot.kv_append": _kv_append,
     "ingot.layer_norm": _norm,

@@ -156,24 +156,41 @@ class BucketMemory(BaseModel):
     peak: Annotated[int, Field(ge=0)]
 
 
+class GroupMemory(BaseModel):
+    """What a group of caches takes.
+
+    page                bytes of a page in all caches of the group
+    pages_per_sequence  pages that a sequence at full length holds between steps at most
+    pages_per_step      pages that a step writes beside these at most, before those are given back that it has read
+    """
+
+    model_config = _FROZEN
+    page: Bytes
+    pages_per_sequence: Annotated[int, Field(ge=0)]
+    pages_per_step: Annotated[int, Field(ge=0)] = 0
+
+
 class ResidentMemory(BaseModel):
     """What stays from step to step, in bytes.
 
-    weights             all resident tensors, each once
-    states              states that do not grow with the KV pages
-    page                one KV page of all layers
-    pages_per_sequence  KV pages of a sequence at full length
-    inputs              the inputs of the largest step
-    outputs             the outputs of the largest step: those of the step before are held while one runs
+    weights  all resident tensors, each once
+    states   states that do not grow with the KV pages
+    groups   groups of caches by name (`ingot.ir.cache_groups`)
+    inputs   the inputs of the largest step
+    outputs  the outputs of the largest step: those of the step before are held while one runs
     """
 
     model_config = _FROZEN
     weights: Bytes
     states: Bytes
-    page: Bytes
-    pages_per_sequence: Annotated[int, Field(ge=0)]
+    groups: dict[str, GroupMemory] = {}
     inputs: Bytes
     outputs: Bytes
+
+    @property
+    def page(self) -> int:
+        """Bytes of one page of each group."""
+        return sum(group.page for group in self.groups.values())
 
 
 class BucketPlan(BaseModel):

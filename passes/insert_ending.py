@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ingot.ir.cache_groups import FULL, table_groups
 from ingot.ir.errors import PassError
 from ingot.ir.features import Ending, Feature, OpCall, RowState, find_ending, find_feature, find_input
 from ingot.ir.ops import OPS
@@ -53,12 +54,14 @@ def _attributes(given: Sequence[tuple[str, int]], ending: Ending) -> dict[str, i
 
 @dataclass
 class _Builder:
-    """Puts calls into a program. `values` are what their arguments are found among, by name."""
+    """Puts calls into a program. `values` are what their arguments are found among, by name; `aliases` are other names
+    for some, where a program has no cache that keeps every token."""
 
     rewriter: Rewriter
     ending: Ending
     attributes: dict[str, int]
     values: dict[str, fx.Node] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, features: Sequence[Feature]) -> None:
         program = self.rewriter.program
@@ -69,6 +72,9 @@ class _Builder:
             assert isinstance(page_size, int)
             self.attributes["page_size"] = page_size
         given = {str(node.target): node for node in program.placeholders("input")}
+        groups = table_groups(given)
+        if groups:
+            self.aliases = {FULL.page_table: groups[0].page_table, FULL.slots: groups[0].slots}
         self.values = {**given, **outputs}
         for row in [row for feature in features for row in feature.rows]:
             if row.name not in program.states:
@@ -108,7 +114,11 @@ class _Builder:
         program = self.rewriter.program
         first = next(program.calls())
         made: set[fx.Node] = set()
-        for call in [call for feature in features for call in feature.before]:
+        # `feed` gives the slots of the first group.
+        others = [
+            OpCall("page_slots", (group.slots,), {"page_table": group.page_table}) for group in table_groups(given)[1:]
+        ]
+        for call in [*(call for feature in features for call in feature.before), *others]:
             made |= self._call(call, first)
         return made
 
@@ -127,7 +137,7 @@ class _Builder:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter in op.overload._schema.arguments:
-            name = call.given.get(parameter.name, parameter.name)
+            name = call.given.get(parameter.name, self.aliases.get(parameter.name, parameter.name))
             if parameter.kwarg_only:
                 kwargs[parameter.name] = self._attribute(name, call)
             elif parameter.has_default_value() and name not in self.values and find_input(name) is None:
@@ -142,6 +152,7 @@ class _Builder:
             return made
         for index, name in enumerate(call.results):
             if name:
+                name = self.aliases.get(name, name)
                 item = self.rewriter.call(operator.getitem, node, index, before=before, origin=origin)
                 self.values[name] = item
                 made.add(item)

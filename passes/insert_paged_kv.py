@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.cache_groups import FULL, CacheGroup
 from ingot.ir.errors import OptionError
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.program import StateSpec, tensor_type
@@ -23,7 +24,8 @@ _MAX_PAGES = 2**31 - 1
 class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
-    `page_size` is in tokens. A cache is [pages, 2, page_size, kv_heads, head_dim] in the dtype of the keys.
+    `page_size` is in tokens. A cache is [pages, 2, page_size, kv_heads, head_dim] in the dtype of the keys, and lies in
+    the pages of the group that its attention's window says (`ingot.ir.cache_groups`).
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -41,8 +43,9 @@ class InsertPagedKV(Pass):
         program.dims["B"] = Dim("B", 1, context.max_batch)
         program.dims["P"] = Dim("P", 1, table_width)
         program.dims["pages"] = Dim("pages", 1, _MAX_PAGES)
-        slots = program.add_input("slots", TensorType(torch.int64, ("T",)))
-        page_table = program.add_input("page_table", TensorType(torch.int32, ("B", "P")))
+        groups = sorted({_group_of(node, context) for node in attentions}, key=lambda group: group.window or 0)
+        slots = {group: program.add_input(group.slots, TensorType(torch.int64, ("T",))) for group in groups}
+        tables = {group: program.add_input(group.page_table, TensorType(torch.int32, ("B", "P"))) for group in groups}
         q_starts, q_lens, kv_lens = (
             program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("q_starts", "q_lens", "kv_lens")
         )
@@ -52,18 +55,18 @@ class InsertPagedKV(Pass):
                 break
             bound = ops.attention.bind(node.args, node.kwargs)
             q, k, v = bound["q"], bound["k"], bound["v"]
-            name = f"kv.{bound['layer']}"
+            name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
             shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
             placement = cache_placement(placement_of(k, program))
-            spec = StateSpec("paged_kv", "full", "token", TensorType(kv_type.dtype, shape), placement)
+            spec = StateSpec("paged_kv", group.name, "token", TensorType(kv_type.dtype, shape), placement)
             state: fx.Node = program.add_state(name, spec)
-            written = rewriter.call(ops.kv_append, state, k, v, slots, before=node)
+            written = rewriter.call(ops.kv_append, state, k, v, slots[group], before=node)
             attended = rewriter.call(
                 ops.paged_attention,
                 q,
                 written,
-                page_table,
+                tables[group],
                 q_starts,
                 q_lens,
                 kv_lens,
@@ -74,3 +77,9 @@ class InsertPagedKV(Pass):
             rewriter.replace(node, attended)
             caches[name] = written
         program.set_outputs({**program.output_nodes(), **caches})
+
+
+def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
+    """The group of the cache of an `attention`. A window that holds the longest sequence gives nothing back."""
+    window = ops.attention.bind(node.args, node.kwargs)["window"]
+    return FULL if window is None or window >= context.max_seq_len else CacheGroup(window)

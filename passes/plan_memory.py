@@ -12,7 +12,7 @@ from ingot.ir.features import find_ending
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.interpret import interpret
 from ingot.ir.logprob_limits import MAX_SCORED
-from ingot.ir.memory import state_bytes
+from ingot.ir.memory import PlannedState, state_memory
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketMemory, Instruction, ResidentMemory, Value
@@ -81,13 +81,15 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
     """What stays between steps; `sizes` are those of the largest step of all."""
-    states, page = state_bytes((spec.type, sizes) for spec in program.states.values())
+    # By the limits, as whoever reads the plan counts: the largest step may be of fewer tokens.
+    most = {dim.name: dim.hi for dim in program.dims.values()}
+    planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
+    states, groups = state_memory(planned)
     outputs = [node.meta["type"] for node in program.output_nodes().values()]
     return ResidentMemory(
         weights=weight_bytes(program.params.values()),
         states=states,
-        page=page,
-        pages_per_sequence=sizes.get("P", 0),
+        groups=groups,
         inputs=sum(_bytes(value_type, sizes) for value_type in program.input_types().values()),
         outputs=sum(_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ingot.ir.cache_groups import FULL, CacheGroup
 from ingot.ir.features import Fed, Rated
 from ingot.ir.features.step_input import Array
 from ingot.runtime.request import Request
@@ -76,8 +77,9 @@ def build_step(
     tables: RowTables,
     buffer: StepBuffer,
     page_size: int,
+    groups: Sequence[CacheGroup] = (FULL,),
 ) -> StepBatch:
-    """Fill `buffer` with the inputs of these sequences, at least one."""
+    """Fill `buffer` with the inputs of these sequences, at least one. `groups` are those of `tables.pages`."""
     sampling = [chunk for chunk in chunks if chunk.rows]
     sampled = (*decodes, *[chunk.request for chunk in sampling])
     counts: tuple[int, ...] | None = None
@@ -106,7 +108,7 @@ def build_step(
     # Steps that only decode differ from each other in little as long as the same sequences run.
     stamp = None if chunks else (rows.tobytes(), tables.version)
     repeats = last if last is not None and last.stamp is not None and last.stamp == stamp else None
-    fed = _fed(rows, len(decodes), chunks, tables, sizes, page_size) if repeats is None else repeats.fed
+    fed = _fed(rows, len(decodes), chunks, tables, sizes, page_size, groups) if repeats is None else repeats.fed
     fed.totals, fed.sampled = totals, sampled
     if inputs is repeats:
         inputs.fill_varying(fed, tables.asking)
@@ -119,7 +121,13 @@ def build_step(
 
 
 def _fed(
-    rows: Array, num_decodes: int, chunks: Sequence[Chunk], tables: RowTables, sizes: StepSizes, page_size: int
+    rows: Array,
+    num_decodes: int,
+    chunks: Sequence[Chunk],
+    tables: RowTables,
+    sizes: StepSizes,
+    page_size: int,
+    groups: Sequence[CacheGroup],
 ) -> Fed:
     """What a step feeds: first the tokens of sequences that decode, one each, then those of `chunks`."""
     lengths, samples = np.ones(len(rows), np.int32), np.ones(len(rows), np.int32)
@@ -162,7 +170,8 @@ def _fed(
         sample_index=np.where(samples > 0, last - 1, -1),
         asking=asking,
         tables=tables.asked,
-        pages=tables.pages,
+        pages=tables.pages[0],
+        window_pages=dict(zip(groups, tables.pages, strict=True)),
         page_size=page_size,
         rated=rated,
     )

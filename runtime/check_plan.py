@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
 from ingot.ir.features import FEATURES, Ending, find_ending, find_input, step_inputs
-from ingot.ir.memory import planned_states, state_bytes
+from ingot.ir.memory import planned_states, state_memory
 from ingot.ir.mesh import Mesh, mesh_text, world_size
 from ingot.ir.ops import OPS
 from ingot.ir.outputs import may_stand_for
@@ -126,17 +126,16 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
 def _check_memory(plan: Plan) -> None:
     """What the plan says of its memory, as far as its types tell it too: the KV pool is sized by it."""
     states = planned_states([plan])
-    for name, (state_type, sizes) in states.items():
-        if odd := [size for size in state_type.shape if isinstance(size, str) and size not in {*sizes, "pages"}]:
+    for name, one in states.items():
+        if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, "pages"}]:
             raise _error(f"the state '{name}' has the dim {odd[0]}", "dims", f"a range for {odd[0]}")
-    kept, page = state_bytes(states.values())
-    for name, found, wanted in (
-        ("page", plan.memory.page, page),
-        ("states", plan.memory.states, kept),
-        ("pages_per_sequence", plan.memory.pages_per_sequence, plan.dims["P"][1] if "P" in plan.dims else 0),
-    ):
+    kept, groups = state_memory(states)
+    if plan.memory.states != kept:
+        raise _error(f"states is {plan.memory.states}", "memory", f"{kept}, by its states and dims")
+    for name in dict.fromkeys((*groups, *plan.memory.groups)):
+        found, wanted = plan.memory.groups.get(name), groups.get(name)
         if found != wanted:
-            raise _error(f"{name} is {found}", "memory", f"{wanted}, by its states and dims")
+            raise _error(f"the group '{name}' is {found}", "memory", f"{wanted}, by its states and dims")
     for bucket in plan.buckets:
         if bucket.memory.peak >= len(bucket.instructions):
             where = f"bucket class {bucket.bucket.name}, memory"

@@ -29,7 +29,7 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.load_context import check_one_device, mesh_of, on_one_device, this_rank
 from ingot.runtime.loaders import load_executable, load_library
-from ingot.runtime.memory import host_memory, kv_pages, shared_pages
+from ingot.runtime.memory import Pages, host_memory, kv_pages, shared_pages
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
 from ingot.runtime.plan_file import read_plan_file
@@ -43,7 +43,8 @@ from ingot.runtime.weights import map_weights
 class Loaded:
     """A model ready to run where `context` says: an executor for each entry, over the same weights and states.
 
-    `plans` are those of the context's rank. `tokenizer` is None when the checkpoint had none.
+    `plans` are those of the context's rank. `tokenizer` is None when the checkpoint had none. `pages` are those of each
+    group of caches.
 
     `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
@@ -59,13 +60,18 @@ class Loaded:
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     limits: Limits
-    num_pages: int
+    pages: Pages
     phases: Phases
 
     @property
     def plan(self) -> Plan:
         """The plan of the entry `main`."""
         return self.plans.plans["main"]
+
+    @property
+    def num_pages(self) -> int:
+        """The pages of the smallest group of caches: steps that are made by hand take the same of each."""
+        return min(self.pages.values())
 
     @property
     def executor(self) -> Executor:
@@ -92,9 +98,9 @@ def load_artifact(
 
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
-    `num_pages` sizes the pool by itself. `threads` check digests and copy weights. `capture` says when a GPU's decode
-    steps become graphs; by "none" it is given every instruction by itself. `phases` takes the times, and `early` is
-    the GPU's context where its making has begun.
+    `num_pages` sizes the pool of each group of caches by itself. `threads` check digests and copy weights. `capture`
+    says when a GPU's decode steps become graphs; by "none" it is given every instruction by itself. `phases` takes the
+    times, and `early` is the GPU's context where its making has begun.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError for memory that the plan does not fit into.
@@ -156,7 +162,7 @@ def bind(
             else device_memory(device, plans, graphs=capture != "none")
         )
         pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory)])
-        sizes = {"pages": pages, "S": limits.max_batch}
+        sizes = {"S": limits.max_batch}
         if device.type == "cuda":
             copy = WeightCopy(artifact, context, threads=threads, verify=verify)
             params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)
@@ -175,7 +181,7 @@ def bind(
                 for name, one in plans.libraries.items()
             }
         with phases.phase("states"):
-            states = States(plans.states, sizes, context.allocator)
+            states = States(plans.states, sizes, context.allocator, pages)
         # A GPU's weights have their places before they are there, which is enough to try all that will run.
         params = params or weights.result()
         with phases.phase("bind"):
@@ -189,7 +195,7 @@ def bind(
             _try_out(device, executors, capture, phases)
         weights.result()
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, sizes["pages"], phases)
+    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, pages, phases)
 
 
 def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:

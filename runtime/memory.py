@@ -1,8 +1,9 @@
 """How much memory serving may take, and how many KV pages that leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import Plans
@@ -34,18 +35,22 @@ def host_memory(memory: int) -> ServingMemory:
     return ServingMemory(most=memory, usual=memory, pool=min(DEFAULT_KV_BYTES, memory // 2))
 
 
-def shared_pages(rooms: Sequence[int]) -> int:
-    """The KV pages of every rank, decided from what each rank has room for (`kv_pages`), in any order: the least. All
+# The pages of each group of caches, by the name of the group; those that are never handed out count.
+Pages = Mapping[str, int]
+
+
+def shared_pages(rooms: Sequence[Pages]) -> Pages:
+    """The pages of every rank, decided from what each rank has room for (`kv_pages`), in any order: the least. All
     ranks keep the same sequences in pages of the same names."""
-    return min(rooms)
+    return {name: min(room[name] for room in rooms) for name in rooms[0]}
 
 
-def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | None, memory: int | None) -> int:
+def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | None, memory: int | None) -> Pages:
     """What one rank has room for: pages for every sequence at full length, or as many as fit beside all else that its
     plans need.
 
-    `asked` is how many are asked for, and `memory` the bytes that serving may take. Raises OptionError for what is no
-    such number, and when too few pages fit, with what would.
+    `asked` is how many of each group are asked for, and `memory` the bytes that serving may take. Raises OptionError
+    for what is no such number, and when too few pages fit, with what would.
     """
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -54,21 +59,54 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
     if not need.page:
         raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
     limit = min(memory or room.usual, room.most)
-    fitting = need.pages_within(limit - room.beside)
+    left = limit - room.beside - need.fixed
+    reserved = {name: CacheGroup.named(name).reserved for name in need.groups}
     if asked is not None:
+        fitting = (left - sum(reserved[name] * group.page for name, group in need.groups.items())) // need.page
         if asked > fitting:
-            what = f"{asked} KV pages of {need.page} bytes"
+            what = f"{asked} KV pages of {_each(need)}"
             hint = "ask for fewer pages or give more memory, or compile for smaller limits"
             raise _no_room(need, room, limit, what, f"at most {max(0, fitting)} pages", hint)
-        return asked
-    per_sequence = need.sequence // need.page
-    if per_sequence > fitting:
-        what = f"the KV pages of one sequence, {need.sequence} bytes,"
+        return {name: asked + reserved[name] for name in need.groups}
+    if need.sequence > left:
+        each = ", ".join(f"{need.least(name)} {name}" for name in need.groups) if len(need.groups) > 1 else ""
+        what = f"the KV pages of one sequence, {need.sequence} bytes{f' ({each})' if each else ''},"
         expected = f"{need.fixed + need.sequence + room.beside} bytes"
         raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.beside))
     # Without a word about memory the pool takes its usual share, which holds one sequence at least.
-    share = max(per_sequence, room.pool // need.page) if memory is None and room.pool is not None else fitting
-    return min(limits.max_batch * per_sequence, fitting, share)
+    if memory is None and room.pool is not None:
+        left = min(left, max(need.sequence, room.pool))
+    return _divided(need, limits, left)
+
+
+def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
+    """The pages of each group in `memory` bytes, which hold one sequence. Groups with a window get what the sequences
+    of the largest step need, and half of the memory at most where another group keeps every token."""
+    most = {name: need.most(name, limits.max_batch) for name in need.groups}
+    windows = [name for name in need.groups if CacheGroup.named(name).window is not None]
+    others = [name for name in need.groups if name not in windows]
+    beside = sum(need.least(name) * need.groups[name].page for name in others)
+    share = min(memory - beside, max(memory // 2, need.sequence - beside)) if others else memory
+    given = _in_proportion(need, most, windows, share)
+    share = memory - sum(count * need.groups[name].page for name, count in given.items())
+    return {**_in_proportion(need, most, others, share), **given}
+
+
+def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: int) -> dict[str, int]:
+    """As many pages of these groups as are of use, or as fit: each its least, and an equal part of what it wants."""
+    least = {name: need.least(name) for name in names}
+    spare = memory - sum(count * need.groups[name].page for name, count in least.items())
+    wanted = sum((most[name] - least[name]) * need.groups[name].page for name in names)
+    if wanted <= spare:
+        return {name: most[name] for name in names}
+    return {name: least[name] + (most[name] - least[name]) * spare // wanted for name in names}
+
+
+def _each(need: MemoryNeed) -> str:
+    """The bytes of a page, of each group where there are several."""
+    if len(need.groups) == 1:
+        return f"{need.page} bytes"
+    return f"{', '.join(f'{group.page} bytes ({name})' for name, group in need.groups.items())} each"
 
 
 def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:

@@ -9,7 +9,8 @@ from ingot.ir.errors import InternalError
 
 
 class PagePool:
-    """Pages 0..num_pages-1 of `page_size` tokens each. Hands out page ids and knows nothing of requests.
+    """Pages 0..num_pages-1 of `page_size` tokens each, the first `reserved` of which are never handed out. Hands out
+    page ids and knows nothing of requests.
 
     `allocate` gives a page to its first holder, `share` to further ones; `free` takes it from one. A page that its last
     holder frees while a step is in flight may still be read or written by that step, so it can be allocated again only
@@ -30,16 +31,18 @@ class PagePool:
         num_pages: int,
         page_size: int = 16,
         *,
+        reserved: int = 0,
         permute_seed: int | None = None,
         on_release: Callable[[list[int]], None] | None = None,
     ) -> None:
-        if num_pages < 1 or page_size < 1:
+        if num_pages <= reserved or page_size < 1:
             raise InternalError(f"a pool of {num_pages} pages of {page_size} tokens", expected="at least 1 of each")
         self.num_pages = num_pages
+        self.capacity = num_pages - reserved  # pages that can be handed out
         self.page_size = page_size
         self._holders = [0] * num_pages
         # Where a page is that no sequence holds:
-        self._free = list(range(num_pages))
+        self._free = list(range(reserved, num_pages))
         self._idle: OrderedDict[int, None] = OrderedDict()  # kept, the next to be given up first
         self._busy: dict[int, int] = {}  # the step that it waits for
         self._releasing: deque[tuple[int, list[int]]] = deque()  # (step, pages), steps ascending
@@ -61,7 +64,7 @@ class PagePool:
     @property
     def num_held(self) -> int:
         """Pages that sequences hold."""
-        return self.num_pages - self.num_free - self.num_releasing
+        return self.capacity - self.num_free - self.num_releasing
 
     @property
     def num_kept(self) -> int:
@@ -141,6 +144,10 @@ class PagePool:
                 break
             pages.append(page)
         return pages
+
+    def find_one(self, digest: bytes) -> int | None:
+        """The page that holds this content, if one is kept."""
+        return self._kept.get(digest)
 
     def num_free_beside(self, pages: Iterable[int]) -> int:
         """Pages that can be allocated once these, which were found, are shared."""

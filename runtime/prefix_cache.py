@@ -11,11 +11,13 @@ holds those in front of it as they are found, and none is given up before what c
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ingot.ir.cache_groups import CacheGroup
 from ingot.runtime.block_hashes import BlockHashes
-from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
+from ingot.runtime.sequence_pages import Found, SequencePages
 
 
 @dataclass
@@ -35,10 +37,11 @@ class PrefixCacheStats:
 class PrefixCache:
     """Finds pages for requests in `pool`, and keeps theirs. Not `enabled`: finds none and keeps none."""
 
-    def __init__(self, pool: PagePool, *, enabled: bool) -> None:
+    def __init__(self, pages: SequencePages, *, enabled: bool) -> None:
         self.enabled = enabled
         self.stats = PrefixCacheStats()
-        self._pool = pool
+        self._pages = pages
+        self._page_size = pages.page_size
         self._coming: set[bytes] = set()  # what others can find when the step that is being made has been launched
 
     def begin(self, request: Request, like: Request | None = None) -> None:
@@ -46,23 +49,40 @@ class PrefixCache:
         if like is not None and like.cached.hashes is not None:
             request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
-            request.cached.hashes = BlockHashes(self._pool.page_size, salt=request.given.cache_salt)
+            request.cached.hashes = BlockHashes(self._page_size, salt=request.given.cache_salt)
             request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> bool:
         """Hash the block that a token has filled. False where it has filled none."""
         hashes = request.cached.hashes
-        if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._pool.page_size:
+        if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._page_size:
             return False
         hashes.extend(request.known_tokens(hashes.num_tokens, known))
         return True
 
-    def find(self, request: Request) -> list[int]:
-        """The pages that a waiting request need not compute."""
+    def find(self, request: Request) -> Found:
+        """What a waiting request need not compute: as many pages as are there of every group that keeps each token, and
+        of each group with a window those that the next token reads."""
         if request.cached.hashes is None:
-            return []
-        count = _most_cached(request) // self._pool.page_size
-        return self._pool.find(request.cached.hashes.digests[:count])
+            return Found.nothing(len(self._pages.groups))
+        digests = request.cached.hashes.digests[: _most_cached(request) // self._page_size]
+        whole = [
+            pool.find(digests)
+            for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
+            if group.window is None
+        ]
+        count = min([len(digests), *map(len, whole)])
+        windows = [
+            (group, [pool.find_one(digest) for digest in digests[:count]])
+            for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
+            if group.window is not None
+        ]
+        count = _readable(count, windows, self._page_size)
+        pages = [found[:count] for found in whole]
+        for group, kept in windows:
+            first = group.first_page(count * self._page_size, self._page_size)
+            pages.append([0] * min(first, count) + [page for page in kept[first:count] if page is not None])
+        return Found(count, tuple(pages))
 
     def begin_step(self) -> None:
         """Nothing is written yet by the step that is being made."""
@@ -71,7 +91,7 @@ class PrefixCache:
     def feed(self, request: Request, length: int) -> None:
         """The step feeds so many tokens of a prompt."""
         if request.cached.hashes is not None:
-            size, start = self._pool.page_size, request.num_computed
+            size, start = self._page_size, request.num_computed
             self._coming.update(request.cached.hashes.digests[start // size : (start + length) // size])
 
     def is_coming(self, request: Request, found: int) -> bool:
@@ -79,7 +99,7 @@ class PrefixCache:
         this one."""
         if request.cached.hashes is None or not self._coming:
             return False
-        size = self._pool.page_size
+        size = self._page_size
         behind = request.cached.hashes.digests[found : _most_cached(request) // size]
         coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
         return 2 * coming * size >= request.num_tokens - found * size
@@ -94,22 +114,40 @@ class PrefixCache:
         else:
             self.stats.recomputed += max(0, request.cached.num_lost - found)
 
-    def keep(self, request: Request) -> list[tuple[int, int]]:
+    def keep(self, request: Request) -> list[list[tuple[int, int]]] | None:
         """Let others find the full pages of a request that holds pages.
 
-        Gives (place, page) where the request is to hold another page instead, which has held the same for longer.
+        Gives for each group (place, page) where the request is to hold another page instead, which has held the same
+        for longer; None where there is no such page.
         """
-        size, cached = self._pool.page_size, request.cached
+        size, cached = self._page_size, request.cached
         if cached.hashes is None or request.num_computed < (cached.num_kept + 1) * size:
-            return []
+            return None
         full = min(request.num_known, request.num_computed) // size
-        others: list[tuple[int, int]] = []
-        for place in range(cached.num_kept, full):
-            page = self._pool.keep(request.pages[place], cached.hashes.digests[place])
-            if page != request.pages[place]:
-                others.append((place, page))
+        others: list[list[tuple[int, int]]] = []
+        for pool, held in zip(self._pages.pools, request.pages, strict=True):
+            others.append([])
+            for place in range(cached.num_kept, full):
+                page = pool.keep(held[place], cached.hashes.digests[place])
+                if page != held[place]:
+                    others[-1].append((place, page))
         cached.num_kept = max(full, cached.num_kept)
-        return others
+        return others if any(others) else None
+
+
+def _readable(count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int) -> int:
+    """The most pages, up to `count`, after which every window finds the pages that the next token reads. `windows` has
+    for each group with a window the page of each block, None where it is gone."""
+    gone = [[0] for _ in windows]  # by group: of the first blocks how many are gone
+    for before, (_, kept) in zip(gone, windows, strict=True):
+        for page in kept:
+            before.append(before[-1] + (page is None))
+    while count:
+        firsts = [group.first_page(count * page_size, page_size) for group, _ in windows]
+        if all(before[count] == before[min(first, count)] for before, first in zip(gone, firsts, strict=True)):
+            break
+        count -= 1
+    return count
 
 
 def _most_cached(request: Request) -> int:

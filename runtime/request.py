@@ -79,7 +79,7 @@ class Request:
     rank           the order of those that wait and of those that run; set when it is added
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
-    pages          its KV pages, in the order of positions
+    pages          its KV pages in each group of caches, in the order of positions; see `ingot.runtime.sequence_pages`
     num_scored     positions of the prompt that have log-probabilities, from a step that ran or is in flight
     num_computed   tokens whose KV is written or being written by a step in flight, at most: of drafts that a step in
                    flight feeds it is not known how many are kept
@@ -100,7 +100,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     row: int = -1
-    pages: list[int] = field(default_factory=list)
+    pages: list[list[int]] = field(default_factory=list)
     num_scored: int = 0
     num_computed: int = 0
     in_flight: int = 0

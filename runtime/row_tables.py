@@ -10,14 +10,14 @@ from ingot.runtime.request import Request
 
 
 class RowTables:
-    """By device row: the pages of its sequence, and what the sequence asks for (`tables`).
+    """By device row: the pages of its sequence in each group of caches, and what the sequence asks for (`tables`).
 
-    `asking` are the rows that ask for anything, by table. `version` is another object after every change of anything
-    but the pages.
+    `num_pages` are those of the first group, which has the most. `asking` are the rows that ask for anything, by table.
+    `version` is another object after every change of anything but the pages.
     """
 
-    def __init__(self, tables: Sequence[RowTable], max_batch: int, max_pages: int) -> None:
-        self.pages = np.zeros((max_batch, max_pages), np.int32)
+    def __init__(self, tables: Sequence[RowTable], max_batch: int, max_pages: int, groups: int = 1) -> None:
+        self.pages = [np.zeros((max_batch, max_pages), np.int32) for _ in range(groups)]
         self.num_pages = np.zeros(max_batch, np.int32)
         self.version = object()
         self._declared = tables
@@ -46,16 +46,18 @@ class RowTables:
                 table[row] = one.nothing
                 table[row, : len(value)] = value
 
-    def add_pages(self, row: int, pages: Sequence[int]) -> None:
-        held = self.num_pages[row]
-        self.pages[row, held : held + len(pages)] = pages
-        self.num_pages[row] = held + len(pages)
+    def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
+        """Put pages after those that the sequence of a row holds in a group, by its place."""
+        self.pages[group][row, held : held + len(pages)] = pages
+        if group == 0:
+            self.num_pages[row] = held + len(pages)
 
-    def set_page(self, row: int, place: int, page: int) -> None:
-        self.pages[row, place] = page
+    def set_page(self, group: int, row: int, place: int, page: int) -> None:
+        self.pages[group][row, place] = page
 
     def clear(self, row: int) -> None:
-        self.pages[row, : self.num_pages[row]] = 0
+        for table in self.pages:
+            table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0
         for rows in self.asking.values():
             rows.discard(row)

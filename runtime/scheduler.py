@@ -29,6 +29,7 @@ from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
 from ingot.runtime.request import INVALID_TOKEN, End, Request, Status
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
+from ingot.runtime.sequence_pages import Pools, SequencePages, one_pool
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 
 _rank = attrgetter("rank")
@@ -57,29 +58,31 @@ class _Room:
 
 class Scheduler:
     """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
-    meanwhile. `layout` is that of the steps' inputs; without one it holds every input that the host knows."""
+    meanwhile. `pools` are those of the groups of caches, or the one of a model whose caches keep every token. `layout`
+    is that of the steps' inputs; without one it holds every input that the host knows."""
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, layout: StepLayout | None = None) -> None:
-        if pool.page_size != config.page_size:
-            raise InternalError(f"pages of {pool.page_size} tokens in the pool, {config.page_size} in the scheduler")
+    def __init__(self, config: SchedulerConfig, pools: PagePool | Pools, layout: StepLayout | None = None) -> None:
+        pools = one_pool(pools) if isinstance(pools, PagePool) else pools
+        if odd := [pool.page_size for pool in pools.values() if pool.page_size != config.page_size]:
+            raise InternalError(f"pages of {odd[0]} tokens in the pool, {config.page_size} in the scheduler")
         self.config = config
-        self.pool = pool
         self.requests: dict[str, Request] = {}  # not finished, by id
         self.waiting: list[Request] = []  # by rank, as those that run
         self.running: list[Request] = []
-        max_pages = pool.pages_for(config.max_seq_len)
+        max_pages = -(-config.max_seq_len // config.page_size)
         layout = layout or StepLayout.usual()
         # A token fed gives at most one row of logits.
         max_rows = min(config.max_tokens, config.max_batch * (1 + config.max_drafts) + MAX_SCORED)
         largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages)
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
-        self._tables = RowTables(layout.tables, config.max_batch, max_pages)
+        self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools))
+        self.pages = SequencePages(pools, self._tables)
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
         self._most_running: int | None = None  # sequences, since a step of more had no memory
-        self._cache = PrefixCache(pool, enabled=config.prefix_caching)
+        self._cache = PrefixCache(self.pages, enabled=config.prefix_caching)
         self._num_arrived = 0
         self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
 
@@ -94,10 +97,10 @@ class Scheduler:
             running=len(self.running),
             steps=len(self._in_flight),
             free_rows=self.num_free_rows,
-            pages_held=self.pool.num_held,
-            pages_releasing=self.pool.num_releasing,
-            pages_kept=self.pool.num_kept,
-            pages=self.pool.num_pages,
+            pages_held=self.pages.num_held,
+            pages_releasing=self.pages.num_releasing,
+            pages_kept=sum(pool.num_kept for pool in self.pages.pools),
+            pages=sum(pool.capacity for pool in self.pages.pools),
             preemptions=self.num_preemptions,
         )
 
@@ -108,9 +111,9 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing changes, while sequences hold pages: what comes after a page that
         was forgotten would be found again."""
-        if self.pool.num_held or self.pool.num_releasing:
+        if self.pages.num_held or self.pages.num_releasing:
             return False
-        self.pool.forget_all()
+        self.pages.forget_all()
         return True
 
     @property
@@ -125,7 +128,7 @@ class Scheduler:
                 where=f"request {request.request_id}",
                 expected="an id of its own",
             )
-        check_servable(request, self.config, self.pool)
+        check_servable(request, self.config, self.pages)
 
     def add(self, request: Request, like: Request | None = None) -> None:
         """Queue a new request, which may have the prompt and salt of one that was added just now: `like`.
@@ -137,6 +140,7 @@ class Scheduler:
         request.ends = request.end_tokens() | {INVALID_TOKEN}
         request.rank = request.given.priority, self._num_arrived
         self._num_arrived += 1
+        request.pages = [[] for _ in self.pages.groups]
         self._cache.begin(request, like)
         self._look_again(request)
         self.requests[request.request_id] = request
@@ -161,7 +165,13 @@ class Scheduler:
         if not decodes and not chunks:
             return None
         batch = build_step(
-            self._next_step, decodes, chunks, self._tables, self._buffers[self._next_step % 2], self.pool.page_size
+            self._next_step,
+            decodes,
+            chunks,
+            self._tables,
+            self._buffers[self._next_step % 2],
+            self.pages.page_size,
+            self.pages.groups,
         )
         self._next_step += 1
         self._in_flight.append(batch)
@@ -190,7 +200,7 @@ class Scheduler:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
         self._in_flight.popleft()
         batch.inputs.let_go()
-        self.pool.retire(batch.step)
+        self.pages.retire(batch.step)
         accepted: list[Accepted] = []
         if batch.rows is not None:
             self._retire_drafted(batch, tokens, rejected or [0] * batch.inputs.sizes.B, accepted)
@@ -299,8 +309,8 @@ class Scheduler:
         for batch in self._in_flight:
             batch.inputs.let_go()
         self._in_flight.clear()
-        self.pool.retire(self._next_step)
-        self.pool.forget_all()  # whatever those steps were to write may not be there
+        self.pages.retire(self._next_step)
+        self.pages.forget_all()  # whatever those steps were to write may not be there
 
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
         """One token of every sequence that has only one left to feed, by rank, and the drafts after it.
@@ -316,21 +326,23 @@ class Scheduler:
                 continue  # preempted just now
             steady_decode.leave(request)
             # What the step in flight writes, others can find: steps run in the order of their launches.
-            if others := self._cache.keep(request):
-                self._exchange(request, others)
+            self._share_and_give_back(request)
             num_tokens = request.num_tokens
             if request.num_computed < num_tokens - 1:
-                prefilling.append(request)
+                if self._grow(request):
+                    prefilling.append(request)
+                else:
+                    short = True
             elif num_tokens >= request.max_total:
                 pass  # its last token is in flight
-            elif request.num_computed == len(request.pages) * self.pool.page_size and not self._grow(request):
+            elif request.num_computed == self.pages.tokens_held(request) and not self._grow(request):
                 short = True
             elif not request.in_flight or request.miscounted:
                 chunks.append(self._chunk(request, 1))
             elif self.config.max_drafts and not request.params.penalizes:
                 chunks.append(self._drafted(request, self._drafts(request, chunks)))
             else:
-                steady_decode.enter(request, self.pool.page_size)
+                steady_decode.enter(request, self.pages.tokens_held(request))
         return steady_decode.steady(self.running), chunks, prefilling, short
 
     def _drafts(self, request: Request, chunks: Sequence[Chunk]) -> int:
@@ -344,10 +356,11 @@ class Scheduler:
             return 0
         step = self.config.max_tokens - len(self.running) - sum(chunk.length - 1 for chunk in chunks)
         wanted = min(self.config.max_drafts, request.max_total - request.num_tokens - 1, step)
-        pages = self.pool.pages_for(request.num_computed + 1 + max(0, wanted)) - len(request.pages)
-        if 0 < pages <= self.pool.num_free - len(self.running):  # drafts preempt none
-            self._take_pages(request, pages)
-        return max(0, min(wanted, len(request.pages) * self.pool.page_size - request.num_computed - 1))
+        tokens = request.num_computed + 1 + max(0, wanted)
+        pages = -(-(tokens - self.pages.tokens_held(request)) // self.pages.page_size)
+        if 0 < pages <= self.pages.num_free - len(self.running):  # drafts preempt none
+            self.pages.take(request, tokens)
+        return max(0, min(wanted, self.pages.tokens_held(request) - request.num_computed - 1))
 
     def _drafted(self, request: Request, drafts: int) -> Chunk:
         count = 1 + drafts
@@ -366,31 +379,33 @@ class Scheduler:
         while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
-            start = len(found) * self.pool.page_size
+            start = found.count * self.pages.page_size
             length, fits = request.num_tokens - start, room.fit(request, start)
-            if self._cache.is_coming(request, len(found)):
+            if self._cache.is_coming(request, found.count):
                 break
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
             # One more than its pages now, or it would be preempted at its first decode.
-            need = self.pool.pages_for(min(request.num_tokens + 1, request.max_total - 1)) - len(found)
-            if need > self.pool.num_free_beside(found):
+            most = min(request.num_tokens + 1, request.max_total - 1)
+            if not self.pages.admits(request, found, most, 1 if self.config.chunked_prefill else fits):
                 break
             del self.waiting[0]
             insort(self.running, request, key=_rank)
             request.status, request.row = Status.RUNNING, self._free_rows.pop()
             self._tables.set_request(request.row, request)
-            self.pool.share(found)
-            self._add_pages(request, found)
-            request.num_computed, request.cached.num_kept = start, len(found)
+            self.pages.begin(request, found)
+            request.num_computed, request.cached.num_kept = start, found.count
             request.miscounted = request.params.penalizes
             self._cache.admit(request, start)
-            self._take_pages(request, self.pool.pages_for(request.num_tokens) - len(found))
+            self.pages.take(request, request.num_tokens, keeping=True)
             self._feed(request, chunks, room)
 
     def _feed(self, request: Request, chunks: list[Chunk], room: _Room) -> None:
         """As much of a prompt as there is room for."""
-        if length := room.fit(request, request.num_computed):
+        length = room.fit(request, request.num_computed)
+        end = self.pages.tokens_within(request, request.num_computed + length)
+        if (length := end - request.num_computed) > 0:
+            self.pages.take(request, end)
             chunks.append(self._chunk(request, length))
             room.take(chunks[-1])
             self._cache.feed(request, length)
@@ -409,32 +424,27 @@ class Scheduler:
         )
 
     def _grow(self, request: Request) -> bool:
-        """Give a request one more page. False: not now, or the request itself was preempted."""
-        while self.pool.num_free + self.pool.num_releasing == 0:
+        """Give a request room for one more token. False: not now, or the request itself was preempted."""
+        num_tokens = request.num_computed + 1
+        short = self.pages.short(request, num_tokens)
+        while any(pool.num_free + pool.num_releasing == 0 for pool in short):
             victim = self.running[-1]
+            if victim is request and request.in_flight > 1:
+                return False  # it gives pages of its windows back when it is known which drafts are kept
             self._preempt(victim)
             if victim is request:
                 return False
-        if self.pool.num_free == 0:
+        if not all(pool.num_free for pool in short):
             return False  # pages come when the step in flight retires
-        self._take_pages(request, 1)
+        self.pages.take(request, num_tokens)
         return True
 
-    def _take_pages(self, request: Request, count: int) -> None:
-        self._add_pages(request, self.pool.allocate(count))
-
-    def _add_pages(self, request: Request, pages: list[int]) -> None:
-        request.pages += pages
-        self._tables.add_pages(request.row, pages)
-
-    def _exchange(self, request: Request, others: list[tuple[int, int]]) -> None:
-        """Let a request hold other pages of equal content at some places."""
-        given = [request.pages[place] for place, _ in others]
-        self.pool.share([page for _, page in others])
-        self.pool.free(given, self._busy_until)
-        for place, page in others:
-            request.pages[place] = page
-            self._tables.set_page(request.row, place, page)
+    def _share_and_give_back(self, request: Request) -> None:
+        """Let others find what a sequence has computed, and give back what none of its next tokens reads."""
+        if others := self._cache.keep(request):
+            self.pages.exchange(request, others, self._busy_until)
+        # Of drafts in flight it is not known how many are kept.
+        self.pages.give_back(request, min(request.num_computed, request.num_known), self._busy_until)
 
     def _look_again(self, request: Request) -> None:
         """Find out with how many outputs a request needs a look."""
@@ -443,7 +453,7 @@ class Scheduler:
             return
         total = request.max_total
         if (hashes := request.cached.hashes) is not None:
-            total = min(total, (len(hashes.digests) + 1) * self.pool.page_size)
+            total = min(total, (len(hashes.digests) + 1) * self.pages.page_size)
         request.looks_at = total - len(request.prompt_ids)
 
     def _preempt(self, request: Request) -> None:
@@ -462,15 +472,13 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Take row and pages from a request that runs."""
         del self.running[bisect_left(self.running, request.rank, key=_rank)]
-        if request.end is not None and request.end.reason == "error":
-            self.pool.forget(request.pages)  # they may hold what is not finite
-        else:
-            if others := self._cache.keep(request):
-                self._exchange(request, others)
+        failed = request.end is not None and request.end.reason == "error"
+        if not failed and (others := self._cache.keep(request)):
+            self.pages.exchange(request, others, self._busy_until)
         # The row needs no such delay as the pages: its next sequence starts with explicit tokens and positions, in a
         # step after those in flight.
-        self.pool.free(request.pages, self._busy_until)
+        self.pages.release(request, self._busy_until, worthless=failed)  # they may hold what is not finite
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
-        request.pages, request.row, request.cached.num_kept = [], -1, 0
+        request.row, request.cached.num_kept = -1, 0
         steady_decode.leave(request)

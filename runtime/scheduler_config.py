@@ -6,8 +6,8 @@ from typing import Literal
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.features import ServedParam
 from ingot.ir.logprob_limits import MAX_SCORED
-from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
+from ingot.runtime.sequence_pages import SequencePages
 
 Policy = Literal["fcfs", "priority"]
 # A product of as many rows comes near an H200's matrix rate, and a step of an 8B model does not take much longer there
@@ -67,7 +67,7 @@ def max_total(request: Request, config: SchedulerConfig) -> int:
     return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
 
 
-def check_servable(request: Request, config: SchedulerConfig, pool: PagePool) -> None:
+def check_servable(request: Request, config: SchedulerConfig, pages: SequencePages) -> None:
     """Raise RequestError for a request that could never be served."""
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
@@ -94,13 +94,16 @@ def check_servable(request: Request, config: SchedulerConfig, pool: PagePool) ->
             hint="turn chunked prefill on",
         )
     # The last token is never fed, so it needs no place in the cache.
-    if (pages := pool.pages_for(max_total(request, config) - 1)) > pool.num_pages:
-        raise RequestError(
-            f"prompt and output need {pages} KV pages",
-            where=where,
-            expected=f"at most {pool.num_pages} pages of {pool.page_size} tokens, which is the whole cache",
-            hint="ask for fewer max_tokens, or serve with a larger KV cache",
-        )
+    at_once = 1 if config.chunked_prefill else prompt_len
+    for group, pool in zip(pages.groups, pages.pools, strict=True):
+        if (need := pages.least(group, max_total(request, config) - 1, at_once)) > pool.capacity:
+            named = "" if len(pages.groups) == 1 else f" of the group {group.name}"
+            raise RequestError(
+                f"prompt and output need {need} KV pages{named}",
+                where=where,
+                expected=f"at most {pool.capacity} pages of {pool.page_size} tokens, which is the whole cache{named}",
+                hint="ask for fewer max_tokens, or serve with a larger KV cache",
+            )
     if request.given.priority and config.policy != "priority":
         raise RequestError(
             f"priority {request.given.priority} where requests are served in the order in which they come",

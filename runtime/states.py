@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ingot.backends.reference.load import load_op
+from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
@@ -23,17 +24,26 @@ _UNIT_DIMS: Mapping[str, str] = {"token": "pages", "sequence": "S"}
 
 class States(Mapping[str, torch.Tensor]):
     """Every state by name, zero at first, where `allocator` has its memory: a CPU's by default. `sizes`: load-time
-    dims (`pages`, `S`).
+    dims (`pages`, `S`); `pages`: those of groups of caches whose pools have a size of their own, by name.
 
     On a GPU the operations below run on torch's current stream. Raises OptionError when there is no memory for them.
     """
 
     def __init__(
-        self, specs: Mapping[str, State], sizes: Mapping[str, int], allocator: Allocator | None = None
+        self,
+        specs: Mapping[str, State],
+        sizes: Mapping[str, int],
+        allocator: Allocator | None = None,
+        pages: Mapping[str, int] | None = None,
     ) -> None:
         self.specs = dict(specs)
         places = allocator or HostAllocator()
-        self._tensors = {name: _zeros(name, parse_type(spec.type), sizes, places) for name, spec in specs.items()}
+
+        def made(name: str, spec: State) -> torch.Tensor:
+            own = (pages or {}).get(CacheGroup.named(spec.group).name)
+            return _zeros(name, parse_type(spec.type), sizes if own is None else {**sizes, "pages": own}, places)
+
+        self._tensors = {name: made(name, spec) for name, spec in specs.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]

@@ -22,9 +22,9 @@ def others(running: Sequence[Request], *, in_flight: bool) -> list[Request]:
     return [one for one in running if not in_flight or one.num_computed >= one.decodes_until]
 
 
-def enter(request: Request, page_size: int) -> None:
-    """Put a sequence on the fast path, for which the step in flight takes one token."""
-    request.decodes_until = min(len(request.pages) * page_size, request.max_total - 1)
+def enter(request: Request, tokens_held: int) -> None:
+    """Put a sequence on the fast path, for which the step in flight takes one token. Its pages hold so many tokens."""
+    request.decodes_until = min(tokens_held, request.max_total - 1)
 
 
 def leave(request: Request) -> None:

@@ -39,7 +39,8 @@ class StepLayout:
         """
         if unknown := sorted(name for name in names if find_input(name) is None):
             raise InternalError(f"no feature declares the step input '{unknown[0]}'", expected=", ".join(step_inputs()))
-        declared = [one for name, one in step_inputs().items() if name in names]
+        order = [*(name for name in step_inputs() if name in names), *sorted(names - step_inputs().keys())]
+        declared = [one for name in order if (one := find_input(name)) is not None]
         return StepLayout(tuple(sorted(declared, key=lambda one: (one.late, -one.type.dtype.itemsize))))
 
     @staticmethod

@@ -12,9 +12,9 @@ from typing import Any
 from ingot import SamplingParams, compile_model
 from ingot.runtime.engine import Engine
 from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.pages import PagePool
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import pools_of
 from ingot.runtime.step import StepInputs
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pico"
@@ -109,7 +109,7 @@ def serving(artifact: Path) -> None:
     watched = Watched(loaded, ["prefill", "decode"])
     engine = Engine(
         watched,
-        Scheduler(config, PagePool(loaded.num_pages, limits.page_size)),
+        Scheduler(config, pools_of(loaded.pages, limits.page_size)),
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,

@@ -18,17 +18,20 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
     sizes, target = worst.memory.sizes, worst.instructions[worst.memory.peak].target
     step = f"{sizes['T']} tokens of {sizes.get('B', 1)} sequences"
     sequences = max(bucket.memory.sizes.get("B", 1) for bucket in buckets)
-    kv = need.sequence * sequences
+    kv = sum(need.most(name, sequences) * group.page for name, group in need.groups.items())
     return [
         ("weights", size_text(need.weights)),
         (
             "activations",
             f"{size_text(need.activations)} at the peak of {step}, in {target[:24]}",
         ),
-        (
-            "KV cache",
-            f"{size_text(need.page)} a page, {size_text(need.sequence)} a sequence at full length"
-            f" ({need.sequence // max(need.page, 1)} pages)",
+        *(
+            (
+                "KV cache" if len(need.groups) == 1 else f"KV cache, {name}",
+                f"{size_text(group.page)} a page, {size_text(group.page * group.pages_per_sequence)} a sequence at full"
+                f" length ({group.pages_per_sequence} pages)",
+            )
+            for name, group in need.groups.items()
         ),
         ("in all", f"{size_text(need.fixed + need.sequence)} at least, {size_text(need.fixed + kv)} for the limits"),
     ]

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 
+from ingot.ir.cache_groups import group_of_input
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
 from ingot.ir.features.feature import Ending, Feature
 from ingot.ir.features.logprobs import LOGPROBS
-from ingot.ir.features.paging import PAGING
+from ingot.ir.features.paging import PAGING, window_paging
 from ingot.ir.features.penalties import BANS, PENALTIES
 from ingot.ir.features.sampling import SAMPLING
 from ingot.ir.features.sequences import SEQUENCES
@@ -70,25 +71,43 @@ def find_feature(name: str) -> Feature:
 
 
 def step_inputs() -> Mapping[str, StepInput]:
-    """Every declared step input by name."""
+    """Every declared step input by name, but those of groups of caches with a window, which models name."""
     return {name: one for name, (one, _) in _INPUTS.items()}
 
 
 def find_input(name: str) -> StepInput | None:
     """The step input `name`, or None."""
-    found = _INPUTS.get(name)
+    found = _found(name)
     return found[0] if found else None
+
+
+def _found(name: str) -> tuple[StepInput, Feature] | None:
+    """A step input by name, and its feature."""
+    if name in _INPUTS:
+        return _INPUTS[name]
+    if (group := group_of_input(name)) is None:
+        return None
+    feature = window_paging(group)
+    return next((one, feature) for one in feature.inputs if one.name == name)
+
+
+def _owned(name: str) -> tuple[StepInput, Feature]:
+    """The same for an input that is known to be declared."""
+    found = _found(name)
+    if found is None:
+        raise InternalError(f"no feature declares the step input '{name}'", expected=", ".join(_INPUTS))
+    return found
 
 
 def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
     """The features that own these step inputs, each once."""
-    return tuple({feature.name: feature for name in inputs for feature in (_INPUTS[name][1],)}.values())
+    return tuple({feature.name: feature for name in inputs for feature in (_owned(name)[1],)}.values())
 
 
 def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
     """The sampling parameters that step inputs serve, but none of these."""
     taken = frozenset(inputs)
-    served = {param.name for name in taken for param in _INPUTS[name][0].serves}
+    served = {param.name for name in taken for param in _owned(name)[0].serves}
     others = (param for name, (one, _) in _INPUTS.items() if name not in taken for param in one.serves)
     return tuple(param for param in others if param.name not in served)
 
@@ -96,7 +115,7 @@ def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
 def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     """What the host keeps by device row for these step inputs."""
     names = tuple(inputs)
-    own = [one.table for name in names if (one := _INPUTS[name][0]).table is not None]
+    own = [one.table for name in names if (one := _owned(name)[0]).table is not None]
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 

@@ -25,7 +25,7 @@ from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.state import state_copy, state_move, state_zero
-from ingot.ir.ops.step import advance, feed
+from ingot.ir.ops.step import advance, feed, page_slots
 
 __all__ = [
     "OPS",
@@ -51,6 +51,7 @@ __all__ = [
     "linear",
     "moe",
     "op_of",
+    "page_slots",
     "paged_attention",
     "qk_norm_rope_append",
     "quant_linear",

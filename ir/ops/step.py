@@ -82,6 +82,29 @@ def feed(
     return ids, positions, slots, torch.where(rows >= 0, begin + q_lens, 0).int()
 
 
+def _page_slots_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    table = torch.tensor([[2, 5], [0, 7], [0, 0]], dtype=torch.int32)
+    return [Sample((_ints(3, 17, 18, 4, 0), _ints(0, 1, 1, 0, -1), table), {"page_size": 16})]
+
+
+@define(
+    samples=_page_slots_samples,
+    fake=lambda positions, *_, page_size: torch.empty(positions.shape, dtype=torch.int64, device=positions.device),
+    fusible=False,
+    legal="cached",
+)
+def page_slots(
+    positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor, *, page_size: int
+) -> torch.Tensor:
+    """i64[T]: the slots of tokens at `positions` in the pages of another group of caches, as `feed` gives those of one.
+
+    Token t is of sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]; -1 is padding, slot -1.
+    """
+    seq = token_seqs.clamp(min=0).long()
+    page = page_table[seq, (positions // page_size).long()].long()
+    return torch.where(token_seqs >= 0, page * page_size + positions % page_size, -1)
+
+
 def _advance_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     states = (_ints(9, 9, 9, 42), _ints(0, 0, 0, 17))
     return [Sample((*states, _ints(3, 0, -1), _ints(18, 7, 0), _ints(77, 78), _ints(1, -1, -1)))]

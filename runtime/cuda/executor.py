@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 
+from ingot.ir.cache_groups import table_groups
 from ingot.ir.errors import InternalError, OptionError, StepMemoryError
 from ingot.ir.find_gpu import find_gpu
 from ingot.ir.load_context import LoadContext
@@ -32,8 +33,8 @@ from ingot.runtime.token_counts import recount
 # Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
 # cuBLAS has other code, which is loaded when it first runs. Usual prompts are near to one of these.
 _WARMED = (128, 512, 2048)
-# Inputs that a step's sizes are told by, and what a graph needs of them.
-_SIZED = frozenset({"tokens", "rows", "logit_rows", "page_table", "q_lens"})
+# Inputs that a step's sizes are told by, and what a graph needs of them; a page table is one more.
+_SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 
 
 class CudaExecutor:
@@ -274,9 +275,9 @@ class CudaExecutor:
         where it is given less than a graph needs, as another entry than main may be."""
         if isinstance(inputs, StepInputs):
             step = inputs.sizes
-        elif inputs.keys() >= _SIZED:
+        elif inputs.keys() >= _SIZED and (groups := table_groups(inputs)):
             tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
-            step = StepSizes(tokens, rows, logits, inputs["page_table"].shape[1])
+            step = StepSizes(tokens, rows, logits, inputs[groups[0].page_table].shape[1])
         else:
             return None
         return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)

@@ -168,6 +168,7 @@ def test_claims() -> None:
         "select_rows",
         "sample",
         "feed",
+        "page_slots",
         "accept_drafts",
         "read_rows",
         "take_drafts",

@@ -45,7 +45,8 @@ def assert_idle(llm: LLM) -> None:
     while engine.has_unfinished():  # a last step may be in flight, for nobody
         assert engine.step() == []
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting
-    assert scheduler.pool.num_free == scheduler.pool.num_pages and scheduler.pool.num_held == 0
+    (pool,) = scheduler.pages.pools
+    assert pool.num_free == pool.num_pages and pool.num_held == 0
     assert scheduler.num_free_rows == scheduler.config.max_batch
     assert not llm._waiting and not engine._groups and not engine._by_request
 

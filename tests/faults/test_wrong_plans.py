@@ -123,17 +123,20 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
         "do not fit into memory: of .* the activations 11529",
     ),
     "a peak that no instruction has": (lambda p: p["buckets"][0]["memory"].update(peak=10**6), "the peak is at"),
-    "other pages in the memory": (lambda p: p["memory"].update(page=7), "page is 7"),
+    "other pages in the memory": (lambda p: p["memory"]["groups"]["full"].update(page=7), "is page=7 "),
     "weights of negative size": (
         lambda p: p["memory"].update(weights=-1),
         "malformed: positions.all.plans.main.memory.weights",
     ),
     "a number of 5000 digits": (lambda p: value(p).update(type=f"f32[{'9' * 5000}]"), "does not read"),
     "no cache": (lambda p: p["states"].clear(), "is read|no paged KV"),
-    "a cache of other pages": (lambda p: p["states"]["kv.0"].update(type="f32[pages, 2, 8, 1, 26]"), "page is"),
+    "a cache of other pages": (
+        lambda p: p["states"]["kv.0"].update(type="f32[pages, 2, 8, 1, 26]"),
+        "the group .full. is page=",
+    ),
     "a cache of another shape": (
         lambda p: p["states"]["kv.0"].update(type="f32[pages, 2, 16, 1, 3]"),
-        "page is",
+        "the group .full. is page=",
     ),
     "fewer tokens than the manifest says": (lambda p: p["dims"].update(T=[1, 8]), "the limits need T up to 1024"),
 }

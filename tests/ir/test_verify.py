@@ -51,7 +51,7 @@ PLAN = Plan(
     states={},
     outputs={},
     executables={},
-    memory=ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=0, outputs=0),
+    memory=ResidentMemory(weights=0, states=0, inputs=0, outputs=0),
     buckets=(),
 )  # what a plan must hold is checked where plans are made
 
@@ -149,7 +149,7 @@ def test_every_op_says_where_it_may_stand() -> None:
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "qk_norm_rope_append"}
     drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows"}
-    assert named["cached"] == {*over_states, *movers, *drafts, "feed", "sample", "top_logprobs"}
+    assert named["cached"] == {*over_states, *movers, *drafts, "feed", "page_slots", "sample", "top_logprobs"}
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])

@@ -245,7 +245,7 @@ def test_leaving_a_stream_frees_what_it_held(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert only(llm.generate(TEXT, GREEDY)) == expected
     scheduler = llm._engine._scheduler
-    assert not scheduler.requests and scheduler.pool.num_held == 0
+    assert not scheduler.requests and scheduler.pages.pools[0].num_held == 0
 
 
 def test_max_tokens_none_goes_to_the_end(llm: LLM) -> None:

@@ -26,7 +26,7 @@ from ingot.runtime.step import StepSizes
 
 PAGES = 5
 INPUTS = {"tokens": "i32[T]", "q_lens": "i32[B]", "rows": "i32[B]", "page_table": "i32[B, P]", "logit_rows": "i32[L]"}
-NO_MEMORY = ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=0, outputs=0)
+NO_MEMORY = ResidentMemory(weights=0, states=0, inputs=0, outputs=0)
 # Few tokens; a batch that decodes; prompts. All are computed by compiled code, which graphs can hold.
 CLASSES = (("few", (1, 64), None), ("many", (65, 512), 1), ("any", (65, 4096), None))
 
@@ -227,5 +227,6 @@ def test_what_cannot_be_executed_is_refused(ranks: Any) -> None:
 
 
 def test_the_least_room_decides_the_pages() -> None:
-    assert shared_pages([700]) == 700
-    assert shared_pages([700, 512, 900]) == 512
+    assert shared_pages([{"full": 700}]) == {"full": 700}
+    rooms = [{"full": full, "window_64": window} for full, window in ((700, 30), (512, 40), (900, 20))]
+    assert shared_pages(rooms) == {"full": 512, "window_64": 20}

@@ -74,7 +74,7 @@ def plan() -> Plan:
         states={},
         outputs={},
         executables={"e": code},
-        memory=ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=0, outputs=0),
+        memory=ResidentMemory(weights=0, states=0, inputs=0, outputs=0),
         buckets=buckets,
     )
 

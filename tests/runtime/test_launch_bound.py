@@ -69,7 +69,7 @@ def plan(shape: Shape, batch: int, dtype: str = "bf16") -> Plan:
         memory=memory,
         ending=len(instructions),
     )
-    resident = ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=10**6, outputs=0)
+    resident = ResidentMemory(weights=0, states=0, inputs=10**6, outputs=0)
     return Plan(
         entry="main",
         ending="sample",

@@ -56,7 +56,7 @@ def test_resident_memory_is_what_lies_in_the_files_and_states(pico: Path) -> Non
     assert memory.weights == weights
     states = sum(state.nbytes for state in loaded.executor.states.values())
     assert states == memory.states + 3 * memory.page
-    assert memory.pages_per_sequence == 1024 // 16
+    assert memory.groups["full"].pages_per_sequence == 1024 // 16
 
 
 @pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if op.across is None))

@@ -9,7 +9,7 @@ from ingot.ir.mesh import ONE_DEVICE, ranks
 from ingot.ir.plan import ALL, Plan, PlanFile, Plans, ResidentMemory
 from ingot.runtime.check_plan import check_positions
 
-NO_MEMORY = ResidentMemory(weights=0, states=0, page=0, pages_per_sequence=0, inputs=0, outputs=0)
+NO_MEMORY = ResidentMemory(weights=0, states=0, inputs=0, outputs=0)
 TP4 = {"tp": 4}
 
 

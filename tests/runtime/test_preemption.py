@@ -16,7 +16,7 @@ def test_the_last_admitted_is_preempted_and_keeps_its_token_in_flight():
     third = scheduler.schedule()
     scheduler.retire(second, [51, 61])
     a, b = scheduler.requests["a"], scheduler.requests["b"]
-    assert (len(a.pages), len(b.pages), scheduler.pool.num_free) == (2, 2, 0)
+    assert (len(a.pages[0]), len(b.pages[0]), scheduler.pages.pools[0].num_free) == (2, 2, 0)
     batches, tokens = [third], iter(range(100, 200))
     while b.preemptions == 0:
         batches.append(scheduler.schedule())
@@ -25,7 +25,7 @@ def test_the_last_admitted_is_preempted_and_keeps_its_token_in_flight():
             scheduler.retire(batches.pop(0), [next(tokens), next(tokens)])
     # a needs a third page. b's pages are still used by the step in flight, so a waits for it too.
     assert last == 1 and b.status is Status.WAITING and b.num_computed == 0 and a.preemptions == 0
-    assert scheduler.pool.num_releasing == 2 and batches[-1] is None
+    assert scheduler.pages.pools[0].num_releasing == 2 and batches[-1] is None
     outputs = len(b.output_ids)
     scheduler.retire(batches[0], [next(tokens), next(tokens)])
     assert len(b.output_ids) == outputs + 1 and b.in_flight == 0

@@ -51,7 +51,7 @@ def test_a_prompt_is_admitted_when_its_first_decode_fits_too():
     scheduler.add(request_of("a", 6, max_tokens=2))
     scheduler.add(request_of("b", 4, max_tokens=2))  # fills its page; the next token needs another
     scheduler.schedule()
-    assert [request.request_id for request in scheduler.running] == ["a"] and scheduler.pool.num_free == 1
+    assert [request.request_id for request in scheduler.running] == ["a"] and scheduler.pages.pools[0].num_free == 1
 
 
 def test_whole_prompts_wait_for_the_budget():
@@ -159,8 +159,8 @@ def test_pages_of_an_ended_request_wait_for_the_step_in_flight():
     scheduler.add(request_of("a", 5, stop_token_ids=[50]))
     first, second = scheduler.schedule(), scheduler.schedule()
     scheduler.retire(first, [50])
-    assert scheduler.requests == {} and scheduler.pool.num_free == 62  # `second` still writes there
-    assert scheduler.retire(second, [51]) == [] and scheduler.pool.num_free == 64
+    assert scheduler.requests == {} and scheduler.pages.pools[0].num_free == 62  # `second` still writes there
+    assert scheduler.retire(second, [51]) == [] and scheduler.pages.pools[0].num_free == 64
 
 
 def test_pages_of_an_aborted_request_wait_for_every_step_in_flight():
@@ -169,9 +169,9 @@ def test_pages_of_an_aborted_request_wait_for_every_step_in_flight():
     first, second = scheduler.schedule(), scheduler.schedule()
     assert scheduler.abort("a") and not scheduler.abort("a")
     scheduler.retire(first, [50])
-    assert scheduler.pool.num_free == 62
+    assert scheduler.pages.pools[0].num_free == 62
     scheduler.retire(second, [51])
-    assert scheduler.pool.num_free == 64
+    assert scheduler.pages.pools[0].num_free == 64
 
 
 def test_reset_frees_everything():
@@ -181,6 +181,6 @@ def test_reset_frees_everything():
     scheduler.schedule()
     scheduler.schedule()
     scheduler.reset()
-    assert scheduler.pool.num_free == 6 and scheduler.num_free_rows == 4 and not scheduler.has_unfinished
+    assert scheduler.pages.pools[0].num_free == 6 and scheduler.num_free_rows == 4 and not scheduler.has_unfinished
     scheduler.add(request_of("a", 7))
     assert values(scheduler.schedule())["tokens"] == [1, 2, 3, 4, 5, 6, 7]

@@ -12,7 +12,7 @@ from run_seed import again, run_seed
 from ingot.ir.errors import InternalError, OptionError, TargetError
 from ingot.ir.gpus import TYPICAL
 from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Plan, Plans, ResidentMemory, State
+from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, GroupMemory, Plan, Plans, ResidentMemory, State
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits
@@ -44,9 +44,13 @@ def plans(weights: int = 16 * GB, activations: int = GB, states: int = 10**8, pa
         )
     )
     memory = ResidentMemory(
-        weights=weights, states=states, page=page, pages_per_sequence=64, inputs=288 * 10**3, outputs=288 * 10**4
+        weights=weights,
+        states=states,
+        groups={"full": GroupMemory(page=page, pages_per_sequence=64)},
+        inputs=288 * 10**3,
+        outputs=288 * 10**4,
     )
-    dims = {"T": (1, 2048), "B": (1, 32)}
+    dims = {"T": (1, 2048), "B": (1, 32), "P": (1, 64)}
     empty: Mapping[str, str] = {}
     one = Plan(
         entry="main",
@@ -77,6 +81,13 @@ def test_two_entries_need_the_caches_and_outputs_of_both() -> None:
     assert both.activations == alone.activations + 10**6, "one of them runs, while the outputs of both are held"
 
 
+def full_pages(*args: object) -> int:
+    """The pages of the only group of caches."""
+    found = kv_pages(*args)  # type: ignore[arg-type]
+    assert found.keys() == {"full"}
+    return found["full"]
+
+
 def refusal(*args: object) -> str:
     with pytest.raises(OptionError) as caught:
         kv_pages(*args)  # type: ignore[arg-type]
@@ -100,22 +111,22 @@ def test_a_gpu_gives_its_pool_what_is_left() -> None:
     assert room.usual == int(USUAL_SHARE * 144 * GB) and room.most == 140 * GB and room.pool is None
     fixed = 16 * GB + GB + 10**8 + 3168 * 10**3 + room.beside
     few, many = plans(), plans(page=60 * 10**6)
-    assert kv_pages(few, LIMITS, room, None, None) == 32 * 64, "all sequences at full length fit"
-    assert kv_pages(many, LIMITS, room, None, None) == (room.usual - fixed) // (60 * 10**6) < 32 * 64
-    assert kv_pages(many, LIMITS, room, None, 60 * GB) == (60 * GB - fixed) // (60 * 10**6)
+    assert full_pages(few, LIMITS, room, None, None) == 32 * 64, "all sequences at full length fit"
+    assert full_pages(many, LIMITS, room, None, None) == (room.usual - fixed) // (60 * 10**6) < 32 * 64
+    assert full_pages(many, LIMITS, room, None, 60 * GB) == (60 * GB - fixed) // (60 * 10**6)
     # Another process has taken most of the device: its share is not there to be given.
     less = ServingMemory(most=30 * GB, usual=room.usual, beside=room.beside)
-    assert kv_pages(many, LIMITS, less, None, 200 * GB) == (30 * GB - fixed) // (60 * 10**6)
-    assert kv_pages(many, LIMITS, room, 700, None) == 700
+    assert full_pages(many, LIMITS, less, None, 200 * GB) == (30 * GB - fixed) // (60 * 10**6)
+    assert full_pages(many, LIMITS, room, 700, None) == 700
 
 
 def test_a_processor_keeps_memory_for_others() -> None:
     many = plans(weights=GB)
-    assert kv_pages(many, LIMITS, host_memory(100 * GB), None, None) == 32 * 64
+    assert full_pages(many, LIMITS, host_memory(100 * GB), None, None) == 32 * 64
     wide = plans(weights=GB, page=10**7)
-    assert kv_pages(wide, LIMITS, host_memory(100 * GB), None, None) == (4 << 30) // 10**7
-    assert kv_pages(wide, LIMITS, host_memory(100 * GB), None, 50 * GB) == 32 * 64
-    assert kv_pages(wide, LIMITS, host_memory(6 * GB), None, None) == 3 * GB // 10**7, "half of the machine"
+    assert full_pages(wide, LIMITS, host_memory(100 * GB), None, None) == (4 << 30) // 10**7
+    assert full_pages(wide, LIMITS, host_memory(100 * GB), None, 50 * GB) == 32 * 64
+    assert full_pages(wide, LIMITS, host_memory(6 * GB), None, None) == 3 * GB // 10**7, "half of the machine"
 
 
 def test_what_does_not_fit_is_said_with_what_would() -> None:

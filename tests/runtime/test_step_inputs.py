@@ -29,7 +29,7 @@ def test_a_prompt_then_decodes_in_flight():
     (request,) = scheduler.running
     scheduler.retire(third, [52])
     assert request.output_ids == [50, 51, 52] and request.end.reason == "length"
-    assert scheduler.pool.num_free == 64 and scheduler.num_free_rows == 4
+    assert scheduler.pages.pools[0].num_free == 64 and scheduler.num_free_rows == 4
 
 
 def test_a_known_token_is_fed_with_its_position():
@@ -83,7 +83,7 @@ def test_unused_page_table_entries_are_zero():
     scheduler.abort("long")
     scheduler.add(request_of("other", 2))
     scheduler.schedule()
-    assert scheduler._tables.pages[scheduler.requests["other"].row][1:].tolist() == [0] * 15
+    assert scheduler._tables.pages[0][scheduler.requests["other"].row][1:].tolist() == [0] * 15
 
 
 def test_inputs_are_views_of_one_aligned_buffer_that_is_not_reallocated():
@@ -114,7 +114,7 @@ def test_sequences_without_a_sample_may_stand_anywhere():
     for row, request in enumerate(requests):
         request.seed = 100 + row
         tables.set_request(row, request)
-        tables.add_pages(row, [row + 1])
+        tables.add_pages(0, row, [row + 1], 0)
     chunks = [Chunk(request, row, 0, 2 + row, False, row != 1) for row, request in enumerate(requests)]
     got = values(build_step(0, [], chunks, tables, StepBuffer(LAYOUT, StepSizes(T=9, B=3, L=3, P=3)), 4))
     assert (got["sample_index"], got["logit_rows"], got["seeds"]) == ([0, -1, 1], [1, 8], [100, 102])

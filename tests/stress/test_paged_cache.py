@@ -351,6 +351,6 @@ def test_poison_shows_when_it_is_read(deterministic: Path) -> None:
     (request,) = llm._engine._scheduler.running
     for name, state in loaded.plan.states.items():
         if state.kind == "paged_kv":
-            llm._loaded.executor.states[name][request.pages[0]] = float("nan")
+            llm._loaded.executor.states[name][request.pages[0][0]] = float("nan")
     *_, last = stream
     assert last.outputs[0].finish_reason == "error" and len(last.outputs[0].token_ids) < NEW_TOKENS

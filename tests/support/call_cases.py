@@ -13,7 +13,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 
 # Ops whose arguments have the same dtypes in every model.
-OF_ONE_DTYPE = frozenset({"feed", "advance", "count_tokens", "sample", "top_logprobs"})
+OF_ONE_DTYPE = frozenset({"feed", "page_slots", "advance", "count_tokens", "sample", "top_logprobs"})
 # Sizes of a hidden state: a power of two, models' own (Qwen2.5's 896, SmolLM2's 576), odd, and wider than a tile.
 _WIDTHS = (64, 576, 896, 1031, 4096)
 # Tokens of a step at both ends of the bucket classes.
@@ -135,6 +135,15 @@ def _feed(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return [OneCall(op, args, kwargs) for args, kwargs in [(padded, {"page_size": 4}), *drawn]]
 
 
+def _page_slots(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    # More tokens than a program takes, slots beyond 32 bits, padding in between.
+    count = 300
+    seqs = torch.arange(count, dtype=torch.int32)
+    seqs[::7] = -1
+    table = torch.randint(0, 2**31 - 1, (count, 4), generator=g, dtype=torch.int32)
+    return [OneCall(op, (_ids(g, 64, count), seqs, table), {"page_size": 16})]
+
+
 def _advance(op: str, draw: Draw, g: torch.Generator) -> Calls:
     sequences, slots = 130, 150
     rows = torch.randperm(slots, generator=g)[:sequences].int()
@@ -172,6 +181,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "rope": _rope,
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
     "feed": _feed,
+    "page_slots": _page_slots,
     "advance": _advance,
     **dict.fromkeys(("sample", "top_logprobs"), _logits),
 }

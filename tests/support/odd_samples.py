@@ -122,6 +122,16 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             )
             for weights, order in [((), {}), ((rand(10), rand(10)), {}), ((rand(10), rand(10)), {"interleaved": True})]
         ],
+        "page_slots": [
+            Sample(
+                (
+                    torch.randint(0, 24, (13,), generator=g, dtype=torch.int32),
+                    torch.randint(-1, 5, (13,), generator=g, dtype=torch.int32),
+                    torch.randint(0, 99, (5, 8), generator=g, dtype=torch.int32),
+                ),
+                {"page_size": 3},
+            )
+        ],
         "feed": [Sample(random_step(seed)[0], {"page_size": random_step(seed)[1]}) for seed in range(3)],
         "sample": [
             Sample(

@@ -41,6 +41,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "select_rows": {"x": "T", "rows": "L"},
     "aten.add.Tensor": {"self": "T", "other": "T"},
     "aten.mul.Tensor": {"self": "T"},
+    "page_slots": {"positions": "T", "token_seqs": "T", "page_table": "B"},
     "feed": {"tokens": "T", "token_seqs": "T", "rows": "B", "starts": "B", **_LENS},
     "advance": {"rows": "B", "kv_lens": "B", "sampled": "L", "sample_index": "B", "rejected": "B"},
     "count_tokens": {"ids": "T", "positions": "T", "token_seqs": "T", "rows": "B", "prompt_ends": "B"},

@@ -1,11 +1,12 @@
 """An engine on a fake device, and what tests ask of it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fake_device import VOCAB, FakeDevice, Knobs, hashed_logprobs, hashed_token
 
+from ingot.ir.cache_groups import FULL, CacheGroup
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Logprob, RequestOutput
 from ingot.runtime.pages import PagePool
@@ -35,9 +36,10 @@ class Served:
         prefix_caching: bool = True,
         policy: Policy = "fcfs",
         drafts: int = 0,
+        windows: Mapping[int, int] | None = None,
     ) -> None:
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
-        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts)
+        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, windows)
         # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
         self.config = SchedulerConfig(
@@ -50,7 +52,13 @@ class Served:
             policy=policy,
             max_drafts=drafts,
         )
-        self.scheduler = Scheduler(self.config, self.pool)
+        pools = {FULL: self.pool}
+        for window, pages in (windows or {}).items():
+            poison = self.device.poison_window(window)
+            pools[CacheGroup(window)] = PagePool(
+                pages, page_size, reserved=1, permute_seed=permute_seed, on_release=poison
+            )
+        self.scheduler = Scheduler(self.config, pools, self.device.layout)
         self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
         self.vocab, self.eos, self.tokenizer = vocab, tuple(eos), tokenizer
 
@@ -108,21 +116,24 @@ class Served:
 
     def check(self) -> None:
         """What holds between any two steps."""
-        scheduler, pool = self.scheduler, self.pool
-        holders = Counter(page for request in scheduler.running for page in request.pages)
-        assert all(len(set(request.pages)) == len(request.pages) for request in scheduler.running)
-        assert len(holders) == pool.num_held and all(pool._holders[page] == count for page, count in holders.items())
+        scheduler = self.scheduler
+        for place, (group, pool) in enumerate(zip(scheduler.pages.groups, scheduler.pages.pools, strict=True)):
+            lists = [[page for page in one.pages[place] if page >= group.reserved] for one in scheduler.running]
+            assert all(len(set(pages)) == len(pages) for pages in lists)
+            holders = Counter(page for pages in lists for page in pages)
+            assert len(holders) == pool.num_held
+            assert all(pool._holders[page] == count for page, count in holders.items())
+            for page, digest in pool._digests.items():
+                assert pool._kept[digest] == page and pool._free.count(page) == 0
         assert len(scheduler.running) + scheduler.num_free_rows == self.config.max_batch
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         assert set(scheduler.requests.values()) == {*scheduler.running, *scheduler.waiting}
-        assert all(not request.pages and request.row == -1 for request in scheduler.waiting)
+        assert all(not any(request.pages) and request.row == -1 for request in scheduler.waiting)
         for queue in (scheduler.running, scheduler.waiting):
             assert queue == sorted(queue, key=lambda request: request.rank)
         if self.config.policy == "fcfs":
             order = [request.request_id for request in (*scheduler.running, *scheduler.waiting)]
             assert order == list(scheduler.requests), "running and waiting are in order of arrival"
-        for page, digest in pool._digests.items():
-            assert pool._kept[digest] == page and pool._free.count(page) == 0
 
     def step(self) -> list:
         first = self.scheduler.running[0] if self.scheduler.running else None
@@ -145,7 +156,8 @@ class Served:
         return last
 
     def check_empty(self) -> None:
-        assert self.pool.num_free == self.pool.num_pages and self.scheduler.num_free_rows == self.config.max_batch
+        assert all(pool.num_free == pool.capacity for pool in self.scheduler.pages.pools)
+        assert self.scheduler.num_free_rows == self.config.max_batch
         assert not self.scheduler.requests and not self.scheduler.running and not self.scheduler.waiting
         assert self.device.most_tokens <= self.config.max_tokens and self.device.most_sequences <= self.config.max_batch
 

@@ -60,6 +60,32 @@ def feed(
 
 
 @triton.jit
+def page_slots(
+    positions,
+    token_seqs,
+    page_table,
+    slots,
+    num_tokens,
+    max_pages,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The op `page_slots`; a program takes BLOCK tokens."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < num_tokens
+    seq = tl.load(token_seqs + index, mask=mask, other=-1)
+    real = seq >= 0
+    place = tl.load(positions + index, mask=real, other=0)
+    page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
+    slot = tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
+    tl.store(slots + index, slot, mask=mask)
+
+
+@triton.jit
 def advance(
     last_token,
     position,

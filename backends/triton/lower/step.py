@@ -38,6 +38,22 @@ def _feed(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     return results
 
 
+def _page_slots(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    table = call.value("page_table")
+    call.want_dense_rows(*call.values)
+    call.want(table.type.strides is None, f"page_table is strided: {table.type}")
+    tokens = call.value("positions").type.shape[0]
+    slots = schedule.output(call.results[0])
+    schedule.launch(
+        step.page_slots,
+        (cdiv(tokens, _BLOCK),),
+        {**call.values, "slots": slots, "num_tokens": tokens, "max_pages": table.type.shape[1]},
+        {"PAGE_SIZE": call.attributes["page_size"], "BLOCK": _BLOCK, "DEPENDENT": schedule.dependent},
+        dependent=schedule.dependent,
+    )
+    return (slots,)
+
+
 def _advance(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     call.want_dense_rows(*call.values)
     seqs = call.value("rows").type.shape[0]
@@ -99,6 +115,7 @@ def _select_rows(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 LOWERINGS: dict[str, Lowering] = {
     "feed": _feed,
+    "page_slots": _page_slots,
     "advance": _advance,
     "embedding": _embedding,
     "select_rows": _select_rows,

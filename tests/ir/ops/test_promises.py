@@ -53,6 +53,7 @@ WHOLE = (
     "kv_append",
     "qk_norm_rope_append",
     "feed",
+    "page_slots",
     "advance",
     "count_tokens",
     "take_drafts",

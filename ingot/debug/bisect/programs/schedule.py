@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from ingot.ir.cache_groups import FULL, group_of_input
 from ingot.ir.errors import ArtifactError
 from ingot.ir.features import FedSequence, fed_of, step_inputs, step_values
 from ingot.ir.features.paging import PAGING
@@ -44,11 +45,12 @@ class Asked:
 
 GREEDY = Asked()
 # Requests take these by turns: each sampler input is there, no two of a row are alike, and a greedy row is among them.
+# The penalties of a row cancel out for a token that it generated once: one in place of the other changes what follows.
 SAMPLERS = (
     Asked(num_logprobs=4),
-    Asked(0.8, 9, 0.95, 0.02, 12345, 1.7, 0.4, 0.9, num_logprobs=2, targets=7),
+    Asked(0.8, 9, 0.95, 0.02, 12345, 1.7, 2.0, -2.0, num_logprobs=2, targets=7),
     Asked(1.3, 0, 0.7, 0.0, 2**40 + 1, banned=(3, 5, 8)),
-    Asked(0.6, 5, 1.0, 0.1, 99, 0.8, -0.3, 0.2, num_logprobs=0),
+    Asked(0.6, 5, 1.0, 0.1, 99, 0.8, -2.0, 2.0, num_logprobs=0),
 )
 
 
@@ -66,18 +68,27 @@ class Request:
 @dataclass(frozen=True)
 class Step:
     """One step: every input that a program may have, by name, and `places`: where each of its tokens stands when all
-    tokens of all requests are laid end to end."""
+    tokens of all requests are laid end to end. Groups of caches with a window have the same pages as the other one."""
 
     inputs: Mapping[str, torch.Tensor]
     places: torch.Tensor
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
         """The values of these inputs. Raises ArtifactError for one that no feature declares."""
-        if unknown := inputs.keys() - self.inputs.keys():
+        held = {name: _alike(name) for name in inputs}
+        if unknown := sorted(name for name, other in held.items() if other not in self.inputs):
             raise ArtifactError(
-                f"nothing is known of the input '{sorted(unknown)[0]}'", expected=", ".join(sorted(self.inputs))
+                f"nothing is known of the input '{unknown[0]}'", expected=", ".join(sorted(self.inputs))
             )
-        return {name: self.inputs[name] for name in inputs}
+        return {name: self.inputs[other] for name, other in held.items()}
+
+
+def _alike(name: str) -> str:
+    """The input that holds what the input `name` is to hold: that of the group that keeps every token."""
+    group = group_of_input(name)
+    if group is None:
+        return name
+    return FULL.page_table if name == group.page_table else FULL.slots
 
 
 def is_cached(program: Program) -> bool:

@@ -1,0 +1,161 @@
+"""The pages that sequences hold in each group of caches: taken for what they feed, given back when nothing reads them.
+
+A group that keeps every token gives a sequence the pages of its whole prompt when it is admitted, so what was admitted
+can be computed. One with a window gives the pages of a piece of the prompt when that piece is fed, and takes back those
+that no later token reads; page 0 then stands in their places.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.runtime.pages import PagePool
+from ingot.runtime.request import Request
+from ingot.runtime.row_tables import RowTables
+
+Pools = Mapping[CacheGroup, PagePool]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a waiting request need not compute: the first `count` pages of its tokens. `pages` has those that it then
+    holds in each group, 0 in place of those that no later token reads."""
+
+    count: int
+    pages: tuple[list[int], ...]
+
+    @staticmethod
+    def nothing(groups: int) -> "Found":
+        return Found(0, tuple([] for _ in range(groups)))
+
+
+class SequencePages:
+    """The pages of `pools`, by group of caches, and what each sequence holds of them: `Request.pages` has a list for
+    each group, in the order of `groups`, and `tables` the same by device row."""
+
+    def __init__(self, pools: Pools, tables: RowTables) -> None:
+        self.groups = tuple(pools)
+        self.pools = tuple(pools.values())
+        self.page_size = self.pools[0].page_size
+        self._tables = tables
+        self._places = range(len(self.groups))
+
+    @property
+    def num_free(self) -> int:
+        """Pages of each group that can be taken now."""
+        return min([pool.num_free for pool in self.pools])
+
+    @property
+    def num_held(self) -> int:
+        return sum(pool.num_held for pool in self.pools)
+
+    @property
+    def num_releasing(self) -> int:
+        return sum(pool.num_releasing for pool in self.pools)
+
+    def tokens_held(self, request: Request) -> int:
+        """For how many tokens a sequence has a place in every group."""
+        return min([len(held) for held in request.pages]) * self.page_size
+
+    def tokens_within(self, request: Request, num_tokens: int) -> int:
+        """Of so many tokens how many have a place once what is free is taken."""
+        for held, pool in zip(request.pages, self.pools, strict=True):
+            num_tokens = min(num_tokens, (len(held) + pool.num_free) * self.page_size)
+        return num_tokens
+
+    def admits(self, request: Request, found: Found, num_tokens: int, at_once: int) -> bool:
+        """Whether there are pages for a request that comes to `num_tokens` tokens before it decodes, and feeds at least
+        `at_once` of them together; those that were found are shared."""
+        for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
+            own = [page for page in shared if page or group.window is None]
+            if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_beside(own):
+                return False
+        return True
+
+    def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
+        """Pages of a group with which a sequence can come to `num_tokens` tokens, of which it feeds `at_once` at a
+        time."""
+        between = group.pages_between_steps(num_tokens, self.page_size)
+        return min(-(-num_tokens // self.page_size), between + (at_once - 1 + self.page_size - 1) // self.page_size)
+
+    def begin(self, request: Request, found: Found) -> None:
+        """Give a request that gets its row what was found."""
+        for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
+            pool.share([page for page in pages if page or group.window is None])
+            self._add(request, place, pages)
+
+    def take(self, request: Request, num_tokens: int, *, keeping: bool = False) -> None:
+        """Give a sequence pages for so many tokens in every group; `keeping`: in those that keep every token."""
+        count = -(-num_tokens // self.page_size)
+        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            if (more := count - len(request.pages[place])) > 0 and not (keeping and group.window is not None):
+                self._add(request, place, pool.allocate(more))
+
+    def short(self, request: Request, num_tokens: int) -> list[PagePool]:
+        """The pools of which a sequence lacks pages for so many tokens."""
+        return [
+            pool
+            for held, pool in zip(request.pages, self.pools, strict=True)
+            if len(held) * self.page_size < num_tokens
+        ]
+
+    def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
+        """Take from a sequence the pages that no token at `position` or after it reads."""
+        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            if group.window is None:
+                continue
+            held, end = request.pages[place], group.first_page(position, self.page_size)
+            if request.cached.hashes is not None:
+                end = min(end, request.cached.num_kept)  # first it is to be found
+            begin = end
+            while begin and held[begin - 1]:
+                begin -= 1
+            if begin < end:
+                pool.free(held[begin:end], busy_until)
+                for one in range(begin, end):
+                    held[one] = 0
+                    self._tables.set_page(place, request.row, one, 0)
+
+    def exchange(self, request: Request, others: Sequence[Iterable[tuple[int, int]]], busy_until: int | None) -> None:
+        """Let a request hold other pages of equal content at some places of each group."""
+        for place, (pool, changes) in enumerate(zip(self.pools, others, strict=True)):
+            held = request.pages[place]
+            given = [held[one] for one, _ in changes]
+            if given:
+                pool.share([page for _, page in changes])
+                pool.free(given, busy_until)
+                for one, page in changes:
+                    held[one] = page
+                    self._tables.set_page(place, request.row, one, page)
+
+    def release(self, request: Request, busy_until: int | None, *, worthless: bool = False) -> None:
+        """Take all pages from a sequence that gives up its row. `worthless`: none is to be found any more."""
+        for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
+            own = [page for page in held if page or group.window is None]
+            if worthless:
+                pool.forget(own)
+            pool.free(own, busy_until)
+        request.pages = [[] for _ in self.groups]
+
+    def retire(self, step: int) -> None:
+        for pool in self.pools:
+            pool.retire(step)
+
+    def forget_all(self) -> None:
+        for pool in self.pools:
+            pool.forget_all()
+
+    def _add(self, request: Request, place: int, pages: list[int]) -> None:
+        self._tables.add_pages(place, request.row, pages, len(request.pages[place]))
+        request.pages[place] += pages
+
+
+def pools_of(pages: Mapping[str, int], page_size: int) -> Pools:
+    """A pool for each group of caches by name, the one that keeps every token first."""
+    groups = sorted(map(CacheGroup.named, pages), key=lambda group: group.window or 0)
+    return {group: PagePool(pages[group.name], page_size, reserved=group.reserved) for group in groups}
+
+
+def one_pool(pool: PagePool) -> Pools:
+    """The pool of a model whose caches all keep every token."""
+    return {FULL: pool}

@@ -1,0 +1,134 @@
+"""Groups of caches with a window, on the fake device: what later tokens read is there, and nothing else is held."""
+
+import random
+
+import pytest
+from served import GREEDY, Served
+
+from ingot.ir.cache_groups import FULL, CacheGroup, group_of_input, table_groups
+from ingot.ir.errors import RequestError
+from ingot.runtime.block_hashes import BlockHashes
+from ingot.runtime.sampling_params import SamplingParams
+
+
+def test_names() -> None:
+    window = CacheGroup(1024)
+    assert window.name == "window_1024"
+    assert (window.page_table, window.slots) == ("page_table_window_1024", "slots_window_1024")
+    assert CacheGroup.named("window_1024") == window
+    assert CacheGroup.named("full") == CacheGroup.named("window_0") == FULL
+    assert group_of_input("slots_window_1024") == window and group_of_input("slots") == FULL
+    for name in ("tokens", "slots_window_", "slots_window_01", "window_1024", "page_table_full"):
+        assert group_of_input(name) is None
+    assert table_groups(["slots", "page_table_window_8", "page_table", "page_table_window_4"]) == (
+        FULL,
+        CacheGroup(4),
+        CacheGroup(8),
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 17])
+def test_a_window_needs_no_more_pages_than_it_says(window: int, page_size: int) -> None:
+    group = CacheGroup(window)
+    most = 0
+    for position in range(100):
+        first = max(0, position - window + 1)
+        assert group.first_page(position, page_size) == first // page_size
+        pages = position // page_size - first // page_size + 1
+        assert pages <= group.pages_between_steps(position + 1, page_size)
+        most = max(most, pages)
+    assert most == group.pages_between_steps(100, page_size) or window % page_size == 1 or page_size == 1
+
+
+def test_a_long_sequence_holds_its_window() -> None:
+    served = Served(max_seq_len=200, num_pages=64, windows={9: 10})
+    served.engine.add_request("a", list(range(1, 41)), SamplingParams(temperature=0, max_tokens=100))
+    output = served.drain()["a"].outputs[0]
+    assert output.token_ids == served.expected(list(range(1, 41)), SamplingParams(temperature=0, max_tokens=100))
+    assert served.device.most_window_pages <= CacheGroup(9).pages_between_steps(140, 4) == 4
+    assert served.scheduler.num_preemptions == 0
+
+
+def test_the_prefix_is_found_as_long_as_its_window_is_there() -> None:
+    served = Served(max_seq_len=100, windows={8: 40})
+    prompt = list(range(1, 41))
+    served.engine.add_request("a", prompt, GREEDY)
+    served.drain()
+    served.engine.add_request("b", [*prompt, 50, 51], GREEDY)
+    assert served.drain()["b"].num_cached_tokens == 40
+    # What a later token reads has gone from the group with the window, and stays in the other.
+    window = served.scheduler.pages.pools[1]
+    window.forget(list(range(1, window.num_pages)))
+    served.engine.add_request("c", [*prompt, 60], GREEDY)
+    assert served.drain()["c"].num_cached_tokens == 0
+
+
+def test_part_of_a_prefix_is_found_where_a_hole_is() -> None:
+    served = Served(max_seq_len=100, max_tokens=64, windows={8: 40})
+    prompt = list(range(1, 41))
+    served.engine.add_request("a", prompt, GREEDY)
+    served.drain()
+    window = served.scheduler.pages.pools[1]
+    hashes = BlockHashes(4)
+    hashes.extend(prompt)
+    (page,) = window.find([hashes.digests[8]])  # of tokens 32 to 35
+    window.forget([page])
+    served.engine.add_request("b", [*prompt, 50], GREEDY)
+    assert served.drain()["b"].num_cached_tokens == 32
+
+
+def test_what_never_fits_is_refused_by_group() -> None:
+    served = Served(max_seq_len=64, num_pages=64, windows={32: 8})
+    with pytest.raises(RequestError, match="of the group window_32"):
+        served.engine.add_request("a", list(range(1, 50)), GREEDY)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_runs(seed: int) -> None:
+    """Prompts in pieces, preemption, shared beginnings, drafts, aborts: tokens are those of a sequence alone."""
+    draw = random.Random(seed)
+    size = draw.choice([1, 2, 4, 5])
+    windows = {}
+    for window in draw.sample([1, 2, 3, 5, 8, 13, 20], draw.choice([1, 1, 2])):
+        least = CacheGroup(window).pages_between_steps(64, size)
+        windows[window] = 1 + least + draw.choice([0, 1, 3, 20])
+    longest = -(-63 // size)
+    served = Served(
+        num_pages=longest + draw.choice([0, 2, 40]),
+        page_size=size,
+        max_tokens=draw.choice([6, 16, 40]),
+        permute_seed=draw.choice([None, seed]),
+        prefix_caching=draw.random() < 0.7,
+        drafts=draw.choice([0, 0, 3]),
+        windows=windows,
+    )
+    base = [draw.randrange(1, 900) for _ in range(40)]
+    asked = {}
+    for number in range(14):
+        prompt = base[: draw.randrange(0, 40)] + [draw.randrange(1, 900) for _ in range(draw.randrange(1, 12))]
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=draw.randrange(1, 64 - len(prompt)),
+            repetition_penalty=draw.choice([1.0, 1.0, 1.3]),
+        )
+        asked[str(number)] = prompt, params
+    outputs = {}
+    waiting = list(asked)
+    for _ in range(4000):
+        while waiting and draw.random() < 0.4:
+            name = waiting.pop(0)
+            served.engine.add_request(name, *asked[name])
+        if draw.random() < 0.01 and served.scheduler.requests:
+            name = draw.choice(list(served.scheduler.requests)).partition("[")[0]
+            served.engine.abort(name)
+            asked.pop(name, None)
+        if not served.engine.has_unfinished():
+            if not waiting:
+                break
+            continue
+        for output in served.step():
+            outputs[output.request_id] = output
+    served.check_empty()
+    for name, (prompt, params) in asked.items():
+        assert outputs[name].finished and outputs[name].outputs[0].token_ids == served.expected(prompt, params)
