@@ -38,7 +38,9 @@ class SequencePages:
         self.pools = tuple(pools.values())
         self.page_size = self.pools[0].page_size
         self._tables = tables
-        self._places = range(len(self.groups))
+        self._windows = [
+            (place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.window is not None
+        ]
 
     @property
     def num_free(self) -> int:
@@ -54,8 +56,9 @@ class SequencePages:
         return sum(pool.num_releasing for pool in self.pools)
 
     def tokens_held(self, request: Request) -> int:
-        """For how many tokens a sequence has a place in every group."""
-        return min([len(held) for held in request.pages]) * self.page_size
+        """For how many tokens a sequence has a place in every group. Those with a window, which come last, take pages
+        together, and never before one that keeps every token."""
+        return len(request.pages[-1]) * self.page_size
 
     def tokens_within(self, request: Request, num_tokens: int) -> int:
         """Of so many tokens how many have a place once what is free is taken."""
@@ -101,9 +104,7 @@ class SequencePages:
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
         """Take from a sequence the pages that no token at `position` or after it reads."""
-        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            if group.window is None:
-                continue
+        for place, group, pool in self._windows:
             held, end = request.pages[place], group.first_page(position, self.page_size)
             if request.cached.hashes is not None:
                 end = min(end, request.cached.num_kept)  # first it is to be found

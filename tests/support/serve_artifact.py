@@ -25,6 +25,9 @@ CHUNK = 7  # tokens of a sequence in a step of the harness: cuts pages and promp
 STEP_TOKENS = 24  # in a step of the engine, when chunked: less than most prompts
 
 
+_PAGE_SIZE = 16  # what artifacts are compiled with where nothing is said
+
+
 @dataclass(frozen=True)
 class Job:
     """What to serve: `prompts` for `new_tokens` greedy tokens each, and the logits of whole `sequences`."""
@@ -49,7 +52,8 @@ class Result:
 
 def teacher_forced_artifact(artifact: str, sequences: Sequence[Sequence[int]], chunk: int | None) -> list[torch.Tensor]:
     """Logits of every position of each sequence, at most `chunk` tokens of it a step."""
-    loaded = load_artifact(artifact)
+    pages = sum(-(-len(sequence) // _PAGE_SIZE) for sequence in sequences)
+    loaded = load_artifact(artifact, num_pages=pages + 9)  # a few that none uses; nothing is given back here
     return teacher_forced(
         {name: parse_type(text) for name, text in loaded.plan.inputs.items()},
         lambda inputs: {name: value.cpu() for name, value in loaded.executor.launch(inputs).outputs.items()},
