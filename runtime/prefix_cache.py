@@ -124,15 +124,16 @@ class PrefixCache:
         if cached.hashes is None or request.num_computed < (cached.num_kept + 1) * size:
             return None
         full = min(request.num_known, request.num_computed) // size
-        others: list[list[tuple[int, int]]] = []
-        for pool, held in zip(self._pages.pools, request.pages, strict=True):
-            others.append([])
+        others: list[list[tuple[int, int]]] | None = None
+        for number, pool in self._pages.numbered:
+            held = request.pages[number]
             for place in range(cached.num_kept, full):
                 page = pool.keep(held[place], cached.hashes.digests[place])
                 if page != held[place]:
-                    others[-1].append((place, page))
+                    others = others or [[] for _ in request.pages]
+                    others[number].append((place, page))
         cached.num_kept = max(full, cached.num_kept)
-        return others if any(others) else None
+        return others
 
 
 def _readable(count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int) -> int:

@@ -326,7 +326,11 @@ class Scheduler:
                 continue  # preempted just now
             steady_decode.leave(request)
             # What the step in flight writes, others can find: steps run in the order of their launches.
-            self._share_and_give_back(request)
+            if others := self._cache.keep(request):
+                self.pages.exchange(request, others, self._busy_until)
+            if self.pages.windows:
+                # Of drafts in flight it is not known how many are kept.
+                self.pages.give_back(request, min(request.num_computed, request.num_known), self._busy_until)
             num_tokens = request.num_tokens
             if request.num_computed < num_tokens - 1:
                 if self._grow(request):
@@ -426,25 +430,23 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Give a request room for one more token. False: not now, or the request itself was preempted."""
         num_tokens = request.num_computed + 1
-        short = self.pages.short(request, num_tokens)
-        while any(pool.num_free + pool.num_releasing == 0 for pool in short):
+        for pool in self.pages.short(request, num_tokens):
+            if not pool.num_free and not self._make_free(pool, request):
+                return False
+        self.pages.take(request, num_tokens)
+        return True
+
+    def _make_free(self, pool: PagePool, request: Request) -> bool:
+        """Preempt the last of those that run until a page is free for a request. False: pages come when the step in
+        flight retires, or the request itself was preempted."""
+        while pool.num_free + pool.num_releasing == 0:
             victim = self.running[-1]
             if victim is request and request.in_flight > 1:
                 return False  # it gives pages of its windows back when it is known which drafts are kept
             self._preempt(victim)
             if victim is request:
                 return False
-        if not all(pool.num_free for pool in short):
-            return False  # pages come when the step in flight retires
-        self.pages.take(request, num_tokens)
-        return True
-
-    def _share_and_give_back(self, request: Request) -> None:
-        """Let others find what a sequence has computed, and give back what none of its next tokens reads."""
-        if others := self._cache.keep(request):
-            self.pages.exchange(request, others, self._busy_until)
-        # Of drafts in flight it is not known how many are kept.
-        self.pages.give_back(request, min(request.num_computed, request.num_known), self._busy_until)
+        return pool.num_free > 0
 
     def _look_again(self, request: Request) -> None:
         """Find out with how many outputs a request needs a look."""

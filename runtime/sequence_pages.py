@@ -36,9 +36,10 @@ class SequencePages:
     def __init__(self, pools: Pools, tables: RowTables) -> None:
         self.groups = tuple(pools)
         self.pools = tuple(pools.values())
+        self.numbered = tuple(enumerate(self.pools))
         self.page_size = self.pools[0].page_size
         self._tables = tables
-        self._windows = [
+        self.windows = [
             (place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.window is not None
         ]
 
@@ -85,26 +86,26 @@ class SequencePages:
         """Give a request that gets its row what was found."""
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
             pool.share([page for page in pages if page or group.window is None])
-            self._add(request, place, pages)
+            self._tables.add_pages(place, request.row, pages, 0)
+            request.pages[place] += pages
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False) -> None:
         """Give a sequence pages for so many tokens in every group; `keeping`: in those that keep every token."""
         count = -(-num_tokens // self.page_size)
-        for place, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            if (more := count - len(request.pages[place])) > 0 and not (keeping and group.window is not None):
-                self._add(request, place, pool.allocate(more))
+        for place, pool in self.numbered:
+            held = request.pages[place]
+            if (more := count - len(held)) > 0 and not (keeping and self.groups[place].window is not None):
+                pages = pool.allocate(more)
+                self._tables.add_pages(place, request.row, pages, len(held))
+                held += pages
 
     def short(self, request: Request, num_tokens: int) -> list[PagePool]:
         """The pools of which a sequence lacks pages for so many tokens."""
-        return [
-            pool
-            for held, pool in zip(request.pages, self.pools, strict=True)
-            if len(held) * self.page_size < num_tokens
-        ]
+        return [pool for place, pool in self.numbered if len(request.pages[place]) * self.page_size < num_tokens]
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
         """Take from a sequence the pages that no token at `position` or after it reads."""
-        for place, group, pool in self._windows:
+        for place, group, pool in self.windows:
             held, end = request.pages[place], group.first_page(position, self.page_size)
             if request.cached.hashes is not None:
                 end = min(end, request.cached.num_kept)  # first it is to be found
@@ -145,10 +146,6 @@ class SequencePages:
     def forget_all(self) -> None:
         for pool in self.pools:
             pool.forget_all()
-
-    def _add(self, request: Request, place: int, pages: list[int]) -> None:
-        self._tables.add_pages(place, request.row, pages, len(request.pages[place]))
-        request.pages[place] += pages
 
 
 def pools_of(pages: Mapping[str, int], page_size: int) -> Pools:
