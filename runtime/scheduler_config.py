@@ -94,7 +94,8 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
             hint="turn chunked prefill on",
         )
     # The last token is never fed, so it needs no place in the cache.
-    at_once = 1 if config.chunked_prefill else prompt_len
+    # A preempted sequence may come to more than its prompt, and without pieces that is fed at once as well.
+    at_once = 1 if config.chunked_prefill else min(max_total(request, config) - 1, config.max_tokens)
     for group, pool in zip(pages.groups, pages.pools, strict=True):
         if (need := pages.least(group, max_total(request, config) - 1, at_once)) > pool.capacity:
             named = "" if len(pages.groups) == 1 else f" of the group {group.name}"

@@ -94,10 +94,14 @@ def test_random_runs(seed: int) -> None:
         least = CacheGroup(window).pages_between_steps(64, size)
         windows[window] = 1 + least + draw.choice([0, 1, 3, 20])
     longest = -(-63 // size)
+    chunked = draw.random() < 0.8
+    if not chunked:
+        windows = {window: longest + 1 + draw.choice([0, 5]) for window in windows}
     served = Served(
         num_pages=longest + draw.choice([0, 2, 40]),
         page_size=size,
-        max_tokens=draw.choice([6, 16, 40]),
+        max_tokens=draw.choice([6, 16, 40]) if chunked else 64,
+        chunked_prefill=chunked,
         permute_seed=draw.choice([None, seed]),
         prefix_caching=draw.random() < 0.7,
         drafts=draw.choice([0, 0, 3]),
