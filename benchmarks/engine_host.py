@@ -33,6 +33,7 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import one_pool
 from ingot.runtime.step import StepInputs
 from ingot.runtime.tokenizer import REPLACEMENT, Tokenizer
 
@@ -214,7 +215,7 @@ def _engine(executor: FreeExecutor, load: Load, tokenizer: Tokenizer) -> Engine:
         max_batch=load.running, max_tokens=max(8192, load.running), max_seq_len=longest, page_size=_PAGE
     )
     pool = PagePool(load.running * -(-longest // _PAGE), _PAGE)
-    return Engine(executor, Scheduler(config, pool), tokenizer, vocab_size=tokenizer.vocab_size)
+    return Engine(executor, Scheduler(config, one_pool(pool)), tokenizer, vocab_size=tokenizer.vocab_size)
 
 
 def byte_level_tokenizer() -> Tokenizer:

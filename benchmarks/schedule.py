@@ -23,6 +23,7 @@ from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import one_pool
 
 _PAGE = 16
 _STEPS = 4 * _PAGE
@@ -115,7 +116,7 @@ def _scheduler(load: Load, *, prefix_caching: bool) -> Scheduler:
         page_size=_PAGE,
         prefix_caching=prefix_caching,
     )
-    return Scheduler(config, PagePool(pages, _PAGE))
+    return Scheduler(config, one_pool(PagePool(pages, _PAGE)))
 
 
 def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:

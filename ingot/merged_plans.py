@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TypeVar
-
-from pydantic import BaseModel
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.outputs import may_stand_for
@@ -13,8 +10,6 @@ from ingot.ir.plan import Executable, Plan, Plans, ResidentMemory
 from ingot.ir.program import ParamSpec, Program, StateSpec, merged_params
 from ingot.passes.manager import Lowered
 from ingot.passes.plan_memory import weight_bytes
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
@@ -76,15 +71,10 @@ def _widest(output: str, types: Sequence[str]) -> str:
 
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Field by field the most: the largest step has the largest inputs. `_with_weights` counts the weights."""
-    groups = {name: _most([one.groups[name] for one in memories if name in one.groups]) for name in memories[0].groups}
-    return _most(memories, groups=groups)
-
-
-def _most(models: Sequence[_Model], **given: object) -> _Model:
-    """Field by field the most, but for what is given."""
-    names = [name for name in type(models[0]).model_fields if name not in given]
-    return models[0].model_copy(update={name: max(getattr(one, name) for one in models) for name in names} | given)
+    """Field by field the most: the largest step has the largest inputs. The groups of caches are the same in each, and
+    `_with_weights` counts the weights."""
+    names = [name for name in ResidentMemory.model_fields if name != "groups"]
+    return memories[0].model_copy(update={name: max(getattr(one, name) for one in memories) for name in names})
 
 
 def _with_weights(plan: Plan, size: int) -> Plan:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-FULL_NAME = "full"
+_FULL = "full"
 _WINDOW = re.compile(r"window_([1-9]\d{0,9})")
 _TABLE, _SLOTS = "page_table", "slots"
 
@@ -31,7 +31,7 @@ class CacheGroup:
 
     @property
     def name(self) -> str:
-        return FULL_NAME if self.window is None else f"window_{self.window}"
+        return _FULL if self.window is None else f"window_{self.window}"
 
     @property
     def page_table(self) -> str:
@@ -48,6 +48,10 @@ class CacheGroup:
         """Pages of its pool that are never handed out."""
         return 0 if self.window is None else 1
 
+    def held(self, pages: Iterable[int]) -> list[int]:
+        """Of the pages of a sequence those that it holds: not what stands for those that it gave back."""
+        return [page for page in pages if page >= self.reserved]
+
     def first_page(self, position: int, page_size: int) -> int:
         """The first page that a query at `position` or a later one reads."""
         return 0 if self.window is None else max(0, position + 1 - self.window) // page_size
@@ -62,6 +66,11 @@ class CacheGroup:
 FULL = CacheGroup()
 
 
+def ordered(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
+    """Each group once: the one that keeps every token first, then by window."""
+    return sorted(set(groups), key=lambda group: group.window or 0)
+
+
 def group_of_input(name: str) -> CacheGroup | None:
     """The group whose page table or slots the step input `name` holds; None for any other input."""
     for kind in (_TABLE, _SLOTS):
@@ -73,7 +82,7 @@ def group_of_input(name: str) -> CacheGroup | None:
     return None
 
 
-def table_groups(inputs: Iterable[str]) -> tuple[CacheGroup, ...]:
-    """The groups whose page tables are among these step inputs: `full` first, then by window."""
-    found = {group for name in inputs if (group := group_of_input(name)) is not None and name == group.page_table}
-    return tuple(sorted(found, key=lambda group: group.window or 0))
+def table_groups(inputs: Iterable[str]) -> list[CacheGroup]:
+    """The groups whose page tables are among these step inputs, in order."""
+    found = [group for name in inputs if (group := group_of_input(name)) is not None and name == group.page_table]
+    return ordered(found)

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.program import StateSpec, tensor_type
@@ -43,7 +43,7 @@ class InsertPagedKV(Pass):
         program.dims["B"] = Dim("B", 1, context.max_batch)
         program.dims["P"] = Dim("P", 1, table_width)
         program.dims["pages"] = Dim("pages", 1, _MAX_PAGES)
-        groups = sorted({_group_of(node, context) for node in attentions}, key=lambda group: group.window or 0)
+        groups = ordered(_group_of(node, context) for node in attentions)
         slots = {group: program.add_input(group.slots, TensorType(torch.int64, ("T",))) for group in groups}
         tables = {group: program.add_input(group.page_table, TensorType(torch.int32, ("B", "P"))) for group in groups}
         q_starts, q_lens, kv_lens = (

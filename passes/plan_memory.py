@@ -81,7 +81,7 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
     """What stays between steps; `sizes` are those of the largest step of all."""
-    # By the limits, as whoever reads the plan counts: the largest step may be of fewer tokens.
+    # The dims of the plan decide, as in check_plan: the largest step of a bucket class may feed fewer tokens.
     most = {dim.name: dim.hi for dim in program.dims.values()}
     planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
     states, groups = state_memory(planned)

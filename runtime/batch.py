@@ -171,7 +171,7 @@ def _fed(
         asking=asking,
         tables=tables.asked,
         pages=tables.pages[0],
-        window_pages=dict(zip(groups, tables.pages, strict=True)),
+        group_pages=dict(zip(groups, tables.pages, strict=True)),
         page_size=page_size,
         rated=rated,
     )

@@ -29,7 +29,7 @@ from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
 from ingot.runtime.request import INVALID_TOKEN, End, Request, Status
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
-from ingot.runtime.sequence_pages import Pools, SequencePages, one_pool
+from ingot.runtime.sequence_pages import Pools, SequencePages
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 
 _rank = attrgetter("rank")
@@ -58,11 +58,10 @@ class _Room:
 
 class Scheduler:
     """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
-    meanwhile. `pools` are those of the groups of caches, or the one of a model whose caches keep every token. `layout`
-    is that of the steps' inputs; without one it holds every input that the host knows."""
+    meanwhile. `pools` are those of the groups of caches. `layout` is that of the steps' inputs; without one it holds
+    every input that the host knows."""
 
-    def __init__(self, config: SchedulerConfig, pools: PagePool | Pools, layout: StepLayout | None = None) -> None:
-        pools = one_pool(pools) if isinstance(pools, PagePool) else pools
+    def __init__(self, config: SchedulerConfig, pools: Pools, layout: StepLayout | None = None) -> None:
         if odd := [pool.page_size for pool in pools.values() if pool.page_size != config.page_size]:
             raise InternalError(f"pages of {odd[0]} tokens in the pool, {config.page_size} in the scheduler")
         self.config = config

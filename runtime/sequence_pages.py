@@ -8,7 +8,7 @@ that no later token reads; page 0 then stands in their places.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
@@ -56,6 +56,10 @@ class SequencePages:
     def num_releasing(self) -> int:
         return sum(pool.num_releasing for pool in self.pools)
 
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages of a group that hold `num_tokens` tokens."""
+        return self.pools[0].pages_for(num_tokens)
+
     def tokens_held(self, request: Request) -> int:
         """For how many tokens a sequence has a place in every group. Those with a window, which come last, take pages
         together, and never before one that keeps every token."""
@@ -71,7 +75,7 @@ class SequencePages:
         """Whether there are pages for a request that comes to `num_tokens` tokens before it decodes, and feeds at least
         `at_once` of them together; those that were found are shared."""
         for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
-            own = [page for page in shared if page or group.window is None]
+            own = group.held(shared)
             if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_beside(own):
                 return False
         return True
@@ -80,18 +84,18 @@ class SequencePages:
         """Pages of a group with which a sequence can come to `num_tokens` tokens, of which it feeds `at_once` at a
         time."""
         between = group.pages_between_steps(num_tokens, self.page_size)
-        return min(-(-num_tokens // self.page_size), between + (at_once - 1 + self.page_size - 1) // self.page_size)
+        return min(self.pages_for(num_tokens), between + self.pages_for(at_once - 1))
 
     def begin(self, request: Request, found: Found) -> None:
         """Give a request that gets its row what was found."""
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
-            pool.share([page for page in pages if page or group.window is None])
+            pool.share(group.held(pages))
             self._tables.add_pages(place, request.row, pages, 0)
             request.pages[place] += pages
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False) -> None:
         """Give a sequence pages for so many tokens in every group; `keeping`: in those that keep every token."""
-        count = -(-num_tokens // self.page_size)
+        count = self.pages_for(num_tokens)
         for place, pool in self.numbered:
             held = request.pages[place]
             if (more := count - len(held)) > 0 and not (keeping and self.groups[place].window is not None):
@@ -133,7 +137,7 @@ class SequencePages:
     def release(self, request: Request, busy_until: int | None, *, worthless: bool = False) -> None:
         """Take all pages from a sequence that gives up its row. `worthless`: none is to be found any more."""
         for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
-            own = [page for page in held if page or group.window is None]
+            own = group.held(held)
             if worthless:
                 pool.forget(own)
             pool.free(own, busy_until)
@@ -150,10 +154,10 @@ class SequencePages:
 
 def pools_of(pages: Mapping[str, int], page_size: int) -> Pools:
     """A pool for each group of caches by name, the one that keeps every token first."""
-    groups = sorted(map(CacheGroup.named, pages), key=lambda group: group.window or 0)
+    groups = ordered(map(CacheGroup.named, pages))
     return {group: PagePool(pages[group.name], page_size, reserved=group.reserved) for group in groups}
 
 
 def one_pool(pool: PagePool) -> Pools:
-    """The pool of a model whose caches all keep every token."""
+    """The pools of a model whose caches all keep every token."""
     return {FULL: pool}

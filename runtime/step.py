@@ -37,9 +37,10 @@ class StepLayout:
         Inputs of 8 bytes stand first, so that they are aligned wherever the buffer is; the others as declared, and late
         ones last.
         """
+        known = step_inputs()
         if unknown := sorted(name for name in names if find_input(name) is None):
-            raise InternalError(f"no feature declares the step input '{unknown[0]}'", expected=", ".join(step_inputs()))
-        order = [*(name for name in step_inputs() if name in names), *sorted(names - step_inputs().keys())]
+            raise InternalError(f"no feature declares the step input '{unknown[0]}'", expected=", ".join(known))
+        order = [*(name for name in known if name in names), *sorted(names - known.keys())]
         declared = [one for name in order if (one := find_input(name)) is not None]
         return StepLayout(tuple(sorted(declared, key=lambda one: (one.late, -one.type.dtype.itemsize))))
 

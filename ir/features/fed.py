@@ -1,7 +1,7 @@
 """What a step feeds, in the terms that inputs are filled from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,7 @@ class Fed:
     asking         i32[L], the device row that says how a token is chosen there; -1: nothing is asked
     tables         what sequences ask for by device row, by the name of the table
     pages          i32[rows, P], the pages of every device row
-    window_pages   the same in each group of caches with a window; None: those of all groups are alike
+    group_pages    the same for each group of caches; a group that is not there has `pages`
     page_size      tokens of a page
     totals         gives i32[n], for each of the first n rows of logits: tokens that its sequence then has at most
     rated          the rows of logits that rate prompts
@@ -61,11 +61,11 @@ class Fed:
     rated: Sequence[Rated] = ()
     sampled: Sequence[Asking] = ()
     places: Array | None = None
-    window_pages: Mapping[CacheGroup, Array] | None = None
+    group_pages: Mapping[CacheGroup, Array] = field(default_factory=dict)
 
     def pages_of(self, group: CacheGroup) -> Array:
         """i32[rows, P]: the pages of every device row in a group of caches."""
-        return self.pages if group.window is None or self.window_pages is None else self.window_pages[group]
+        return self.group_pages.get(group, self.pages)
 
     def let_go(self) -> None:
         """Refer to no sequence any longer; what is kept by device row stays."""

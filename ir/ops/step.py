@@ -13,6 +13,14 @@ def _ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+def _slots(
+    positions: torch.Tensor, seq: torch.Tensor, real: torch.Tensor, page_table: torch.Tensor, page_size: int
+) -> torch.Tensor:
+    """i64[T]: where tokens are written by the pages of their sequences; -1 for padding."""
+    page = page_table[seq, (positions // page_size).long()].long()
+    return torch.where(real, page * page_size + positions % page_size, -1)
+
+
 def _feed_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     table = torch.tensor([[2, 5], [1, 0], [0, 0]], dtype=torch.int32)
     return [
@@ -77,8 +85,7 @@ def feed(
     places = begin[seq] + torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device) - q_starts[seq]
     positions = torch.where(real, places, 0).int()
     ids = torch.where(real, torch.where(tokens >= 0, tokens, last_token[row[seq]]), 0).clamp(min=0).int()
-    page = page_table[seq, (positions // page_size).long()].long()
-    slots = torch.where(real, page * page_size + positions % page_size, -1)
+    slots = _slots(positions, seq, real, page_table, page_size)
     return ids, positions, slots, torch.where(rows >= 0, begin + q_lens, 0).int()
 
 
@@ -100,9 +107,7 @@ def page_slots(
 
     Token t is of sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]; -1 is padding, slot -1.
     """
-    seq = token_seqs.clamp(min=0).long()
-    page = page_table[seq, (positions // page_size).long()].long()
-    return torch.where(token_seqs >= 0, page * page_size + positions % page_size, -1)
+    return _slots(positions, token_seqs.clamp(min=0).long(), token_seqs >= 0, page_table, page_size)
 
 
 def _advance_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

@@ -21,6 +21,7 @@ from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import one_pool
 from ingot.runtime.step import StepLayout, StepSizes
 
 REQUESTS, LONGEST, PAGES = 5, 40, 64
@@ -88,7 +89,7 @@ def test_what_decode_steps_repeat_is_as_if_filled_anew(monkeypatch: pytest.Monke
     monkeypatch.setattr(staging, "PinnedInts", HostInts)
     draw = random.Random(run_seed())
     config = SchedulerConfig(max_batch=4, max_tokens=32, max_seq_len=64, page_size=4)
-    scheduler = Scheduler(config, PagePool(64, 4))
+    scheduler = Scheduler(config, one_pool(PagePool(64, 4)))
     size = StepSizes(T=32, B=6, L=8, P=20)
     layout = StepLayout.usual()
     sides = [HostInputs(layout, size), HostInputs(layout, size)]

@@ -20,11 +20,11 @@ def test_names() -> None:
     assert group_of_input("slots_window_1024") == window and group_of_input("slots") == FULL
     for name in ("tokens", "slots_window_", "slots_window_01", "window_1024", "page_table_full"):
         assert group_of_input(name) is None
-    assert table_groups(["slots", "page_table_window_8", "page_table", "page_table_window_4"]) == (
+    assert table_groups(["slots", "page_table_window_8", "page_table", "page_table_window_4"]) == [
         FULL,
         CacheGroup(4),
         CacheGroup(8),
-    )
+    ]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])

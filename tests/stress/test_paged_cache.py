@@ -22,6 +22,7 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import one_pool
 from ingot.runtime.step import StepInputs
 
 # One worker, for the artifacts that tests share.
@@ -128,7 +129,7 @@ def serve(
         prefix_caching=prefix_caching,
     )
     pool = PagePool(num_pages, limits.page_size, permute_seed=permute_seed, on_release=fill if poison else None)
-    scheduler = Scheduler(config, pool)
+    scheduler = Scheduler(config, one_pool(pool))
     recorder = Recorder(loaded, scheduler)
     engine = Engine(recorder, scheduler, vocab_size=limits.vocab_size, eos_token_ids=())
     engine.add_requests(

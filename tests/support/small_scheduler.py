@@ -5,11 +5,12 @@ from ingot.runtime.request import Given, Request
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import one_pool
 
 
 def scheduler_of(num_pages=64, page_size=4, **config):
     config = {"max_batch": 4, "max_tokens": 16, "max_seq_len": 64, "prefix_caching": False, **config}
-    return Scheduler(SchedulerConfig(page_size=page_size, **config), PagePool(num_pages, page_size))
+    return Scheduler(SchedulerConfig(page_size=page_size, **config), one_pool(PagePool(num_pages, page_size)))
 
 
 def request_of(name, prompt_len, max_tokens=8, streamed=True, **params):

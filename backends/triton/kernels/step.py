@@ -6,6 +6,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def _slot(page_table, seq, place, real, max_pages, PAGE_SIZE: tl.constexpr):
+    """Where the token of a sequence at a place is written; -1 for padding."""
+    # A place in front of its sequence has no page; its token is no real one.
+    page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
+    return tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
+
+
+@triton.jit
 def feed(
     tokens,
     token_seqs,
@@ -42,9 +50,7 @@ def feed(
     place = tl.where(real, begin + index - tl.load(q_starts + seq, mask=real, other=0), 0)
     given = tl.load(tokens + index, mask=real, other=0)
     fed = tl.where(given >= 0, given, tl.load(last_token + row, mask=real & (given < 0), other=0))
-    # A place in front of its sequence has no page; its token is no real one.
-    page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
-    slot = tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
+    slot = _slot(page_table, seq, place, real, max_pages, PAGE_SIZE)
     tl.store(ids + index, tl.maximum(fed, 0), mask=token_mask)
     tl.store(positions + index, place, mask=token_mask)
     tl.store(slots + index, slot, mask=token_mask)
@@ -80,9 +86,7 @@ def page_slots(
     seq = tl.load(token_seqs + index, mask=mask, other=-1)
     real = seq >= 0
     place = tl.load(positions + index, mask=real, other=0)
-    page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
-    slot = tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
-    tl.store(slots + index, slot, mask=mask)
+    tl.store(slots + index, _slot(page_table, seq, place, real, max_pages, PAGE_SIZE), mask=mask)
 
 
 @triton.jit
