@@ -15,23 +15,29 @@ pytestmark = pytest.mark.xdist_group("windows")
 
 # Pages in which four sequences do not fit side by side: of up to 10 each, or of 3 where all layers have the window.
 SMALL = {"gemma3_text-new": 14, "mistral-window": 8}
-LIMITS = {"max_batch": 4, "max_tokens": 24, "max_seq_len": 160, "deterministic": True, "target": "cpu"}
+LIMITS = {"max_batch": 4, "max_tokens": 24, "max_seq_len": 160, "deterministic": True}
 # One model whose layers take turns, and one whose layers all have the window.
 MODELS = ("gemma3_text-new", "mistral-window")
 WINDOW = 20
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def model(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def both(model: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An artifact with windows, and one of the same checkpoint whose caches keep every token."""
-    folder = tmp_path_factory.mktemp(request.param)
-    checkpoint = TINY[request.param].write(folder / "checkpoint", sliding_window=WINDOW)
-    compile_model(checkpoint, folder / "windows.ingot", **LIMITS)
+    folder = tmp_path_factory.mktemp(model)
+    checkpoint = TINY[model].write(folder / "checkpoint", sliding_window=WINDOW)
+    compile_model(checkpoint, folder / "windows.ingot", target=request.param, **LIMITS)
     # `ingot.passes.insert_paged_kv`, by name: the package may have a pass of that name.
     module = importlib.import_module("ingot.passes.insert_paged_kv")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_group_of", lambda node, context: FULL)
-        compile_model(checkpoint, folder / "whole.ingot", **LIMITS)
+        compile_model(checkpoint, folder / "whole.ingot", target=request.param, **LIMITS)
     return folder / "windows.ingot", folder / "whole.ingot"
 
 
@@ -68,17 +74,25 @@ def _poison(llm: LLM) -> None:
         ]
 
         def fill(pages: list[int], caches: list[torch.Tensor] = caches) -> None:
+            _finish_steps()
             for cache in caches:
                 cache[pages] = float("nan")
+            _finish_steps()
 
         fill(list(range(group.reserved, pool.num_pages)))
         pool._on_release = fill
 
 
+def _finish_steps() -> None:
+    """A GPU runs steps on a stream of their own."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
-def test_tokens_are_those_of_whole_caches(both: tuple[Path, Path], caching: bool) -> None:
+def test_tokens_are_those_of_whole_caches(model: str, both: tuple[Path, Path], caching: bool) -> None:
     windows, whole = both
-    small = SMALL[windows.parent.name.rstrip("0123456789")]
+    small = SMALL[model]
     expected = tokens(whole, None, caching=False)
     assert tokens(windows, None, poison=True, caching=caching) == expected
     assert tokens(windows, small, poison=True, caching=caching) == expected
