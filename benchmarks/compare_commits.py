@@ -228,7 +228,8 @@ def round_sample(arguments: Sequence[str | int], side: Side, seconds: float) -> 
     }
     if (context := answer["timings"].get("context")) is not None:  # a CPU has none
         found |= {"context": context, "first_token_less_context": found["first_token"] - context}
-    return {**found, **answer["figures"]}
+    phases = {f"phase_{name}": seconds for name, seconds in answer["timings"].items()}
+    return {**found, **phases, **answer["figures"]}
 
 
 def host_sample(running: int, cases: str, side: Side, seconds: float) -> Figures:

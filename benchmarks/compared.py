@@ -43,6 +43,8 @@ def bar_of(name: str) -> Bar:
     if name in BARS:
         return BARS[name]
     kind, _, rest = name.partition("_")
+    if kind == "phase":
+        return Bar(f"of it: {rest}", limit=None)
     what = {
         "batch": f"a decode step of {rest.partition('_')[0]}",
         "prompt": f"the first token behind a prompt of {rest}",
@@ -101,7 +103,7 @@ class Comparison:
     def missed(self) -> list[str]:
         """Bars that do not hold, or that no sample of a side is there for."""
         found = self.verdicts()
-        lacking = [name for name in self.samples if name not in found]
+        lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
         return [*(name for name, one in found.items() if one.holds is False), *lacking]
 
     def write(self, path: Path) -> None:

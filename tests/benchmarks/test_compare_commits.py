@@ -57,7 +57,16 @@ def test_both_sides_are_measured_in_turns_by_their_own_code(
     found, ended = compare("MS = 1", "MS = 4", "--rounds", 2, "--second", 2)
     samples = {name: {side: len(values) for side, values in sides.items()} for name, sides in found["samples"].items()}
     twice = {"old": 2, "new": 2}
-    rounds = ("first_token", "context", "first_token_less_context", "import", "load", "throughput", "prompt_20")
+    rounds = (
+        "first_token",
+        "context",
+        "phase_context",
+        "first_token_less_context",
+        "import",
+        "load",
+        "throughput",
+        "prompt_20",
+    )
     measured = (
         "compile_cached",
         *rounds,
