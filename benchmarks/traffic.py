@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import fx
 
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_programs
 from ingot.ir.program import Program, RegionCall, StateSpec
@@ -79,8 +80,8 @@ def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node
 def _window(program: Program, cache: str) -> float:
     """Positions of a cache that attention sees at most. Calls with states stand outside of regions."""
     users = (node for node in program.calls() if any(_state(one) == cache for one in node.all_input_nodes))
-    windows = (node.kwargs.get("window") for node in users)
-    return min((window for window in windows if isinstance(window, int)), default=math.inf)
+    masks = (Mask.named(str(node.kwargs.get("mask", CAUSAL.name))) for node in users)
+    return min((mask.size for mask in masks if mask.forgets), default=math.inf)
 
 
 def _state(node: fx.Node) -> str | None:

@@ -1,52 +1,66 @@
 """Groups of caches: what lives as long lies in pages of the same numbers.
 
-A group is named by its lifetime. `full` keeps every token as long as its sequence runs. `window_N` serves attention
-that reads the last N tokens: a page that no later token reads is given back. Each group has a pool, a page table and
-slots of its own, so one sequence holds pages of each.
+A group is named by its lifetime. `full` keeps every token as long as its sequence runs. `window_N` and `chunked_N`
+serve attention by the masks of these names (`ingot.ir.masks`): a page that no later token reads is given back. Each
+group has a pool, a page table and slots of its own, so one sequence holds pages of each.
 
-Page 0 of a group with a window is never handed out. It stands in page tables for what was given back, and its zeros are
-masked like every position before the window.
+Page 0 of a group that gives pages back is never handed out. It stands in page tables for what was given back, and its
+zeros are masked like every position that a query does not see.
 """
 
-import re
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ingot.ir.errors import VerifyError
+from ingot.ir.masks import CAUSAL, Mask
+
 _FULL = "full"
-_WINDOW = re.compile(r"window_([1-9]\d{0,9})")
 _TABLE, _SLOTS = "page_table", "slots"
 
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """`window`: tokens that a query reads, its own among them; None: all."""
+    """`lifetime`: a mask by which no query sees what the group has given back; `causal` where it keeps every token."""
 
-    window: int | None = None
+    lifetime: Mask = CAUSAL
 
     @staticmethod
     def named(name: str) -> "CacheGroup":
-        """The group of a state by the name that its type says; what is no window keeps every token."""
-        found = _WINDOW.fullmatch(name)
-        return CacheGroup(int(found[1])) if found else FULL
+        """The group of a state by the name that its type says; what names no mask that forgets keeps every token."""
+        try:
+            return CacheGroup.of(Mask.named(name))
+        except VerifyError:
+            return FULL
+
+    @staticmethod
+    def of(mask: Mask) -> "CacheGroup":
+        """The group of caches that attention by a mask reads."""
+        return CacheGroup(mask) if mask.forgets else FULL
+
+    @property
+    def forgets(self) -> bool:
+        """Whether it gives pages back before their sequence ends."""
+        return self.lifetime.forgets
 
     @property
     def name(self) -> str:
-        return _FULL if self.window is None else f"window_{self.window}"
+        return self.lifetime.name if self.forgets else _FULL
 
     @property
     def page_table(self) -> str:
         """The step input with the pages of each sequence."""
-        return _TABLE if self.window is None else f"{_TABLE}_{self.name}"
+        return f"{_TABLE}_{self.name}" if self.forgets else _TABLE
 
     @property
     def slots(self) -> str:
         """The step input that says where each token fed is written."""
-        return _SLOTS if self.window is None else f"{_SLOTS}_{self.name}"
+        return f"{_SLOTS}_{self.name}" if self.forgets else _SLOTS
 
     @property
     def reserved(self) -> int:
         """Pages of its pool that are never handed out."""
-        return 0 if self.window is None else 1
+        return int(self.forgets)
 
     def held(self, pages: Iterable[int]) -> list[int]:
         """Of the pages of a sequence those that it holds: not what stands for those that it gave back."""
@@ -54,21 +68,25 @@ class CacheGroup:
 
     def first_page(self, position: int, page_size: int) -> int:
         """The first page that a query at `position` or a later one reads."""
-        return 0 if self.window is None else max(0, position + 1 - self.window) // page_size
+        return max(0, self.lifetime.first(position)) // page_size
 
     def pages_between_steps(self, num_tokens: int, page_size: int) -> int:
         """Pages that a sequence of `num_tokens` tokens holds at most while no step feeds several of them."""
         pages = -(-num_tokens // page_size)
-        # A window that begins within a page reads one page more than its tokens fill.
-        return pages if self.window is None else min(pages, -(-self.window // page_size) + 1)
+        if not self.forgets:
+            return pages
+        # Where what is held begins within its page: anywhere, or where a chunk can begin.
+        size = self.lifetime.size
+        latest = page_size - (1 if self.lifetime.kind == "window" else math.gcd(size, page_size))
+        return min(pages, -(-(latest + size) // page_size))
 
 
 FULL = CacheGroup()
 
 
 def ordered(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
-    """Each group once: the one that keeps every token first, then by window."""
-    return sorted(set(groups), key=lambda group: group.window or 0)
+    """Each group once: the one that keeps every token first, then by the size of what they keep."""
+    return sorted(set(groups), key=lambda group: (group.forgets, group.lifetime.size, group.name))
 
 
 def group_of_input(name: str) -> CacheGroup | None:
@@ -76,9 +94,8 @@ def group_of_input(name: str) -> CacheGroup | None:
     for kind in (_TABLE, _SLOTS):
         if name == kind:
             return FULL
-        found = _WINDOW.fullmatch(name.removeprefix(f"{kind}_"))
-        if found and name == f"{kind}_{found[0]}":
-            return CacheGroup(int(found[1]))
+        if name.startswith(f"{kind}_") and (group := CacheGroup.named(name.removeprefix(f"{kind}_"))).forgets:
+            return group
     return None
 
 

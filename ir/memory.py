@@ -99,7 +99,7 @@ def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, dict[str, Gro
         pages[group.name] = pages.get(group.name, 0) + size
         table, page_size = one.sizes.get("P", 0), _page_size(one.type)
         between = group.pages_between_steps(table * page_size, page_size)
-        beside = 0 if group.window is None else min(table - between, -(-one.sizes.get("T", 1) // page_size))
+        beside = 0 if not group.forgets else min(table - between, -(-one.sizes.get("T", 1) // page_size))
         before = counts.get(group.name, (0, 0))
         counts[group.name] = max(before[0], between), max(before[1], beside)
     found = {

@@ -124,7 +124,8 @@ class Attention(nn.Module):
             order = {"interleaved": True} if spec.rope_interleaved else {}
             q = ops.rope(q, positions, ropes[self.layer.rope], **order)
             k = ops.rope(k, positions, ropes[self.layer.rope], **order)
-        optional = {"window": self.layer.window, "soft_cap": spec.attention_soft_cap}
+        mask = None if self.layer.window is None else f"window_{self.layer.window}"
+        optional = {"mask": mask, "soft_cap": spec.attention_soft_cap}
         attended = ops.attention(
             q,
             k,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import is_call
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
@@ -87,7 +88,7 @@ def _fuse(rewriter: Rewriter, found: _Found) -> fx.Node:
     args = [append[name] for name in from_append] + [attention[name] for name in from_attention]
     args += [append["q_weight"], append["k_weight"], attention["sinks"]]
     options: dict[str, Any] = {"interleaved": True} if append["interleaved"] else {}
-    options |= {name: attention[name] for name in ("window", "soft_cap") if attention[name] is not None}
+    options |= stated_options(attention)
     return rewriter.call(
         ops.append_attention,
         *trimmed(args),

@@ -10,6 +10,8 @@ from ingot.ir import ops
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
 from ingot.ir.infer_placement import cache_placement, placement_of
+from ingot.ir.masks import Mask
+from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, TensorType
@@ -25,7 +27,7 @@ class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
     `page_size` is in tokens. A cache is [pages, 2, page_size, kv_heads, head_dim] in the dtype of the keys, and lies in
-    the pages of the group that its attention's window says (`ingot.ir.cache_groups`).
+    the pages of the group that its attention's mask says (`ingot.ir.cache_groups`).
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -55,6 +57,13 @@ class InsertPagedKV(Pass):
                 break
             bound = ops.attention.bind(node.args, node.kwargs)
             q, k, v = bound["q"], bound["k"], bound["v"]
+            if context.deterministic and Mask.named(bound["mask"]).looks_ahead:
+                raise OptionError(
+                    f"by the mask {bound['mask']} a token sees what is fed after it: how a prompt is cut would show",
+                    where=f"{self.name}, %{node.name}",
+                    expected="masks by which a token sees itself and what is fed before it",
+                    hint="compile without deterministic",
+                )
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
             shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
@@ -72,7 +81,8 @@ class InsertPagedKV(Pass):
                 kv_lens,
                 *([] if bound["sinks"] is None else [bound["sinks"]]),
                 before=node,
-                **{name: bound[name] for name in ("scale", "window", "soft_cap") if bound[name] is not None},
+                scale=bound["scale"],
+                **stated_options(bound),
             )
             rewriter.replace(node, attended)
             caches[name] = written
@@ -80,6 +90,6 @@ class InsertPagedKV(Pass):
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
-    """The group of the cache of an `attention`. A window that holds the longest sequence gives nothing back."""
-    window = ops.attention.bind(node.args, node.kwargs)["window"]
-    return FULL if window is None or window >= context.max_seq_len else CacheGroup(window)
+    """The group of the cache of an `attention`. What holds the longest sequence gives nothing back."""
+    mask = Mask.named(ops.attention.bind(node.args, node.kwargs)["mask"])
+    return FULL if mask.size >= context.max_seq_len else CacheGroup.of(mask)

@@ -83,7 +83,7 @@ def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
     """The pages of each group in `memory` bytes, which hold one sequence. Groups with a window get what the sequences
     of the largest step need, and half of the memory at most where another group keeps every token."""
     most = {name: need.most(name, limits.max_batch) for name in need.groups}
-    windows = [name for name in need.groups if CacheGroup.named(name).window is not None]
+    windows = [name for name in need.groups if CacheGroup.named(name).forgets]
     others = [name for name in need.groups if name not in windows]
     beside = sum(need.least(name) * need.groups[name].page for name in others)
     share = min(memory - beside, max(memory // 2, need.sequence - beside)) if others else memory

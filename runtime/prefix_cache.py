@@ -69,13 +69,13 @@ class PrefixCache:
         whole = [
             pool.find(digests)
             for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
-            if group.window is None
+            if not group.forgets
         ]
         count = min([len(digests), *map(len, whole)])
         windows = [
             (group, [pool.find_one(digest) for digest in digests[:count]])
             for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
-            if group.window is not None
+            if group.forgets
         ]
         count = _readable(count, windows, self._page_size)
         pages = [found[:count] for found in whole]

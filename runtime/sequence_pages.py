@@ -39,9 +39,7 @@ class SequencePages:
         self.numbered = tuple(enumerate(self.pools))
         self.page_size = self.pools[0].page_size
         self._tables = tables
-        self.windows = [
-            (place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.window is not None
-        ]
+        self.windows = [(place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.forgets]
 
     @property
     def num_free(self) -> int:
@@ -98,7 +96,7 @@ class SequencePages:
         count = self.pages_for(num_tokens)
         for place, pool in self.numbered:
             held = request.pages[place]
-            if (more := count - len(held)) > 0 and not (keeping and self.groups[place].window is not None):
+            if (more := count - len(held)) > 0 and not (keeping and self.groups[place].forgets):
                 pages = pool.allocate(more)
                 self._tables.add_pages(place, request.row, pages, len(held))
                 held += pages

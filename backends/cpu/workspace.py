@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, sample
-from ingot.ir.ops.attention import longest_read
+from ingot.ir.ops.attention import cached_keys, longest_read
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
 # each thread holds a block of scores, its maxima and sums and a block of results in float32, and the scores again in
@@ -46,25 +47,22 @@ def _attention(
     sinks: torch.Tensor | None = None,
     *,
     scale: float,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> None:
     """All tokens are of one sequence at the end of its pages."""
     if sinks is not None or soft_cap is not None:
         paged_attention.costliest(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, window=window, soft_cap=soft_cap
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
         )
         return
     out = torch.zeros(q.shape, dtype=q.dtype)
-    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], window)
-    first = 0 if window is None else max(0, length - count - window + 1) // kv.shape[2]
-    pages = kv.index_select(0, page_table[0, first : -(-length // kv.shape[2])])
-    places = torch.arange(first * kv.shape[2], length)
-    k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
-    behind = torch.arange(length - count, length)[:, None] - places[None, :]
-    mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    by = Mask.named(mask)
+    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
+    k, v, places = cached_keys(kv, page_table[0], by, length - count, length)
+    seen = by.seen(places[-count:], places)
     # Inside torch: the mask as numbers, the result, the sums of the softmax, the blocks of each thread.
-    bias = torch.empty(mask.shape, dtype=q.dtype)
+    bias = torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q[:count], memory_format=torch.contiguous_format)
     sums = torch.empty(q.shape[1], count, dtype=torch.float32)
     blocks = torch.empty(threads, _QUERIES * (_KEYS + 2 + q.shape[2]), dtype=torch.float32)

@@ -12,6 +12,7 @@ from ingot.backends.flashinfer.library import Library
 from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
+from ingot.ir.masks import Mask
 from ingot.ir.ops import op_of, paged_attention
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.program import Program, held_type, target_name
@@ -127,6 +128,9 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return f"heads of {q.shape[2]} elements, and it has {', '.join(map(str, _DIMS))}"
     if any(isinstance(size, str) for size in (*q.shape[1:], *kv.shape[2:])):
         return f"sizes that are not known: q {q}, kv {kv}"
+    mask = Mask.named(_call_arguments(node)["mask"])
+    if mask.kind not in ("causal", "window"):
+        return f"no kernel for the mask {mask.name}"
     token, head, element = _strides(q)
     if element != 1 or token % _VECTOR or head % _VECTOR:
         return f"q is strided in no multiples of 16 bytes: {q}"
@@ -139,17 +143,16 @@ def _constants(node: fx.Node) -> dict[str, object]:
     """What the kernel's source is compiled with."""
     types = {name: held_type(source) for name, source in _arguments(node).items()}
     q, (_, _, page, kv_heads, dim) = types["q"], types["kv"].shape
-    op = op_of(node.target)
-    assert op is not None
-    call = op.bind(node.args, node.kwargs)
+    call = _call_arguments(node)
     token, head, _ = _strides(q)
+    mask = Mask.named(call["mask"])
     return {
         "INGOT_HEADS": q.shape[1],
         "INGOT_KV_HEADS": kv_heads,
         "INGOT_DIM": dim,
         "INGOT_PAGE": page,
         "INGOT_SCALE": repr(float(call["scale"])),
-        "INGOT_WINDOW": -1 if call["window"] is None else call["window"],
+        "INGOT_WINDOW": mask.size or -1,
         "INGOT_SOFT_CAP": repr(float(call["soft_cap"] or 0.0)),
         "INGOT_Q_TOKEN": token,
         "INGOT_Q_HEAD": head,
@@ -170,8 +173,13 @@ def _call_of(body: Program) -> fx.Node:
     return next(iter(body.calls()))
 
 
-def _arguments(node: fx.Node) -> dict[str, fx.Node]:
-    """The tensors that a call is given, by parameter."""
+def _call_arguments(node: fx.Node) -> dict[str, Any]:
+    """All that a call is given, by parameter."""
     op = op_of(node.target)
     assert op is not None
-    return {name: item for name, item in op.bind(node.args, node.kwargs).items() if isinstance(item, fx.Node)}
+    return op.bind(node.args, node.kwargs)
+
+
+def _arguments(node: fx.Node) -> dict[str, fx.Node]:
+    """The tensors of it."""
+    return {name: item for name, item in _call_arguments(node).items() if isinstance(item, fx.Node)}

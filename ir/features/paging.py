@@ -40,6 +40,6 @@ PAGING = Feature(
 
 
 @cache
-def window_paging(group: CacheGroup) -> Feature:
-    """The feature `paging` of a group with a window. There is one for each window that a model has."""
+def paging_of(group: CacheGroup) -> Feature:
+    """The feature `paging` of a group that gives pages back. There is one for each such group that a model has."""
     return Feature(f"paging_{group.name}", inputs=_inputs(group))

@@ -7,7 +7,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
 from ingot.ir.features.feature import Ending, Feature
 from ingot.ir.features.logprobs import LOGPROBS
-from ingot.ir.features.paging import PAGING, window_paging
+from ingot.ir.features.paging import PAGING, paging_of
 from ingot.ir.features.penalties import BANS, PENALTIES
 from ingot.ir.features.sampling import SAMPLING
 from ingot.ir.features.sequences import SEQUENCES
@@ -71,7 +71,7 @@ def find_feature(name: str) -> Feature:
 
 
 def step_inputs() -> Mapping[str, StepInput]:
-    """Every declared step input by name, but those of groups of caches with a window, which models name."""
+    """Every declared step input by name, but those of groups of caches that give pages back, which models name."""
     return {name: one for name, (one, _) in _INPUTS.items()}
 
 
@@ -87,7 +87,7 @@ def _found(name: str) -> tuple[StepInput, Feature] | None:
         return _INPUTS[name]
     if (group := group_of_input(name)) is None:
         return None
-    feature = window_paging(group)
+    feature = paging_of(group)
     return next((one, feature) for one in feature.inputs if one.name == name)
 
 

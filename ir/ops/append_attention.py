@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from ingot.ir.ops.attention import paged_attention
+from ingot.ir.masks import CAUSAL
+from ingot.ir.ops.attention import like_q, paged_attention, stated_options
 from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.tables import make_table
@@ -29,8 +30,9 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample(args, {"eps": 1e-6, "scale": 0.25}),
         Sample(
             (*args, randn(16), randn(16), randn(4)),
-            {"eps": 1e-6, "interleaved": True, "scale": 0.25, "window": 5, "soft_cap": 2.0},
+            {"eps": 1e-6, "interleaved": True, "scale": 0.25, "mask": "window_5", "soft_cap": 2.0},
         ),
+        *(Sample(args, {"eps": 1e-6, "scale": 0.25, "mask": mask}) for mask in ("chunked_4", "block_causal_2")),
     ]
 
 
@@ -46,8 +48,7 @@ def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -
     """`function` of what the second part is given: `q` and `kv` of the first one."""
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
     sinks = () if call["sinks"] is None else (call["sinks"],)
-    options = {name: call[name] for name in ("window", "soft_cap") if call[name] is not None}
-    return function(q, kv, *(call[name] for name in names), *sinks, scale=call["scale"], **options)
+    return function(q, kv, *(call[name] for name in names), *sinks, scale=call["scale"], **stated_options(call))
 
 
 def _decompose(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +81,8 @@ def _attention(value: Any) -> torch.Tensor:
     return value
 
 
-def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
+def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return like_q(q, **options), torch.empty_like(kv)
 
 
 def _sum(part: str) -> Callable[..., float]:
@@ -132,7 +133,7 @@ def append_attention(
     eps: float,
     interleaved: bool = False,
     scale: float,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, and then
@@ -146,6 +147,6 @@ def append_attention(
     )
     lens = (page_table, q_starts, q_lens, kv_lens)
     return (
-        paged_attention.reference(prepared, written, *lens, sinks, scale=scale, window=window, soft_cap=soft_cap),
+        paged_attention.reference(prepared, written, *lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap),
         written,
     )

@@ -4,8 +4,13 @@ A KV cache is [pages, 2, page, kv_heads, head_dim]: keys at index 0 of the secon
 `page * page_size + offset`.
 """
 
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
 import torch
 
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
 
 
@@ -33,11 +38,15 @@ def _attend(
     return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
 
 
-def _seen(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int | None) -> torch.Tensor:
-    """bool[n, m]: a query sees the keys up to itself, with a window only the last `window` of them."""
-    behind = q_positions[:, None] - k_positions[None, :]
-    seen = behind >= 0
-    return seen if window is None else seen & (behind < window)
+def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
+    """A result of attention, without data. Raises VerifyError for an unknown mask: while the model is traced."""
+    Mask.named(mask)
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
+    """What a bound call of attention says of its mask and its cap that is no default."""
+    return {name: call[name] for name, default in (("mask", CAUSAL.name), ("soft_cap", None)) if call[name] != default}
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -51,8 +60,9 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ungrouped = (randn(5, 2, 16), *args[1:])
     return [
         Sample(args, plain),
-        Sample((*args, randn(6)), {**plain, "window": 2, "soft_cap": 3.0}),
+        Sample((*args, randn(6)), {**plain, "mask": "window_2", "soft_cap": 3.0}),
         Sample(ungrouped, plain),
+        *(Sample(args, {**plain, "mask": mask}) for mask in ("chunked_2", "bidirectional", "block_causal_2")),
     ]
 
 
@@ -66,12 +76,12 @@ def _attention_rowwise(
     *,
     scale: float,
     layer: int,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for i in range(q.shape[0]):
-        seen = (token_seqs == token_seqs[i]) & _seen(positions[i : i + 1], positions, window)[0]
+        seen = (token_seqs == token_seqs[i]) & Mask.named(mask).seen(positions[i : i + 1], positions)[0]
         one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
         out[i : i + 1] = _attend(own_row(q, i), k[seen], v[seen], one, scale, soft_cap, sinks)
     return out
@@ -85,7 +95,7 @@ def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object)
     samples=_samples,
     rows=("q",),
     rowwise=_attention_rowwise,
-    fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
+    fake=like_q,
     flops=_attention_flops,
     fusible=False,
     legal="pure",
@@ -100,17 +110,19 @@ def attention(
     *,
     scale: float,
     layer: int,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention within each sequence; q [T, H, D], k and v [T, KV, D], H a multiple of KV: [T, H, D].
+    """Attention within each sequence; q [T, H, D], k and v [T, KV, D], H a multiple of KV: [T, H, D].
 
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
-    the op will get; it does not change the result. `window` counts the positions that a token sees, itself included.
-    `soft_cap` bounds the scores as the op of that name does. `sinks` [H] are logits that join the softmax of each head.
+    the op will get; it does not change the result. `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds
+    the scores as the op of that name does. `sinks` [H] are logits that join the softmax of each head.
+
+    Raises VerifyError for an unknown mask.
     """
-    mask = (token_seqs[:, None] == token_seqs[None, :]) & _seen(positions, positions, window)
-    return _attend(q, k, v, mask, scale, soft_cap, sinks)
+    seen = (token_seqs[:, None] == token_seqs[None, :]) & Mask.named(mask).seen(positions, positions)
+    return _attend(q, k, v, seen, scale, soft_cap, sinks)
 
 
 def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -168,7 +180,8 @@ def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     sinks = torch.randn(4, generator=g).to(dtype)
     return [
         Sample(args, {"scale": 0.35}),
-        Sample((*args, sinks), {"scale": 0.35, "window": 5, "soft_cap": 2.0}),
+        Sample((*args, sinks), {"scale": 0.35, "mask": "window_5", "soft_cap": 2.0}),
+        *(Sample(args, {"scale": 0.35, "mask": mask}) for mask in ("chunked_6", "bidirectional", "block_causal_4")),
     ]
 
 
@@ -182,49 +195,51 @@ def _paged_rowwise(
     sinks: torch.Tensor | None = None,
     *,
     scale: float,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    zero, one = q_starts.new_zeros(1), q_starts.new_ones(1)
+    by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         for i in range(count):
-            seen = zero + (length - count + i + 1)
-            out[start + i : start + i + 1] = paged_attention.reference(
-                own_row(q, start + i),
-                kv,
-                page_table[b : b + 1],
-                zero,
-                one,
-                seen,
-                sinks,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-            )
+            position = length - count + i
+            k, v, places = cached_keys(kv, page_table[b], by, position, min(by.end(position), length))
+            own = torch.tensor([position], device=q.device)
+            query = own_row(q, start + i)
+            out[start + i : start + i + 1] = _attend(query, k, v, by.seen(own, places), scale, soft_cap, sinks)
     return out
 
 
-def _positions_seen(
-    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, window: int | None
-) -> tuple[float, float]:
+def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
     """(keys that a token sees on average, positions read of each sequence) when every page of the table is full, and
     all sequences feed as many tokens as others, at their ends."""
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
-    if window is None:
+    by = Mask.named(mask)
+    if by.looks_ahead:
+        return length, length
+    if by.kind == "chunked":
+        seen = _seen_in_chunks(length, by.size) - _seen_in_chunks(length - count, by.size)
+        return seen / count, length - (length - count) // by.size * by.size
+    if by.kind == "causal":
         return length - (count - 1) / 2, length
-    # The last token sees `window` keys, and each one before it one key that those after it do not.
-    full = max(0.0, min(count, length - window + 1))  # tokens with a whole window in front of them
+    # The last token sees a whole window of keys, and each one before it one key that those after it do not.
+    full = max(0.0, min(count, length - by.size + 1))  # tokens with a whole window in front of them
     ends = (count - full) * (length - count + 1 + length - full) / 2  # the others see all that there is
-    return (full * window + ends) / count, min(length, window + count - 1)
+    return (full * by.size + ends) / count, min(length, by.size + count - 1)
+
+
+def _seen_in_chunks(length: float, size: int) -> float:
+    """Keys that the first `length` tokens of a sequence see together, each those of its chunk up to itself."""
+    rest = length % size
+    return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
 
 
 def _paged_flops(
-    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: object, window: int | None = None, **__: object
+    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object
 ) -> float:
     """Two products, of q with keys and of weights with values."""
-    return 4 * q.numel() * _positions_seen(q, kv, page_table, window)[0]
+    return 4 * q.numel() * _positions_seen(q, kv, page_table, mask)[0]
 
 
 def _paged_traffic(
@@ -232,12 +247,25 @@ def _paged_traffic(
     kv: torch.Tensor,
     page_table: torch.Tensor,
     *rest: torch.Tensor | None,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     **_: object,
 ) -> float:
     a_position = bytes_of(kv[:1, :, :1])  # its keys and its values
-    read = page_table.shape[0] * _positions_seen(q, kv, page_table, window)[1] * a_position
+    read = page_table.shape[0] * _positions_seen(q, kv, page_table, mask)[1] * a_position
     return 2 * bytes_of(q) + read + bytes_of(page_table, *rest)
+
+
+def cached_keys(
+    kv: torch.Tensor, table: torch.Tensor, mask: Mask, first: int, end: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(keys, values, their positions) of one sequence in the pages of `table` [P]: all that queries at position `first`
+    or later see of those below `end`. Pages that they see nothing of are not even read."""
+    page_size = kv.shape[2]
+    page = max(0, mask.first(first)) // page_size
+    pages = kv.index_select(0, table[page : -(-end // page_size)])
+    places = torch.arange(page * page_size, end, device=kv.device)
+    k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
+    return k, v, places
 
 
 def _attend_pages(
@@ -247,29 +275,24 @@ def _attend_pages(
     length: int,
     sinks: torch.Tensor | None,
     scale: float,
-    window: int | None,
+    mask: Mask,
     soft_cap: float | None,
 ) -> torch.Tensor:
     """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
-    count, page_size = q.shape[0], kv.shape[2]
-    # Pages that lie wholly before the first token's window are not even read.
-    first = 0 if window is None else max(0, length - count - window + 1) // page_size
-    pages = kv.index_select(0, table[first : -(-length // page_size)])
-    places = torch.arange(first * page_size, length, device=q.device)
-    k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
-    return _attend(q, k, v, _seen(places[-count:], places, window), scale, soft_cap, sinks)
+    k, v, places = cached_keys(kv, table, mask, length - q.shape[0], length)
+    return _attend(q, k, v, mask.seen(places[-q.shape[0] :], places), scale, soft_cap, sinks)
 
 
-def longest_read(tokens: int, pages: int, page_size: int, window: int | None) -> tuple[int, int]:
+@cache
+def longest_read(tokens: int, pages: int, page_size: int, mask: Mask) -> tuple[int, int]:
     """(tokens fed, positions cached) of the sequence in a step of `tokens` that reads most of its `pages`."""
-    length = pages * page_size
-    count = min(tokens, length)
-    if window is not None:
-        # The first position that is seen is the last one of its page: all of that page is read.
-        beyond = (length - count - window + 2) % page_size
-        if length - count - window + 1 > beyond and length - beyond >= count:
-            length -= beyond
-    return count, length
+    most = pages * page_size
+    count = min(tokens, most)
+    if not mask.forgets:
+        return count, most
+    # Where what is seen begins within its page, and within its chunk, decides: all lengths are tried.
+    lengths = range(count, most + 1)
+    return count, max(lengths, key=lambda length: length - max(0, mask.first(length - count)) // page_size * page_size)
 
 
 def _paged_costliest(
@@ -282,13 +305,14 @@ def _paged_costliest(
     sinks: torch.Tensor | None = None,
     *,
     scale: float,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
     """All tokens are of one sequence at the end of its pages."""
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], window)
-    out[:count] = _attend_pages(q[:count], kv, page_table[0], length, sinks, scale, window, soft_cap)
+    by = Mask.named(mask)
+    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
+    out[:count] = _attend_pages(q[:count], kv, page_table[0], length, sinks, scale, by, soft_cap)
     return out
 
 
@@ -296,7 +320,7 @@ def _paged_costliest(
     samples=_paged_samples,
     rows=("q",),
     rowwise=_paged_rowwise,
-    fake=lambda q, *_, **__: torch.empty_like(q, memory_format=torch.contiguous_format),
+    fake=like_q,
     flops=_paged_flops,
     traffic=_paged_traffic,
     costliest=_paged_costliest,
@@ -314,18 +338,19 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     *,
     scale: float,
-    window: int | None = None,
+    mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention of q [T, H, D] over the pages of each sequence: [T, H, D].
+    """Attention of q [T, H, D] over the pages of each sequence: [T, H, D].
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
-    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `window` and
+    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
     `soft_cap` are those of `attention`.
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
-            out[row] = _attend_pages(q[row], kv, page_table[b], length, sinks, scale, window, soft_cap)
+            out[row] = _attend_pages(q[row], kv, page_table[b], length, sinks, scale, by, soft_cap)
     return out

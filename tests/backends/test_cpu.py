@@ -20,6 +20,7 @@ from ingot.emitter import Emitter
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.load_context import LoadContext
+from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
 from ingot.ir.plan import FEW_TOKENS, Executable
 from ingot.ir.target import Target
@@ -71,7 +72,7 @@ def step(
     dim: int = 16,
     page: int = 16,
     dtype: torch.dtype = torch.float32,
-    window: int | None = None,
+    mask: str = "causal",
     padding: int = 2,
     seed: int = 0,
 ) -> Step:
@@ -84,9 +85,9 @@ def step(
         where = table[b, places // page].long(), places % page
         for part in (0, 1):
             kv[:, part][where] = torch.randn(length, kv_heads, dim, generator=g).to(dtype)
-        unread = 0 if window is None else max(0, length - counts[b] - window + 1) // page
+        unread = max(0, Mask.named(mask).first(length - counts[b])) // page
         kv[table[b, :unread].long()] = math.nan
-        table[b, :unread] = 2**30  # neither pages before every window nor those past the end are read
+        table[b, :unread] = 2**30  # neither pages that no query sees nor those past the end are read
         table[b, -(-length // page) :] = 2**30
     total = sum(counts) + padding
     merged = torch.randn(total, (heads + 2) * dim, generator=g).to(dtype)
@@ -109,11 +110,14 @@ def check(library: Library, one: Step, *, sinks: bool = False, **options: Any) -
 
 VARIANTS: list[dict[str, Any]] = [
     {},
-    {"window": 1},
-    {"window": 19},
+    {"mask": "window_1"},
+    {"mask": "window_19"},
+    {"mask": "chunked_19"},
+    {"mask": "bidirectional"},
+    {"mask": "block_causal_8"},
     {"soft_cap": 1.5},
     {"sinks": True},
-    {"window": 33, "soft_cap": 2.0, "sinks": True},
+    {"mask": "window_33", "soft_cap": 2.0, "sinks": True},
 ]
 # Tokens fed and positions cached of each sequence. The last two have sixteen tokens a sequence, which torch computes.
 STEPS = {
@@ -135,7 +139,7 @@ def test_attention_is_the_float64_reference(
     name: str, variant: dict[str, Any], dtype: torch.dtype, library: Library
 ) -> None:
     counts, kv_lens = STEPS[name]
-    found = check(library, step(counts, kv_lens, dtype=dtype, window=variant.get("window")), **variant)
+    found = check(library, step(counts, kv_lens, dtype=dtype, mask=variant.get("mask", "causal")), **variant)
     assert torch.equal(found[sum(counts) :], torch.zeros_like(found[sum(counts) :])), "rows of no sequence are zero"
 
 
@@ -153,7 +157,10 @@ def test_random_steps(seed: int, library: Library) -> None:
     counts = [draw.choice([0, 1, 1, 1, 2, 5, 15, 31]) for _ in range(draw.randint(1, 6))]
     kv_lens = [count and count + draw.randint(0, 90) for count in counts]
     kv_heads = draw.randint(1, 4)
-    window = draw.choice([None, draw.randint(1, 60)])
+    size = draw.randint(1, 60)
+    mask = draw.choice(
+        ["causal", "bidirectional", *(f"{kind}_{size}" for kind in ("window", "chunked", "block_causal"))]
+    )
     one = step(
         counts,
         kv_lens,
@@ -162,18 +169,18 @@ def test_random_steps(seed: int, library: Library) -> None:
         dim=draw.randint(8, 64) * 2,
         page=draw.choice([1, 4, 16, 32]),
         dtype=draw.choice(DTYPES),
-        window=window,
+        mask=mask,
         padding=draw.randint(0, 3),
         seed=seed,
     )
-    options = {"window": window, "soft_cap": draw.choice([None, 3.0]), "sinks": draw.random() < 0.5}
+    options = {"mask": mask, "soft_cap": draw.choice([None, 3.0]), "sinks": draw.random() < 0.5}
     check(library, one, scale=0.2, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", [{}, {"window": 1000}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("variant", [{}, {"mask": "window_1000"}, {"sinks": True}], ids=str)
 def test_long_contexts(variant: dict[str, Any], dtype: torch.dtype, library: Library) -> None:
-    one = step([1, 3], [5000, 2011], dim=32, dtype=dtype, window=variant.get("window"))
+    one = step([1, 3], [5000, 2011], dim=32, dtype=dtype, mask=variant.get("mask", "causal"))
     check(library, one, **variant)
 
 

@@ -124,7 +124,7 @@ def _swapped_recipe(program: Program, nodes: list[fx.Node], rewrite: Rewrite) ->
 
 def _wrong_mask(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
     (node,) = calls(nodes, ops.paged_attention.overload)
-    node.kwargs = {**node.kwargs, "window": 20}
+    node.kwargs = {**node.kwargs, "mask": "window_20"}
 
 
 def _swapped_k_and_v(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:

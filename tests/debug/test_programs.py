@@ -58,7 +58,7 @@ def test_tiles_of_prompts_by_hand() -> None:
     # Tiles of 8, 8, 4 and 4 positions, two multiprocessors: 12 each.
     assert Prompts(1, 8, 8, 2).uneven(4, 2) == pytest.approx(12 * 4 / (2 * 36 / 2))
     # A row sees 2 positions, a tile of four 5.
-    assert Prompts(1, 8, 8, 2, window=2).uneven(4, 4) == pytest.approx(5 * 4 / (2 * (1 + 7 * 2) / 4))
+    assert Prompts(1, 8, 8, 2, "window_2").uneven(4, 4) == pytest.approx(5 * 4 / (2 * (1 + 7 * 2) / 4))
 
 
 def test_long_prompts_fall_evenly() -> None:

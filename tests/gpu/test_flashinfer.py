@@ -63,7 +63,7 @@ class Kind:
 
 KINDS = (
     Kind(Heads(8, 2, 128)),
-    Kind(Heads(6, 2, 64), torch.float16, page=24, options={"window": 45}),
+    Kind(Heads(6, 2, 64), torch.float16, page=24, options={"mask": "window_45"}),
     Kind(Heads(4, 4, 128), page=13),  # which FlashAttention-3 does not load
     Kind(Heads(2, 2, 64), options={"soft_cap": 2.0}),  # its tanh is an approximation of 11 bits
     Kind(Heads(2, 1, 256), page=32),

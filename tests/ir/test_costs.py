@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ingot.ir.costs import call_cost
+from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_program
@@ -38,23 +39,27 @@ def test_linear() -> None:
     assert biased.bytes == OPS["linear"].cost(*args).bytes + 2 * 8
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 20, 40, 100])
+MASKS = ["causal", *(f"window_{size}" for size in (1, 7, 20, 40, 100)), "chunked_7", "chunked_16", "bidirectional"]
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 1), (1, 5), (2, 32), (1, 48)])
-def test_attention_over_pages(window: int | None, batch: int, tokens: int) -> None:
+def test_attention_over_pages(mask: str, batch: int, tokens: int) -> None:
     """Full pages, each sequence at its end: the mask by hand, torch's products where nothing is masked."""
     page, pages, heads, kv_heads, width = 16, 3, 4, 2, 8
     length = page * pages
     q, kv = randn(batch * tokens, heads, width), randn(batch * pages, 2, page, kv_heads, width)
     table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
     rest = ints(*range(0, batch * tokens, tokens)), ints(*[tokens] * batch), ints(*[length] * batch)
-    options = {"scale": 1.0, "window": window}
+    options = {"scale": 1.0, "mask": mask}
     cost = OPS["paged_attention"].cost(q, kv, table, *rest, **options)
-    span = window or length
-    seen = [range(max(0, place - span + 1), place + 1) for place in range(length - tokens, length)]
-    assert cost.flops == 4 * heads * width * batch * sum(map(len, seen))
+    by = Mask.named(mask)
+    places = range(length - tokens, length)
+    seen = [range(max(0, by.first(place)), min(by.end(place), length)) for place in places]
+    assert cost.flops == pytest.approx(4 * heads * width * batch * sum(map(len, seen)))
     read = len(set().union(*seen))
     assert cost.bytes == 4 * (2 * q.numel() + batch * read * 2 * kv_heads * width + table.numel() + 3 * batch)
-    if tokens == 1 and span >= length:
+    if tokens == 1 and len(seen[0]) == length:
         assert cost.flops == counted("paged_attention", q, kv, table, *rest, **options)
 
 
@@ -85,8 +90,8 @@ def test_attention_with_its_cache_write_moves_q_once() -> None:
     append = (kv, q, k, k, slots.int(), table, slots)
     pages = (*lens, ints(3), ints(9))
     parts = OPS["qk_norm_rope_append"].cost(*append, eps=0.0)
-    parts += OPS["paged_attention"].cost(q, kv, *pages, scale=1.0, window=20)
-    fused = OPS["append_attention"].cost(*append, *pages, eps=0.0, scale=1.0, window=20)
+    parts += OPS["paged_attention"].cost(q, kv, *pages, scale=1.0, mask="window_20")
+    fused = OPS["append_attention"].cost(*append, *pages, eps=0.0, scale=1.0, mask="window_20")
     assert fused == Cost(parts.flops, parts.bytes - 2 * q.numel() * 4)
 
 

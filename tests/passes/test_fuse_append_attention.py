@@ -35,7 +35,7 @@ def half_fused(program: Program) -> Program:
     return run_pass(FuseQKNormRope(force=True), program, context(Reference()), under=Stage.FUSED)[0]
 
 
-LAYERS = {**FORMS, "window and cap": Layer(attention=", soft_cap=2.0, window=5")}
+LAYERS = {**FORMS, "window and cap": Layer(attention=', soft_cap=2.0, mask="window_5"')}
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -51,7 +51,7 @@ def test_fused_gives_the_same_bits(form: str, half: bool, dtype: str) -> None:
     text = print_program(fused)
     assert not [name for name in ("kv_append", "rope", "qk_norm_rope_append", "paged_attention") if f".{name}(" in text]
     assert text.count("ingot.append_attention(") == 1
-    assert ("interleaved=True" in text) == ("interleaved" in form) and ("window=5" in text) == ("window" in form)
+    assert ("interleaved=True" in text) == ("interleaved" in form) and ('mask="window_5"' in text) == ("window" in form)
     assert print_program(parse_program(text)) == text
     assert torch.equal(logits(fused), logits(program))
     assert torch.equal(logits(fused, exact=True), logits(program, exact=True))

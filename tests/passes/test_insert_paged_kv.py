@@ -6,9 +6,12 @@ import pytest
 import torch
 from tiny import TINY
 
+from ingot.ir import ops
 from ingot.ir.errors import OptionError, VerifyError
+from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.record import PassRecord
+from ingot.ir.verify import verify
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
 Apply = Callable[..., tuple[Program, PassRecord]]
@@ -49,6 +52,33 @@ def test_a_page_holds_tokens(apply: Apply, page_size: int) -> None:
 def test_two_attentions_cannot_share_a_cache(apply: Apply) -> None:
     with pytest.raises(VerifyError, match=r"insert-paged-kv: .*'kv\.0' is defined twice"):
         apply(InsertPagedKV(), TWO_LAYERS.format(layer=0))
+
+
+MASKS = {"window_8": "window_8", "window_33": "full", "chunked_16": "chunked_16", "block_causal_4": "full"}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_says_which_group_keeps_the_cache(mask: str, apply: Apply) -> None:
+    text = TWO_LAYERS.format(layer=1).replace("layer=0)", f'layer=0, mask="{mask}")')
+    program, _ = apply(InsertPagedKV(), text, max_seq_len=33, max_batch=4)
+    groups = {name: spec.group for name, spec in program.states.items()}
+    assert groups == {"kv.0": MASKS[mask], "kv.1": "full"}
+    masks = [node.kwargs.get("mask") for node in program.calls(ops.paged_attention.overload)]
+    assert masks == [mask, None]
+
+
+def test_a_mask_that_looks_ahead_is_not_deterministic(apply: Apply) -> None:
+    text = TWO_LAYERS.format(layer=1).replace("layer=0)", 'layer=0, mask="bidirectional")')
+    with pytest.raises(OptionError, match="by the mask bidirectional a token sees what is fed after it") as error:
+        apply(InsertPagedKV(), text, deterministic=True)
+    assert error.value.where == "insert-paged-kv, %attention"
+
+
+@pytest.mark.parametrize("mask", ["windows_8", "window", "window_0", "causal_3", ""])
+def test_an_unknown_mask_is_refused(mask: str) -> None:
+    text = TWO_LAYERS.format(layer=1).replace("layer=0)", f'layer=0, mask="{mask}")')
+    with pytest.raises(VerifyError, match="unknown mask"):
+        verify(parse_program(text))
 
 
 def test_without_attention_nothing_changes(apply: Apply) -> None:

@@ -75,9 +75,9 @@ def test_a_dry_run_allocates_what_the_op_does(name: str) -> None:
                 assert planned - found <= 64  # the numbers among its arguments
 
 
-@pytest.mark.parametrize("window", [None, 100], ids=["all", "window"])
+@pytest.mark.parametrize("mask", ["causal", "window_100", "chunked_100", "bidirectional"])
 @pytest.mark.parametrize("start", [0, 7, 512])
-def test_attention_of_the_cpu_provider(window: int | None, start: int) -> None:
+def test_attention_of_the_cpu_provider(mask: str, start: int) -> None:
     """At the end of the pages it comes close to its plan, and nowhere beyond it."""
     from ingot.backends.cpu.calls.attention import _by_sequence
 
@@ -86,13 +86,13 @@ def test_attention_of_the_cpu_provider(window: int | None, start: int) -> None:
     kv = torch.randn(pages, 2, 16, kv_heads, dim, dtype=torch.bfloat16)
     ints = [torch.tensor(value, dtype=torch.int32) for value in ([list(range(pages))], [0], [tokens], [start + tokens])]
     args = (q, kv, *ints)
-    kwargs: dict[str, Any] = {"scale": 0.125, "window": window}
-    found = allocated(lambda: _by_sequence(*args, None, 0.125, window, None))
+    kwargs: dict[str, Any] = {"scale": 0.125, "mask": mask}
+    found = allocated(lambda: _by_sequence(*args, None, 0.125, mask, None))
     meta = [arg.to("meta") for arg in args]
     node = torch.fx.Graph().call_function(paged_attention.overload)
     planned = peak_bytes(Cpu().dry_run(node), meta, kwargs)
     assert found <= planned
-    if start == 512:
+    if start == 512 and mask != "chunked_100":  # the first token fed may be the last of its chunk, and here it is not
         assert found >= LEAST_USED * planned
 
 

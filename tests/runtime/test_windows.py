@@ -12,7 +12,7 @@ from ingot.runtime.sampling_params import SamplingParams
 
 
 def test_names() -> None:
-    window = CacheGroup(1024)
+    window = CacheGroup.named("window_1024")
     assert window.name == "window_1024"
     assert (window.page_table, window.slots) == ("page_table_window_1024", "slots_window_1024")
     assert CacheGroup.named("window_1024") == window
@@ -22,36 +22,37 @@ def test_names() -> None:
         assert group_of_input(name) is None
     assert table_groups(["slots", "page_table_window_8", "page_table", "page_table_window_4"]) == [
         FULL,
-        CacheGroup(4),
-        CacheGroup(8),
+        CacheGroup.named("window_4"),
+        CacheGroup.named("window_8"),
     ]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
-@pytest.mark.parametrize("window", [1, 2, 7, 16, 17])
-def test_a_window_needs_no_more_pages_than_it_says(window: int, page_size: int) -> None:
-    group = CacheGroup(window)
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 17])
+@pytest.mark.parametrize("kind", ["window", "chunked"])
+def test_a_group_needs_no_more_pages_than_it_says(kind: str, size: int, page_size: int) -> None:
+    group = CacheGroup.named(f"{kind}_{size}")
     most = 0
     for position in range(100):
-        first = max(0, position - window + 1)
+        first = max(0, position - size + 1) if kind == "window" else position // size * size
         assert group.first_page(position, page_size) == first // page_size
         pages = position // page_size - first // page_size + 1
         assert pages <= group.pages_between_steps(position + 1, page_size)
         most = max(most, pages)
-    assert most == group.pages_between_steps(100, page_size) or window % page_size == 1 or page_size == 1
+    assert most == group.pages_between_steps(100, page_size)
 
 
 def test_a_long_sequence_holds_its_window() -> None:
-    served = Served(max_seq_len=200, num_pages=64, windows={9: 10})
+    served = Served(max_seq_len=200, num_pages=64, lifetimes={"window_9": 10})
     served.engine.add_request("a", list(range(1, 41)), SamplingParams(temperature=0, max_tokens=100))
     output = served.drain()["a"].outputs[0]
     assert output.token_ids == served.expected(list(range(1, 41)), SamplingParams(temperature=0, max_tokens=100))
-    assert served.device.most_window_pages <= CacheGroup(9).pages_between_steps(140, 4) == 4
+    assert served.device.most_group_pages <= CacheGroup.named("window_9").pages_between_steps(140, 4) == 3
     assert served.scheduler.num_preemptions == 0
 
 
 def test_the_prefix_is_found_as_long_as_its_window_is_there() -> None:
-    served = Served(max_seq_len=100, windows={8: 40})
+    served = Served(max_seq_len=100, lifetimes={"window_8": 40})
     prompt = list(range(1, 41))
     served.engine.add_request("a", prompt, GREEDY)
     served.drain()
@@ -65,7 +66,7 @@ def test_the_prefix_is_found_as_long_as_its_window_is_there() -> None:
 
 
 def test_part_of_a_prefix_is_found_where_a_hole_is() -> None:
-    served = Served(max_seq_len=100, max_tokens=64, windows={8: 40})
+    served = Served(max_seq_len=100, max_tokens=64, lifetimes={"window_8": 40})
     prompt = list(range(1, 41))
     served.engine.add_request("a", prompt, GREEDY)
     served.drain()
@@ -79,7 +80,7 @@ def test_part_of_a_prefix_is_found_where_a_hole_is() -> None:
 
 
 def test_what_never_fits_is_refused_by_group() -> None:
-    served = Served(max_seq_len=64, num_pages=64, windows={32: 8})
+    served = Served(max_seq_len=64, num_pages=64, lifetimes={"window_32": 8})
     with pytest.raises(RequestError, match="of the group window_32"):
         served.engine.add_request("a", list(range(1, 50)), GREEDY)
 
@@ -89,14 +90,15 @@ def test_random_runs(seed: int) -> None:
     """Prompts in pieces, preemption, shared beginnings, drafts, aborts: tokens are those of a sequence alone."""
     draw = random.Random(seed)
     size = draw.choice([1, 2, 4, 5])
-    windows = {}
-    for window in draw.sample([1, 2, 3, 5, 8, 13, 20], draw.choice([1, 1, 2])):
-        least = CacheGroup(window).pages_between_steps(64, size)
-        windows[window] = 1 + least + draw.choice([0, 1, 3, 20])
+    lifetimes = {}
+    for tokens in draw.sample([1, 2, 3, 5, 8, 13, 20], draw.choice([1, 1, 2])):
+        group = CacheGroup.named(f"{draw.choice(['window', 'window', 'chunked'])}_{tokens}")
+        least = group.pages_between_steps(64, size)
+        lifetimes[group.name] = 1 + least + draw.choice([0, 1, 3, 20])
     longest = -(-63 // size)
     chunked = draw.random() < 0.8
     if not chunked:
-        windows = {window: longest + 1 + draw.choice([0, 5]) for window in windows}
+        lifetimes = {name: longest + 1 + draw.choice([0, 5]) for name in lifetimes}
     served = Served(
         num_pages=longest + draw.choice([0, 2, 40]),
         page_size=size,
@@ -105,7 +107,7 @@ def test_random_runs(seed: int) -> None:
         permute_seed=draw.choice([None, seed]),
         prefix_caching=draw.random() < 0.7,
         drafts=draw.choice([0, 0, 3]),
-        windows=windows,
+        lifetimes=lifetimes,
     )
     base = [draw.randrange(1, 900) for _ in range(40)]
     asked = {}

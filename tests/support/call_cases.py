@@ -101,7 +101,7 @@ def _attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
         step = paged_step(g, dtype, heads, mix, page=page, gap=number % 2, behind=number % 3)
         scale = {"scale": heads.dim**-0.5}
         if number % 4 == 3:
-            scale["window"] = 21
+            scale["mask"] = "window_21"
         gains = (draw(heads.dim), draw(heads.dim)) if number % 2 else (None, None)
         table, normed = _table(heads.dim if number % 2 else 32), {"eps": 1e-6}
         qkv, kv = (step.q, step.k, step.v), step.kv

@@ -9,8 +9,8 @@ only when its tokens are asked for, the latest moment a real device may choose.
 With `drafts` it proposes so many tokens behind each that it takes, of which some are wrong. Fed behind that token, they
 are kept up to the first wrong one; the slots of the others are poison again.
 
-With `windows`, tokens by window and the pages of each, it also has a cache for each such group, and each token that is
-fed reads the tokens of its window there.
+With `lifetimes`, the pages of groups of caches by name, it also has a cache for each such group, and each token that is
+fed reads the tokens that it sees there.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ import torch
 
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import StepMemoryError
+from ingot.ir.masks import Mask
 from ingot.runtime.step import StepInputs, StepLayout
 
 VOCAB = 997
@@ -108,14 +109,14 @@ class FakeDevice:
         max_tokens: int,
         vocab: int = VOCAB,
         drafts: int = 0,
-        windows: Mapping[int, int] | None = None,
+        lifetimes: Mapping[str, int] | None = None,
     ) -> None:
-        groups = [CacheGroup(window) for window in windows or ()]
+        groups = [CacheGroup.named(name) for name in lifetimes or ()]
         self.layout = StepLayout.of(frozenset({*StepLayout.usual().names, *(group.page_table for group in groups)}))
-        self.window_caches = {
-            group: [[POISON] * page_size for _ in range((windows or {})[group.window])] for group in groups
+        self.group_caches = {
+            group: [[POISON] * page_size for _ in range((lifetimes or {})[group.name])] for group in groups
         }
-        self.most_window_pages = 0  # that a sequence held when it was fed one token
+        self.most_group_pages = 0  # that a sequence held when it was fed one token
         self.page_size, self.max_batch, self.max_tokens, self.vocab = page_size, max_batch, max_tokens, vocab
         self.num_drafts = drafts  # proposed behind each token
         self.drafts: list[list[int] | None] = [None] * max_batch
@@ -140,8 +141,8 @@ class FakeDevice:
         for page in pages:
             self.cache[page] = [POISON] * self.page_size
 
-    def poison_window(self, window: int) -> Callable[[list[int]], None]:
-        cache = self.window_caches[CacheGroup(window)]
+    def poison_group(self, group: CacheGroup) -> Callable[[list[int]], None]:
+        cache = self.group_caches[group]
 
         def poison(pages: list[int]) -> None:
             for page in pages:
@@ -246,7 +247,7 @@ class FakeDevice:
             for position in range(self.position[row], end):
                 page = value["page_table"][seq][position // self.page_size]
                 self.cache[page][position % self.page_size] = POISON
-                for group, cache in self.window_caches.items():
+                for group, cache in self.group_caches.items():
                     page = value[group.page_table][seq][position // self.page_size]
                     cache[page][position % self.page_size] = POISON
             self.num_drafted, self.num_kept = self.num_drafted + len(fed) - 1, self.num_kept + kept - 1
@@ -296,27 +297,27 @@ class FakeDevice:
             # Poison lies wherever nobody has written. A sequence may begin again, and then it writes the same.
             assert self.cache[page][offset] in (POISON, (token, position)), "what was written is written over"
             self.cache[page][offset] = (token, position)
-        for group, cache in self.window_caches.items():
-            self._write_window(cache, group.window, value[group.page_table][seq][:num_pages], start, tokens, places)
+        for group, cache in self.group_caches.items():
+            self._write_group(cache, group.lifetime, value[group.page_table][seq][:num_pages], start, tokens, places)
         self.position[row], self.last_token[row] = end, None
         self._count(row, start, tokens, value["prompt_ends"][seq])
         return places
 
-    def _write_window(
+    def _write_group(
         self,
         cache: list[list[tuple[int, int]]],
-        window: int,
+        lifetime: Mask,
         pages: list[int],
         start: int,
         tokens: list[int],
         places: list[tuple[int, int]],
     ) -> None:
-        """Put a sequence's tokens into the cache of a group, and read the window of each."""
+        """Put a sequence's tokens into the cache of a group, and read what each sees."""
         size = self.page_size
         held = [page for page in pages if page]
         assert len(set(held)) == len(held), "two places share a page"
         if len(tokens) == 1:
-            self.most_window_pages = max(self.most_window_pages, len(held))
+            self.most_group_pages = max(self.most_group_pages, len(held))
         for position, token in enumerate(tokens, start):
             page, offset = pages[position // size], position % size
             assert page, f"position {position} has no page"
@@ -324,9 +325,9 @@ class FakeDevice:
             cache[page][offset] = (token, position)
         context = self._read(places)
         for query in range(start, start + len(tokens)):
-            for position in range(max(0, query - window + 1), query + 1):
+            for position in range(max(0, lifetime.first(query)), query + 1):
                 found = cache[pages[position // size]][position % size]
-                assert found == (context[position], position), f"the window of {query} reads {found} at {position}"
+                assert found == (context[position], position), f"{query} reads {found} at {position}"
 
     def _read(self, places: list[tuple[int, int]]) -> list[int]:
         context: list[int] = []

@@ -74,7 +74,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             ),
             Sample(
                 (heads[:, :4], heads[:, 4:], rand(11, 1, 18), ints(*range(11)), whole(1, 11), rand(4)),
-                {"scale": 0.5, "layer": 3, "window": 4, "soft_cap": 2.0},
+                {"scale": 0.5, "layer": 3, "mask": "window_4", "soft_cap": 2.0},
             ),
         ],
         "kv_append": [Sample((kv, rand(4, 2, 5), merged[:4, :10].view(4, 2, 5), torch.tensor([20, -1, 0, 7])))],
@@ -83,7 +83,13 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 (rand(4, 6, 5), kv, ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts, ints(5, 0, 2)),
                 {"scale": 0.4, **options},
             )
-            for options in ({}, {"window": 2}, {"soft_cap": 0.7})
+            for options in (
+                {},
+                {"mask": "window_2"},
+                {"mask": "chunked_2"},
+                {"mask": "bidirectional"},
+                {"soft_cap": 0.7},
+            )
         ],
         "append_attention": [
             Sample(
@@ -104,7 +110,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             )
             for weights, options in [
                 ((), {}),
-                ((rand(10), rand(10)), {"window": 2}),
+                ((rand(10), rand(10)), {"mask": "window_2"}),
                 ((None, None, rand(4)), {"interleaved": True, "soft_cap": 0.7}),
             ]
         ],

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from planted.changes import wrong_edge
 from torch import fx
 
 from ingot.ir import build, ops
@@ -27,7 +28,7 @@ _OTHER_OP: Mapping[str, str] = {
     "ingot.gelu_mul": "ingot.silu_mul",
 }
 _FLOATS = ("eps", "scale", "cap", "soft_cap")
-_INTEGERS = ("window", "layer", "page_size", "parts")
+_INTEGERS = ("layer", "page_size", "parts")
 
 
 def _pick(found: list[Any], draw: random.Random) -> Any:
@@ -56,7 +57,7 @@ def _constant(names: tuple[str, ...], change: Callable[[Any, random.Random], Any
             (node, name)
             for node in _calls(changed)
             for name, value in node.kwargs.items()
-            if name in names and isinstance(value, int | float)
+            if name in names and isinstance(value, int | float | str)
         ]
         if not places:
             return None
@@ -69,6 +70,7 @@ def _constant(names: tuple[str, ...], change: Callable[[Any, random.Random], Any
 
 another_scale = _constant(_FLOATS, lambda value, draw: value * draw.choice([0.5, 1 + 1e-9, -1.0, 10.0]))
 another_number = _constant(_INTEGERS, lambda value, draw: value + draw.choice([-1, 1, 7]))
+another_mask = _constant(("mask",), lambda value, draw: draw.choice([wrong_edge(value, 1), "causal", "bidirectional"]))
 
 
 def another_view(program: Program, draw: random.Random) -> Program | None:
@@ -468,6 +470,7 @@ EDITS: tuple[Edit, ...] = (
     another_op,
     another_scale,
     another_number,
+    another_mask,
     another_view,
     another_slice,
     another_cast,

@@ -36,10 +36,10 @@ class Served:
         prefix_caching: bool = True,
         policy: Policy = "fcfs",
         drafts: int = 0,
-        windows: Mapping[int, int] | None = None,
+        lifetimes: Mapping[str, int] | None = None,
     ) -> None:
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
-        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, windows)
+        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, lifetimes)
         # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
         self.config = SchedulerConfig(
@@ -53,10 +53,14 @@ class Served:
             max_drafts=drafts,
         )
         pools = {FULL: self.pool}
-        for window, pages in (windows or {}).items():
-            poison = self.device.poison_window(window)
-            pools[CacheGroup(window)] = PagePool(
-                pages, page_size, reserved=1, permute_seed=permute_seed, on_release=poison
+        for name, pages in (lifetimes or {}).items():
+            group = CacheGroup.named(name)
+            pools[group] = PagePool(
+                pages,
+                page_size,
+                reserved=1,
+                permute_seed=permute_seed,
+                on_release=self.device.poison_group(group),
             )
         self.scheduler = Scheduler(self.config, pools, self.device.layout)
         self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)

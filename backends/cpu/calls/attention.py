@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention
+from ingot.ir.ops.attention import cached_keys
 
 # From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
 _MANY = 16
@@ -22,7 +24,7 @@ def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
     functions = kernels.by_dtype(
         "paged_attention",
         *(POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
-        *(INT, INT, INT, INT, REAL, INT, REAL),
+        *(INT, INT, INT, INT, REAL, INT, INT, REAL),
     )
 
     def attend(
@@ -35,12 +37,13 @@ def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
         sinks: torch.Tensor | None = None,
         *,
         scale: float,
-        window: int | None = None,
+        mask: str = CAUSAL.name,
         soft_cap: float | None = None,
     ) -> torch.Tensor:
+        by = Mask.named(mask)
         sequences, heads, kv_heads = q_lens.shape[0], q.shape[1], kv.shape[3]
         if q.shape[0] >= _MANY * sequences:
-            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, window, soft_cap)
+            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, mask, soft_cap)
         out = torch.zeros(q.shape, dtype=q.dtype)
         functions[q.dtype](
             out.data_ptr(),
@@ -59,7 +62,8 @@ def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
             q.shape[2],
             kv.shape[2],
             scale,
-            window or 0,
+            KINDS.index(by.kind),
+            by.size,
             soft_cap or 0.0,
         )
         return out
@@ -76,30 +80,28 @@ def _by_sequence(
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None,
     scale: float,
-    window: int | None,
+    mask: str,
     soft_cap: float | None,
 ) -> torch.Tensor:
     """One sequence after the other, through torch's fused attention where it has what the model needs."""
     if sinks is not None or soft_cap is not None:
         attended: torch.Tensor = paged_attention.reference(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, window=window, soft_cap=soft_cap
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
         )
         return attended
     out = torch.zeros(q.shape, dtype=q.dtype)
-    page_size = kv.shape[2]
+    by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count == 0:
             continue
-        # Pages that lie wholly before the first token's window are not even read.
-        first = 0 if window is None else max(0, length - count - window + 1) // page_size
-        pages = kv.index_select(0, page_table[b, first : -(-length // page_size)])
-        places = torch.arange(first * page_size, length)
-        k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]].transpose(0, 1)[None] for part in (0, 1))
-        behind = torch.arange(length - count, length)[:, None] - places[None, :]
-        mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        k, v, places = cached_keys(kv, page_table[b], by, length - count, length)
         query = q[start : start + count].transpose(0, 1)[None]
         mixed = F.scaled_dot_product_attention(
-            query, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != kv.shape[3]
+            query,
+            *(part.transpose(0, 1)[None] for part in (k, v)),
+            attn_mask=by.seen(places[-count:], places),
+            scale=scale,
+            enable_gqa=q.shape[1] != kv.shape[3],
         )
         out[start : start + count] = mixed[0].transpose(0, 1)
     return out

@@ -13,8 +13,28 @@ namespace {
 struct Shape {
   int64_t heads, kv_heads, head_dim, page;
   float scale, soft_cap;  // soft_cap 0: none
-  int64_t window;         // 0: none
+  int64_t mask, size;     // of `KINDS` in ir/masks.py the place, and what the kind is of
 };
+
+enum Mask : int64_t { CAUSAL, WINDOW, CHUNKED, BIDIRECTIONAL, BLOCK_CAUSAL };
+
+// The first position that a query sees.
+inline int64_t first_seen(const Shape &shape, int64_t position) {
+  switch (shape.mask) {
+    case WINDOW: return std::max<int64_t>(0, position - shape.size + 1);
+    case CHUNKED: return position / shape.size * shape.size;
+    default: return 0;
+  }
+}
+
+// One behind the last that it sees, of a sequence of `length` positions.
+inline int64_t end_seen(const Shape &shape, int64_t position, int64_t length) {
+  switch (shape.mask) {
+    case BIDIRECTIONAL: return length;
+    case BLOCK_CAUSAL: return std::min(length, (position / shape.size + 1) * shape.size);
+    default: return position + 1;
+  }
+}
 
 inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
@@ -45,22 +65,22 @@ Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int
   return sums_of<LANES>(sums);
 }
 
-// Attention of the query heads that share one kv head, for one token at `position`, by a softmax that is corrected
-// block by block, so that the context may have any length.
+// Attention of the query heads that share one kv head, for one token at `position` of `length`, by a softmax that is
+// corrected block by block, so that the context may have any length.
 template <typename T>
-void attend(const Shape &shape, const T *query, const T *cache, const int32_t *table, int64_t position, int64_t kv_head,
-            const T *sinks, T *out, float *scratch) {
+void attend(const Shape &shape, const T *query, const T *cache, const int32_t *table, int64_t position, int64_t length,
+            int64_t kv_head, const T *sinks, T *out, float *scratch) {
   const int64_t group = shape.heads / shape.kv_heads, dim = shape.head_dim, width = padded(dim);
-  const int64_t first = shape.window ? std::max<int64_t>(0, position - shape.window + 1) : 0;
+  const int64_t first = first_seen(shape, position), end = end_seen(shape, position, length);
   const int64_t row = shape.kv_heads * dim, half = shape.page * row;
   float *q = scratch, *sums = q + group * width, *peak = sums + group * width, *total = peak + group;
   std::fill(scratch, scratch + scratch_size(shape), 0.0f);
   std::fill(peak, peak + group, -std::numeric_limits<float>::infinity());
   for (int64_t g = 0; g < group; ++g)
     for (int64_t d = 0; d < dim; ++d) q[g * width + d] = to_float(query[(kv_head * group + g) * dim + d]) * shape.scale;
-  for (int64_t begin = first, count; begin <= position; begin += count) {
+  for (int64_t begin = first, count; begin < end; begin += count) {
     const int64_t page = begin / shape.page, place = begin % shape.page;
-    count = std::min({LANES, shape.page - place, position - begin + 1});
+    count = std::min({LANES, shape.page - place, end - begin});
     const T *keys = cache + table[page] * 2 * half + place * row + kv_head * dim;
     const T *values = keys + half;
     for (int64_t g = 0; g < group; ++g) {
@@ -110,7 +130,7 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
-             kv_head, sinks, out + row * shape.heads * shape.head_dim, scratch.data());
+             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.head_dim, scratch.data());
     }
   });
 }
@@ -121,9 +141,10 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
   extern "C" void paged_attention_##SUFFIX(                                                                            \
       T *out, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,            \
       const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
-      int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t page, double scale, int64_t window,                   \
-      double soft_cap) {                                                                                               \
-    const Shape shape{heads, kv_heads, head_dim, page, static_cast<float>(scale), static_cast<float>(soft_cap), window}; \
+      int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t page, double scale, int64_t mask,                     \
+      int64_t size, double soft_cap) {                                                                                 \
+    const Shape shape{heads, kv_heads, head_dim, page, static_cast<float>(scale), static_cast<float>(soft_cap), mask,  \
+                      size};                                                                                           \
     paged_attention(out, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences, sinks,     \
                     shape);                                                                                            \
   }

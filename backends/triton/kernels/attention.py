@@ -44,6 +44,61 @@ def weighed(
     return total, weight_sum, higher
 
 
+@triton.constexpr_function
+def kind_of(mask):
+    """Of the name of a mask (`ingot.ir.masks`) what is in front of its size."""
+    return mask.rstrip("0123456789").rstrip("_")
+
+
+@triton.constexpr_function
+def size_of(mask):
+    return int(mask.rpartition("_")[2])
+
+
+@triton.constexpr_function
+def forgets(mask):
+    """Whether what a query does not see any more is seen by none after it."""
+    return mask.startswith(("window_", "chunked_"))
+
+
+@triton.jit
+def first_seen(place, MASK: tl.constexpr):
+    """The first position that a query at `place` sees, by a mask that forgets."""
+    if kind_of(MASK) == "window":
+        first = tl.maximum(place - size_of(MASK) + 1, 0)
+    else:
+        first = place // size_of(MASK) * size_of(MASK)
+    return first
+
+
+@triton.jit
+def end_seen(place, length, MASK: tl.constexpr):
+    """One behind the last position that a query at `place` sees, of a sequence of `length` positions."""
+    if MASK == "bidirectional":
+        end = length
+    elif kind_of(MASK) == "block_causal":
+        end = tl.minimum((place // size_of(MASK) + 1) * size_of(MASK), length)
+    else:
+        end = place + 1
+    return end
+
+
+@triton.jit
+def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
+    """`seen`, less the positions `place` that queries at `query` do not see. AHEAD: some may lie behind what these see.
+    The three have shapes that broadcast."""
+    if AHEAD:
+        if kind_of(MASK) == "block_causal":
+            seen = seen & (place < (query // size_of(MASK) + 1) * size_of(MASK))
+        elif MASK != "bidirectional":
+            seen = seen & (place <= query)
+    if kind_of(MASK) == "window":
+        seen = seen & (place > query - size_of(MASK))
+    elif kind_of(MASK) == "chunked":
+        seen = seen & (place >= query // size_of(MASK) * size_of(MASK))
+    return seen
+
+
 @triton.jit
 def rows_of(
     kv,
@@ -76,9 +131,9 @@ def attended(
     end,
     step,
     SCALE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    MASK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    AHEAD: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     PART_STRIDE: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
@@ -90,7 +145,8 @@ def attended(
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
     join the state of M rows.
 
-    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. CAUSAL: later keys are not seen.
+    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. AHEAD: some positions may lie behind
+    what a row sees.
     """
     d = tl.arange(0, BLOCK_DIM)
     for start in range(begin, end, step):
@@ -100,11 +156,7 @@ def attended(
         held = inside[:, None] & (d < DIM)[None, :]
         keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        seen = inside[None, :]
-        if CAUSAL:
-            seen = seen & (place[None, :] <= query_places[:, None])
-        if WINDOW is not None:
-            seen = seen & (place[None, :] > query_places[:, None] - WINDOW)
+        seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         values = tl.load(rows[:, None] + PART_STRIDE + d[None, :], mask=held, other=0.0)
         total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCALE, SOFT_CAP)
     return total, weight_sum, peak

@@ -13,7 +13,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, rows_of, weighed
+from ingot.backends.triton.kernels.attention import (
+    LOG2_E,
+    LOWEST,
+    attended,
+    end_seen,
+    first_seen,
+    forgets,
+    rows_of,
+    seen_by,
+    weighed,
+)
 from ingot.backends.triton.kernels.attention_splits import (
     further_item,
     owner_of,
@@ -97,7 +107,7 @@ def decode_attention(
     HEAD: tl.constexpr,
     POSITIONS: tl.constexpr,
     SCALE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    MASK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     APPEND: tl.constexpr,
     SINGLE: tl.constexpr,
@@ -131,8 +141,9 @@ def decode_attention(
     """
     if DEPENDENT:
         gdc_launch_dependents()
-    # Rows that are not known to be cached may hold anything until the length is known; a window begins by the length.
-    KNOWN: tl.constexpr = APPEND and WINDOW is None
+    # Rows that are not known to be cached may hold anything until the length is known; by it windows begin.
+    FORGETS: tl.constexpr = forgets(MASK)
+    KNOWN: tl.constexpr = APPEND and not FORGETS
     EARLY: tl.constexpr = KNOWN and EARLY_TILE
     item = tl.program_id(0)
     fed_by = sequences if SINGLE else tokens
@@ -188,10 +199,10 @@ def decode_attention(
     more = 1
     if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND, SINGLE, SCAN)
+            share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN)
             sequence, place, more = further_item(
                 item - first_items, share, q_lens, kv_lens, sequences,
-                KV_HEADS, BASE, MAX_SPLITS, WINDOW, APPEND, SINGLE, SCAN,
+                KV_HEADS, BASE, MAX_SPLITS, MASK, APPEND, SINGLE, SCAN,
             )  # fmt: skip
     if sequence < 0:
         return
@@ -228,15 +239,15 @@ def decode_attention(
 
     splits = BASE
     if SHARES > 0:
-        share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, WINDOW, APPEND, SINGLE, SCAN)
-        splits = splits_of(positions_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
+        share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN)
+        splits = splits_of(positions_read(length, count, MASK, APPEND), share, BASE, MAX_SPLITS)
     nth = token - first
     cached = length - count
     own_place = cached + nth
-    end = cached if APPEND else own_place + 1
+    end = cached if APPEND else end_seen(own_place, length, MASK)
     low = 0
-    if WINDOW is not None:
-        low = tl.maximum(own_place - WINDOW + 1, 0)
+    if FORGETS:
+        low = first_seen(own_place, MASK)
     # Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and
     # the first split does where there is none.
     chunks = tl.cdiv(tl.maximum(end - low, 0), CHUNK)
@@ -275,8 +286,7 @@ def decode_attention(
             for start in tl.range(0, nth, 16, num_stages=1):
                 fed = start + tl.arange(0, 16)
                 seen = fed < nth
-                if WINDOW is not None:
-                    seen = seen & (fed > nth - WINDOW)
+                seen = seen_by(seen, own_place, cached + fed, False, MASK)
                 fed_k = (first + fed).to(tl.int64) * K_TOKEN + head * K_HEAD
                 fed_v = (first + fed).to(tl.int64) * V_TOKEN + head * V_HEAD
                 at = tl.load(positions + first + fed, mask=seen, other=0)
@@ -304,7 +314,7 @@ def decode_attention(
         # Every cached position from `low` on is seen.
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
-            SCALE, None, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+            SCALE, "bidirectional", SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
         )  # fmt: skip
 
     row = token * KV_HEADS + head

@@ -13,7 +13,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, owned_between, unowned
+from ingot.backends.triton.kernels.attention import (
+    LOG2_E,
+    LOWEST,
+    attended,
+    block_of_item,
+    end_seen,
+    first_seen,
+    forgets,
+    owned_between,
+    unowned,
+)
 
 
 @triton.jit
@@ -54,7 +64,7 @@ def invariant_attention(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SCALE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    MASK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -102,10 +112,10 @@ def invariant_attention(
     query = tl.load(q + (token * Q_TOKEN + heads * Q_HEAD)[:, None] + d[None, :], mask=held, other=0.0)
     places = cached + nth
     pages = page_table + sequence.to(tl.int64) * width
-    end = tl.minimum(cached + (block + 1) * TILE_TOKENS, cached + count)
+    end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, MASK), cached + count)
     low = 0
-    if WINDOW is not None:
-        low = tl.maximum(cached + block * TILE_TOKENS - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if forgets(MASK):
+        low = first_seen(cached + block * TILE_TOKENS, MASK) // BLOCK_N * BLOCK_N
     first = low // SPLIT
     splits = tl.cdiv(end, SPLIT)
     sharing = tl.minimum(ways, splits - first)
@@ -127,7 +137,7 @@ def invariant_attention(
         part, part_sum, part_peak = attended(
             part, part_sum, part_peak, query, places, kv, pages, head,
             tl.maximum(split * SPLIT, low), tl.minimum((split + 1) * SPLIT, end), BLOCK_N,
-            SCALE, WINDOW, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
         )  # fmt: skip
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)

@@ -4,7 +4,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOG2_E, LOWEST, attended, block_of_item, owned_between, unowned
+from ingot.backends.triton.kernels.attention import (
+    LOG2_E,
+    LOWEST,
+    attended,
+    block_of_item,
+    end_seen,
+    first_seen,
+    forgets,
+    owned_between,
+    unowned,
+)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -29,7 +39,7 @@ def prefill_attention(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SCALE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    MASK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -76,18 +86,19 @@ def prefill_attention(
             weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
         pages = page_table + sequence.to(tl.int64) * width
         low = 0
-        if WINDOW is not None:
-            low = tl.maximum(cached + block * BLOCK_M - WINDOW + 1, 0)
+        if forgets(MASK):
+            low = first_seen(cached + block * BLOCK_M, MASK)
         # What all rows see, and then what some of them do.
-        middle = low + tl.maximum(cached + block * BLOCK_M + 1 - low, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(cached + (block + 1) * BLOCK_M, cached + count)
+        seen_by_all = end_seen(cached + block * BLOCK_M, cached + count, MASK)
+        middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
+        end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
-            SCALE, WINDOW, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            SCALE, MASK, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
         )  # fmt: skip
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
-            SCALE, WINDOW, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
         )  # fmt: skip
         result = total / weight_sum[:, None]
         into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ingot.backends.triton.kernels.attention import LOWEST
+from ingot.backends.triton.kernels.attention import LOWEST, forgets, size_of
 
 
 @triton.jit
@@ -19,12 +19,12 @@ def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 
 @triton.jit
-def positions_read(length, count, WINDOW: tl.constexpr, APPEND: tl.constexpr):
-    """Cached positions that the first of a sequence's `count` tokens reads of `length`; fed ones are not read where
-    they are appended."""
+def positions_read(length, count, MASK: tl.constexpr, APPEND: tl.constexpr):
+    """Cached positions that the first of a sequence's `count` tokens reads of `length`, at most; fed ones are not read
+    where they are appended."""
     read = length - count if APPEND else length
-    if WINDOW is not None:
-        read = tl.minimum(read, WINDOW)
+    if forgets(MASK):
+        read = tl.minimum(read, size_of(MASK))
     return read
 
 
@@ -51,19 +51,19 @@ def share_of(
     sequences,
     SHARES: tl.constexpr,
     CHUNK: tl.constexpr,
-    WINDOW: tl.constexpr,
+    MASK: tl.constexpr,
     APPEND: tl.constexpr,
     SINGLE: tl.constexpr,
     SCAN: tl.constexpr,
 ):
     """Positions of a split: what all tokens together read, in SHARES parts. `counts` (those taken) and `lengths` [SCAN]
     are those of the first sequences."""
-    work = tl.sum(counts * positions_read(lengths, counts, WINDOW, APPEND))
+    work = tl.sum(counts * positions_read(lengths, counts, MASK, APPEND))
     for first in range(SCAN, sequences, SCAN):
         b = first + tl.arange(0, SCAN)
         count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
         length = tl.load(kv_lens + b, mask=b < sequences, other=0)
-        work += tl.sum(count * positions_read(length, count, WINDOW, APPEND))
+        work += tl.sum(count * positions_read(length, count, MASK, APPEND))
     return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
 
 
@@ -77,7 +77,7 @@ def further_item(
     KV_HEADS: tl.constexpr,
     BASE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
+    MASK: tl.constexpr,
     APPEND: tl.constexpr,
     SINGLE: tl.constexpr,
     SCAN: tl.constexpr,
@@ -92,7 +92,7 @@ def further_item(
         b = first + tl.arange(0, SCAN)
         count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
         length = tl.load(kv_lens + b, mask=b < sequences, other=0)
-        splits = splits_of(positions_read(length, count, WINDOW, APPEND), share, BASE, MAX_SPLITS)
+        splits = splits_of(positions_read(length, count, MASK, APPEND), share, BASE, MAX_SPLITS)
         items = count * KV_HEADS * (splits - BASE)
         end = before + tl.cumsum(items, 0)
         own = (item >= end - items) & (item < end)

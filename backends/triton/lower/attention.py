@@ -8,7 +8,7 @@ from ingot.backends.triton.lower.attention_decode import schedule_decode, schedu
 from ingot.backends.triton.lower.attention_invariant import schedule_invariant
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
 from ingot.backends.triton.lower.attention_problem import MOST_DECODED
-from ingot.backends.triton.lower.attention_shapes import attention_of
+from ingot.backends.triton.lower.attention_shapes import attention_of, mask_of
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
@@ -43,6 +43,10 @@ def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     )
     call.want(
         _decodes(schedule.bucket), f"the kernel is for steps of up to {GPU_FEW_TOKENS} tokens, and these have {most}"
+    )
+    call.want(
+        not mask_of(call).looks_ahead,
+        f"by the mask {mask_of(call).name} a token sees what is fed after it, and the kernel what is fed before it",
     )
     return schedule_decode(call, schedule, append=True)
 

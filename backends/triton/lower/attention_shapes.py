@@ -7,6 +7,7 @@ from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import Cache, cache_of, dim_constants, static, strides_of, want_one_dtype
 from ingot.backends.triton.schedule import Value
+from ingot.ir.masks import CAUSAL, Mask
 
 # The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros.
 _LEAST_DEPTH = 16
@@ -26,13 +27,18 @@ class Attention:
     constants: dict[str, Any]
 
 
+def mask_of(call: Call) -> Mask:
+    """What a token of an attention sees."""
+    return Mask.named(call.attributes.get("mask", CAUSAL.name))
+
+
 def attention_of(call: Call) -> Attention:
-    cache = cache_of(call)
+    cache, mask = cache_of(call), mask_of(call)
     want_one_dtype(call, "kv", "q")
     group = static(call.value("q"), 1) // cache.kv_heads
     dim = dim_constants(call, "q")
     block_dim = max(_LEAST_DEPTH, dim["BLOCK_DIM"])
-    window, soft_cap = call.attributes.get("window"), call.attributes.get("soft_cap")
+    soft_cap = call.attributes.get("soft_cap")
     names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
     arguments = {
@@ -49,7 +55,7 @@ def attention_of(call: Call) -> Attention:
         "BLOCK_DIM": block_dim,
         "GROUP": group,
         "SCALE": float(call.attributes["scale"]),
-        "WINDOW": window,
+        "MASK": mask.name,
         "SOFT_CAP": None if soft_cap is None else float(soft_cap),
     }
     itemsize = call.value("q").type.dtype.itemsize

@@ -13,6 +13,7 @@ from ingot.debug.bisect.programs.params import Params
 from ingot.debug.golden import read_golden
 from ingot.ir import ops
 from ingot.ir.artifact import GOLDEN
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
@@ -65,7 +66,7 @@ class Case:
     def prompts(self, seed: int = 0) -> list[list[int]]:
         """Sequences to judge programs by; those of another `seed` are others."""
         windows = [
-            int(str(node.kwargs.get("window") or 0))
+            Mask.named(str(node.kwargs.get("mask", CAUSAL.name))).size
             for entry in self.model.entries.values()
             for node in entry.calls(ops.attention.overload)
         ]

@@ -12,6 +12,7 @@ from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
 from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched
 from ingot.ir.artifact import EXE_FOLDER
 from ingot.ir.gpus import Gpu
+from ingot.ir.masks import CAUSAL
 from ingot.ir.ops import op_of
 from ingot.ir.plan import Executable, Instruction
 from ingot.ir.program import VIEWS, held_type, target_name
@@ -87,7 +88,7 @@ def _prompts(node: fx.Node, shape: Shape) -> Prompts:
     """Attention of prompts as a step asks for it."""
     call = _arguments(node)
     heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
-    return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("window"))
+    return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
 
 
 def op_name(node: fx.Node) -> str:

@@ -10,6 +10,7 @@ from ingot.backends.triton.lower.attention_problem import DecodeProblem
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.ir.gpus import Gpu, resident_blocks
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.tuning import Choice
 
 
@@ -41,14 +42,14 @@ def uneven(programs: int, cores: int) -> float:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Attention of `sequences` that each feed `tokens` and then have `context` positions, by `heads` of q; a token sees
-    `window` positions at most."""
+    """Attention of `sequences` that each feed `tokens` and then have `context` positions, by `heads` of q; `mask` names
+    what a token sees."""
 
     sequences: int
     tokens: int
     context: int
     heads: int
-    window: int | None = None
+    mask: str = CAUSAL.name
 
     def launched(self, name: str, rows: int, cores: int) -> Launched:
         """The launch of a kernel with tiles of `rows` tokens of a head. A multiprocessor takes one after the other, and
@@ -59,12 +60,18 @@ class Prompts:
     def uneven(self, rows: int, cores: int) -> float:
         """The same of tiles of `rows` tokens of a head: a tile goes over all positions that its rows see. The longest
         tiles begin first, each on the multiprocessor that is free first; rows that stand empty count as work."""
-        first = self.context - self.tokens
-        ends = [min(first + end, self.context) for end in range(rows, self.tokens + rows, rows)]
-        most = self.context if self.window is None else self.window
-        seen = sorted((min(end, most + rows - 1) for end in ends), reverse=True)
-        tiles = [positions for positions in seen for _ in range(self.sequences * self.heads)]
-        needed = sum(min(position, most) for position in range(first + 1, self.context + 1))
+        mask = Mask.named(self.mask)
+
+        def seen(first: int, last: int) -> int:
+            return min(mask.end(last), self.context) - max(0, mask.first(first))
+
+        places = range(self.context - self.tokens, self.context)
+        each = sorted(
+            (seen(tile[0], tile[-1]) for tile in (places[at : at + rows] for at in range(0, self.tokens, rows))),
+            reverse=True,
+        )
+        tiles = [positions for positions in each for _ in range(self.sequences * self.heads)]
+        needed = sum(seen(place, place) for place in places)
         return _longest(tiles, cores) * rows * cores / (self.sequences * self.heads * needed)
 
 

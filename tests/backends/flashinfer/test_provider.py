@@ -149,7 +149,7 @@ def test_where_ours_is_faster_it_is_a_candidate(machine: Machine) -> None:
 def test_refusals(machine: Machine) -> None:
     machine()
     assert isinstance(claim(attention(a_step())), Yes)
-    assert isinstance(claim(attention(a_step(), window=7, soft_cap=3.0)), Yes)
+    assert isinstance(claim(attention(a_step(), mask="window_7", soft_cap=3.0)), Yes)
     assert isinstance(claim(attention(a_step()), Target.named("sm_80")), Yes)
     wide = a_step()
     odd = torch.randn(66, 4 * 68, dtype=torch.bfloat16).view(66, 4, 68)[:, :, :64]
@@ -158,6 +158,8 @@ def test_refusals(machine: Machine) -> None:
     refused = {
         "no kernel for f32": whole,
         "no kernel for attention sinks": attention(a_step(), torch.zeros(4)),
+        "no kernel for the mask chunked_8": attention(a_step(), mask="chunked_8"),
+        "no kernel for the mask bidirectional": attention(a_step(), mask="bidirectional"),
         "heads of 48 elements, and it has 64, 128, 256": attention(a_step(heads=Heads(4, 2, 48))),
         "q is strided in no multiples of 16 bytes": strided,
         "no kernel for ingot.silu_mul": OneCall("silu_mul", (torch.zeros(66, 8), torch.zeros(66, 8))),
@@ -175,7 +177,7 @@ def test_refusals(machine: Machine) -> None:
 def test_the_kernel_and_the_code_follow_from_the_gpu(machine: Machine, sm: int, kernel: str, arch: str) -> None:
     folder = machine(build="touch attention.so")
     FlashInfer().emit(
-        attention(a_step(), window=7).body(), "key", Target.named("sm_90").model_copy(update={"sm": sm}), folder
+        attention(a_step(), mask="window_7").body(), "key", Target.named("sm_90").model_copy(update={"sm": sm}), folder
     )
     told = (folder / "nvcc.log").read_text()
     assert f"code=sm_{arch} " in told and told.strip().endswith(f"kernels/{kernel}.cu")
@@ -202,7 +204,7 @@ def test_everything_that_decides_the_code_is_in_the_key() -> None:
 def test_a_built_call_gives_what_the_reference_gives(machine: Machine, tmp_path: Path) -> None:
     machine()
     mix = [(40, 0), (0, 3), (21, 33), (6, 1)]
-    for number, options in enumerate(({}, {"window": 9})):
+    for number, options in enumerate(({}, {"mask": "window_9"})):
         call = attention(a_step(mix, gap=1, behind=2), **options)
         folder = tmp_path / f"out{number}"
         run = built(call, folder)

@@ -13,6 +13,7 @@ from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.attention import LOWERINGS
 from ingot.backends.triton.lower.call import Call, Refused
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 from ingot.ir.tolerances import compare
@@ -112,7 +113,8 @@ MIXED: Mix = [(33, 20), (1, 300), (1, 0), (0, 7), (32, 0), (1, 240), (2, 5)]
 
 @dtypes
 @pytest.mark.parametrize(
-    ("heads", "options"), [(GROUPED, {"window": 30}), (Heads(3, 1, 80), {}), (Heads(2, 2, 128), {"soft_cap": 1.5})]
+    ("heads", "options"),
+    [(GROUPED, {"mask": "window_30"}), (Heads(3, 1, 80), {}), (Heads(2, 2, 128), {"soft_cap": 1.5})],
 )
 def test_prompts_beside_decoding(heads: Heads, options: dict[str, Any], dtype: torch.dtype) -> None:
     sinks = torch.linspace(-1.0, 3.0, heads.q).to(dtype) if "soft_cap" in options else None
@@ -226,15 +228,15 @@ def test_sizes_of_pages(page: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("window", [1, 5, 100])
 def test_window(window: int, dtype: torch.dtype) -> None:
     step = a_step([(1, 200), (4, 100), (1, 3)], dtype)
-    appended(step, 16, window=window)
-    over_pages(step, 128, window=window)
+    appended(step, 16, mask=f"window_{window}")
+    over_pages(step, 128, mask=f"window_{window}")
 
 
 @dtypes
 def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
     step = a_step([(1, 300), (3, 10)], dtype)
     sinks = torch.tensor([3.0, -1.0, 0.5, 8.0]).to(dtype)
-    appended(step, 16, None, None, sinks, window=90, soft_cap=1.5)
+    appended(step, 16, None, None, sinks, mask="window_90", soft_cap=1.5)
     for most in (16, 128):
         over_pages(step, most, sinks, soft_cap=1.5)
 
@@ -257,11 +259,26 @@ def test_samples_of_the_ops(dtype: torch.dtype) -> None:
     for name in LOWERINGS:
         op = OPS[name]
         for sample in op.samples(g, dtype):
+            if name == "append_attention" and Mask.named(sample.kwargs.get("mask", "causal")).looks_ahead:
+                with pytest.raises(Refused, match="a token sees what is fed after it"):
+                    run_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, tokens=(1, 16), cores=CORES)
+                continue
             expected = op.reference(*sample.args, **sample.kwargs)
             expected = expected if isinstance(expected, tuple) else (expected,)
             found = run_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, tokens=(1, 16), cores=CORES)
             for one, other in zip(found, expected, strict=True):
                 assert compare(one, other, dtype, factor=FACTOR[dtype]) is None
+
+
+@dtypes
+@pytest.mark.parametrize("mask", ["chunked_16", "chunked_100", "bidirectional", "block_causal_8", "block_causal_30"])
+def test_masks(mask: str, dtype: torch.dtype) -> None:
+    """Edges of chunks and blocks within a tile of queries, of keys and of a page, and behind all of them."""
+    step = a_step([(5, 0), (1, 90), (3, 30), (1, 5), (1, 16)], dtype)
+    over_pages(step, 128, mask=mask)
+    if not Mask.named(mask).looks_ahead:
+        appended(step, 16, mask=mask)
+    over_pages(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=40), 2048, mask=mask)
 
 
 @dtypes

@@ -106,9 +106,10 @@ CUTS = [(99, 1), (0, 100), (40, 40), (97, 3), (31, 2)]
     ("heads", "options"),
     [
         (Heads(3, 1, 16), {"soft_cap": 1.5}),
-        (Heads(2, 1, 16), {"window": 50, "sinks": True}),
+        (Heads(2, 1, 16), {"mask": "window_50", "sinks": True}),
+        (Heads(2, 1, 16), {"mask": "chunked_40"}),
         pytest.param(Heads(4, 2, 32), {}, marks=pytest.mark.slow),
-        pytest.param(Heads(2, 2, 80), {"window": 50, "soft_cap": 1.5}, marks=pytest.mark.slow),
+        pytest.param(Heads(2, 2, 80), {"mask": "window_50", "soft_cap": 1.5}, marks=pytest.mark.slow),
         pytest.param(Heads(1, 1, 256), {"sinks": True}, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """Attention, pure and paged, against torch's and against attention by hand."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,13 +90,31 @@ def test_paged_attention_is_attention_over_the_whole_sequence(dtype: torch.dtype
 
 VARIANTS: list[dict[str, Any]] = [
     {},
-    {"window": 3},
-    {"window": 1},
-    {"window": 1000},
+    {"mask": "window_3"},
+    {"mask": "window_1"},
+    {"mask": "window_1000"},
+    {"mask": "chunked_4"},
+    {"mask": "chunked_1000", "sinks": True},
+    {"mask": "bidirectional"},
+    {"mask": "block_causal_4"},
+    {"mask": "block_causal_3", "soft_cap": 1.5},
     {"soft_cap": 1.5},
     {"sinks": True},
-    {"window": 4, "soft_cap": 2.0, "sinks": True},
+    {"mask": "window_4", "soft_cap": 2.0, "sinks": True},
 ]
+
+
+def seen_by_hand(mask: str, place: int, length: int) -> list[int]:
+    """The positions of `length` that a query at `place` sees."""
+    kind, _, size = mask.rpartition("_")
+    rules: dict[str, Callable[[int], bool]] = {
+        "causal": lambda key: key <= place,
+        "window": lambda key: place - int(size) < key <= place,
+        "chunked": lambda key: key <= place and key // int(size) == place // int(size),
+        "bidirectional": lambda key: True,
+        "block_causal": lambda key: key // int(size) <= place // int(size),
+    }
+    return list(filter(rules[kind if size.isdigit() else mask], range(length)))
 
 
 def attention_by_hand(
@@ -106,9 +125,9 @@ def attention_by_hand(
     out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
     for row in range(q.shape[0]):
         place = k.shape[0] - q.shape[0] + row
-        first = max(0, place - variant.get("window", place + 1) + 1)
+        seen = seen_by_hand(variant.get("mask", "causal"), place, k.shape[0])
         for head in range(q.shape[1]):
-            keys, values = (x[first : place + 1, head // group] for x in (k, v))
+            keys, values = (x[seen, head // group] for x in (k, v))
             scores = keys @ q[row, head] * scale
             if "soft_cap" in variant:
                 scores = variant["soft_cap"] * torch.tanh(scores / variant["soft_cap"])
@@ -120,7 +139,7 @@ def attention_by_hand(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+def test_attention_with_masks_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
     g = generator(27)
     lengths, total = [5, 1, 9], 15
     q, k, v = (randn(g, dtype, total, heads, 8) for heads in (6, 2, 2))
@@ -148,7 +167,7 @@ def test_attention_is_gemmas_and_gpt_osss(kind: str, window: int | None) -> None
     sinks = randn(g, F32, heads) * 2
     layer = SimpleNamespace(num_key_value_groups=heads // kv_heads, training=False, sinks=sinks, head_dim=16)
     args = (q, k, v, torch.arange(length).int(), torch.zeros(length, dtype=torch.int32))
-    options: dict[str, Any] = {"scale": 0.7, "layer": 0, "window": window}
+    options: dict[str, Any] = {"scale": 0.7, "layer": 0, "mask": f"window_{window}" if window else "causal"}
     if kind == "soft_cap":
         theirs, _ = gemma2.eager_attention_forward(layer, q4, k4, v4, mask, scaling=0.7, softcap=2.5)
         found = OPS["attention"].reference(*args, **options, soft_cap=2.5)
@@ -160,8 +179,8 @@ def test_attention_is_gemmas_and_gpt_osss(kind: str, window: int | None) -> None
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_paged_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
-    """Pages that lie wholly before every window are never read: their numbers in the table are nonsense."""
+def test_paged_attention_with_masks_soft_cap_and_sinks(dtype: torch.dtype, variant: dict[str, Any]) -> None:
+    """Pages of which no query sees anything are never read: their numbers in the table are nonsense."""
     g = generator(29)
     lengths, counts, page, dim = [13, 6, 1], [2, 6, 1], 4, 8
     k, v = ([randn(g, dtype, n, 2, dim) for n in lengths] for _ in range(2))
@@ -172,7 +191,7 @@ def test_paged_attention_with_window_soft_cap_and_sinks(dtype: torch.dtype, vari
         places = torch.arange(length)
         slots = table[b, places // page].long() * page + places % page
         kv = OPS["kv_append"].reference(kv, k[b], v[b], slots)
-        unread = max(0, length - counts[b] - variant.get("window", 1000) + 1) // page
+        unread = min(seen_by_hand(variant.get("mask", "causal"), length - counts[b], length)) // page
         table[b, :unread] = 2**30
         table[b, -(-length // page) :] = 2**30
     parts = zip(q.split(counts), k, v, strict=True)

@@ -190,3 +190,9 @@ def pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
     for index, one in enumerate(items):
         for other in items[index + 1 :]:
             yield one, other
+
+
+def wrong_edge(mask: str, by: int) -> str:
+    """A mask with a size, whose size is off by so many positions."""
+    kind, _, size = mask.rpartition("_")
+    return f"{kind}_{max(1, int(size) + by)}"

@@ -78,13 +78,13 @@ MISPRINTS = (
         '"soft_cap": None',
         _OF_ATTENTION,
     ),
-    Misprint("missing window", "Attention", "forward", '"window": self.layer.window', '"window": None', _OF_ATTENTION),
+    Misprint("missing window", "Attention", "forward", '"mask": mask', '"mask": None', _OF_ATTENTION),
     Misprint(
         "wrong mask edge",
         "Attention",
         "forward",
-        '"window": self.layer.window',
-        '"window": self.layer.window and self.layer.window - 1',
+        'f"window_{self.layer.window}"',
+        'f"window_{max(1, self.layer.window - 1)}"',
         _OF_ATTENTION,
     ),
     Misprint(

@@ -14,7 +14,7 @@ from ingot.ir.program import Program
 from ingot.passes.base import PassContext
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.rewrite import Rewriter
-from planted.changes import pairs
+from planted.changes import pairs, wrong_edge
 from planted.fault import Fault, NoFault, Setup, Truth, replaced
 
 Json = dict[str, Any]
@@ -124,7 +124,7 @@ def _refs(instruction: Json) -> set[str]:
 def _wrong_constants(name: str, value: Any) -> list[Any]:
     if name in ("eps", "scale", "soft_cap", "cap"):
         return [value * 1.5]
-    return [value + 1] if name == "window" else []
+    return [wrong_edge(value, 1)] if name == "mask" else []
 
 
 def _swap(number: int, left: int, right: int) -> Edit:

@@ -28,6 +28,7 @@ from planted.changes import (
     swap_arguments,
     swap_uses,
     value_name,
+    wrong_edge,
 )
 
 _SLICE = torch.ops.aten.slice.Tensor
@@ -62,7 +63,7 @@ def wrong_rewrites(program: Program, made: set[str], known: set[str]) -> list[Ch
 _LABELS: Mapping[str, str] = {
     "eps": "wrong epsilon",
     "scale": "wrong scale",
-    "window": "wrong mask edge",
+    "mask": "wrong mask edge",
     "soft_cap": "wrong soft cap",
     "cap": "wrong soft cap",
     "interleaved": "wrong rope section",
@@ -105,8 +106,8 @@ def _wrong_values(name: str, value: Any) -> list[Any]:
         return [value * 4 + 1e-3, value / 8]
     if name in ("scale", "cap"):
         return [value * 1.25, value / 2]
-    if name == "window":
-        return [value - 1, value + 1, None]
+    if name == "mask":
+        return [wrong_edge(value, -1), wrong_edge(value, 1), None]
     if name == "soft_cap":
         return [value * 1.25, None]
     if name == "interleaved":
