@@ -9,7 +9,7 @@ import torch
 
 from ingot.ir.cache_groups import table_groups
 from ingot.ir.errors import VerifyError
-from ingot.ir.features import FedSequence, fed_of, step_values
+from ingot.ir.features import FedSequence, fed_of, step_values, turn_of
 from ingot.ir.interpret import Watch, interpret, interpret_ranks
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.program import ParamSpec, Program
@@ -159,7 +159,8 @@ def scheduled(
 ) -> Iterator[Mapping[str, torch.Tensor]]:
     """The outputs of each step of a program with a cache; every token that is fed gets a row of logits.
 
-    Each request keeps the device row of its number; the cache's pages are drawn as `teacher_forced` says.
+    Each request keeps the device row of its number; the cache's pages are drawn as `teacher_forced` says, and groups of
+    caches have others each (`turn_of`).
     """
     order = list(range(pages))
     if seed is not None:
@@ -168,7 +169,7 @@ def scheduled(
     tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
     done = [0] * len(requests)
     for fed in schedule:
-        yield run(_step(inputs, requests, fed, done, tables, page_size))
+        yield run(_step(inputs, requests, fed, done, tables, pages, page_size))
         for index, count in fed:
             done[index] += count
 
@@ -207,6 +208,7 @@ def _step(
     fed: Sequence[tuple[int, int]],
     done: Sequence[int],
     tables: Sequence[Sequence[int]],
+    pages: int,
     page_size: int,
 ) -> dict[str, torch.Tensor]:
     """The inputs of one step that feeds `fed` after the `done` tokens of each request."""
@@ -214,7 +216,9 @@ def _step(
         _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index])
         for index, count in fed
     ]
-    return step_values(inputs, fed_of(sequences, page_size, width=max(map(len, tables))))
+    step = fed_of(sequences, page_size, width=max(map(len, tables)))
+    step.group_pages = {group: (step.pages + turn_of(group, pages)) % pages for group in table_groups(inputs)}
+    return step_values(inputs, step)
 
 
 def _fed(row: int, tokens: Sequence[int], place: int, pages: Sequence[int]) -> FedSequence:

@@ -1,7 +1,7 @@
 """Features and endings: what a step takes from the host, what it keeps by row, what becomes of a model's outputs."""
 
 from ingot.ir.features import endings as endings  # registers them
-from ingot.ir.features.by_hand import FedSequence, fed_of, step_values
+from ingot.ir.features.by_hand import FedSequence, fed_of, step_values, turn_of
 from ingot.ir.features.feature import Ending, EndingUse, Feature, OpCall, Output, RowState
 from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import (
@@ -46,5 +46,6 @@ __all__ = [
     "row_tables",
     "step_inputs",
     "step_values",
+    "turn_of",
     "unserved_params",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import find_input, row_tables, step_inputs
@@ -36,6 +37,12 @@ class FedSequence:
     samples: bool = True
     asked: Mapping[str, float | Sequence[int]] = field(default_factory=dict)
     rated: tuple[int, int] | None = None
+
+
+def turn_of(group: CacheGroup, pages: int) -> int:
+    """How far the page numbers of a group are turned in a pool of `pages`, against those of the group that keeps every
+    token: a sequence then has other pages in each, so that one cannot stand for the other."""
+    return 1 + group.lifetime.size % (pages - 1) if group.forgets and pages > 1 else 0
 
 
 def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | None = None) -> Fed:

@@ -127,6 +127,18 @@ def _wrong_mask(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> Non
     node.kwargs = {**node.kwargs, "mask": "window_20"}
 
 
+def _pages_of_another_group(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (node,) = calls(nodes, ops.paged_attention.overload)
+    q, kv, _, *rest = node.args
+    node.args = (q, kv, program.find("page_table"), *rest)
+
+
+def _written_into_another_group(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    (node,) = calls(nodes, ops.kv_append.overload)
+    *rest, _ = node.args
+    node.args = (*rest, program.find("slots"))
+
+
 def _swapped_k_and_v(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
     (node,) = calls(nodes, ops.kv_append.overload)
     kv, k, v, *rest = node.args
@@ -192,6 +204,33 @@ def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: No
         verdict = bisect(path)
     _check(verdict, fault)
     assert verdict.runs <= 40, "by halves, over passes and over rewrites"
+
+
+OF_WINDOWS = (
+    Fault(InsertPagedKV, 1, _pages_of_another_group, "paged_attention_1"),
+    Fault(InsertPagedKV, 2, _written_into_another_group, "kv_append_2"),
+    Fault(InsertPagedKV, 2, _wrong_mask, "paged_attention_2"),
+)
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of layers that take turns, most have a window that gives pages back."""
+    folder = tmp_path_factory.mktemp("windows")
+    compile_model(
+        TINY["gemma3_text-new"].write(folder / "checkpoint", sliding_window=33), folder / "a.ingot", **OPTIONS
+    )
+    return folder / "a.ingot"
+
+
+@pytest.mark.parametrize("fault", OF_WINDOWS, ids=str)
+def test_a_fault_of_a_window_is_named(fault: Fault, windows: Path, again: None) -> None:
+    with planted(fault.whose, fault.index, fault.harm):
+        _check(bisect(windows), fault)
+
+
+def test_windows_are_healthy(windows: Path, again: None) -> None:
+    assert bisect(windows).kind is Kind.HEALTHY
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_call_is_to_blame_for_what_it_gives_and_a_body_for_what_it_does(
 ) -> None:
     generator = torch.Generator().manual_seed(5)
     params = [{name: torch.randn(shape, generator=generator) for name, shape in _SHAPES.items()}]
-    steps = whole([Request((1, 4, 7), 3)], 16)
+    steps = whole([Request((1, 4, 7), 3)], (1, 16))
 
     def by_meaning(old: Measured, new: Measured) -> str | None:
         return differs(new.exact, old.exact)

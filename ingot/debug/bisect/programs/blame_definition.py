@@ -26,7 +26,7 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
     requests = recorded_requests(case.artifact, case)
     theirs = oracle.logits(folder, requests, context)
     case.runs += 1
-    (step,) = whole([Sequence(tuple(request), len(request)) for request in requests], 1)
+    (step,) = whole([Sequence(tuple(request), len(request)) for request in requests], (1, 1))
     (seen,) = observe(program, case.params(program), [step], 1, exact=True)
     ours = seen.outputs["logits"].split([len(request) for request in requests])
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -67,7 +67,7 @@ def _located(case: Case, program: Program, theirs: list[Digest], request: list[i
     """The first call whose result the oracle has not, and behind which it has nothing that depends on it."""
     calls = [node for node in program.calls() if is_by_token(node) and node.meta["type"].dtype.is_floating_point]
     case.runs += 1
-    (step,) = whole([Sequence(tuple(request), len(request))], 1)
+    (step,) = whole([Sequence(tuple(request), len(request))], (1, 1))
     names = {node.name for node in calls}
     (seen,) = observe(program, case.params(program), [step], 1, exact=True, watch=names)
     matches = {node: _match(Digest.of(seen.values[node.name][0]), theirs) for node in calls}

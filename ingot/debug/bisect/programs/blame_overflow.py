@@ -11,7 +11,7 @@ def blame_overflow(case: Case) -> Verdict | None:
     for chain in {chain.entry: chain for chain in case.chains}.values():
         program = chain.links[0].program
         requests = [Request(tuple(prompt), len(prompt)) for prompt in case.prompts()]
-        (step,) = whole(requests, 1)
+        (step,) = whole(requests, (1, 1))
         case.runs += 2
         found = first_nonfinite(program, case.params(program), [step.of(program.input_types())])
         if found is not None:

@@ -89,7 +89,7 @@ class Judge:
         """How what the lossy pass of `link` made is worse than its formats."""
         self.case.runs += 2
         requests = [Request(tuple(prompt), len(prompt)) for prompt in self.case.prompts(self.seed)]
-        return broken_quantization(self.case.params, link.before, program, whole(requests, 1))
+        return broken_quantization(self.case.params, link.before, program, whole(requests, (1, 1)))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
         """The outputs of all steps as the program computes them in its own dtypes, and as it should in float64, by

@@ -124,7 +124,7 @@ def _site_of_quantization(
 
     def watch(program: Program, names: set[str]) -> Side:
         given = params if program is like else judge.case.params(program)
-        steps = whole(expected.requests, expected.page_size)
+        steps = whole(expected.requests, expected.pool)
         seen = list(observe(program, given, steps, expected.pages, exact=True, watch=names))
         return Side(program, given, seen, seen)
 
@@ -170,7 +170,7 @@ class _Watch:
         steps = self.expected.steps(program, forced=self.forced, at_once=self.at_once)
         rows = None
         if self.in_steps and not is_cached(program) and not self.at_once and self.count is not None:
-            taken = in_chunks(self.expected.requests, self.expected.page_size, by_device=False)[: self.count]
+            taken = in_chunks(self.expected.requests, self.expected.pool, by_device=False)[: self.count]
             rows = torch.cat([step.places for step in taken]).sort().values
         elif self.count is not None:
             steps = steps[: self.count]

@@ -21,7 +21,9 @@ from ingot.debug.bisect.programs.schedule import (
     with_pages,
 )
 from ingot.ir import ops
+from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import VerifyError
+from ingot.ir.features import turn_of
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.program import Program, StateSpec
 
@@ -46,7 +48,8 @@ class Difference:
 class Expectation:
     """The steps, and by step what is known of their outputs in float64.
 
-    Outputs of which nothing is known (states of other kinds than caches and rows) are not among them.
+    Outputs of which nothing is known (states of other kinds than caches and rows) are not among them. Those of caches
+    have the page numbers of the group that keeps every token.
     """
 
     program: Program
@@ -56,13 +59,18 @@ class Expectation:
     logits: torch.Tensor | None
     outputs: tuple[dict[str, torch.Tensor], ...]
 
+    @property
+    def pool(self) -> tuple[int, int]:
+        """(pages, tokens of a page)"""
+        return self.pages, self.page_size
+
     def steps(self, program: Program, *, forced: bool = False, at_once: bool = False) -> list[Step]:
         """The steps for a program: a pure one takes everything in one, and so does every program `at_once`. Generated
         tokens come from the device where the program keeps them there, unless they are `forced`."""
         if at_once or not is_cached(program):
-            return whole(self.requests, self.page_size)
+            return whole(self.requests, self.pool)
         by_device = not forced and "last_token" in program.states
-        return in_chunks(self.requests, self.page_size, by_device=by_device)
+        return in_chunks(self.requests, self.pool, by_device=by_device)
 
     def difference(
         self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
@@ -84,7 +92,7 @@ class Expectation:
         """What is known of the outputs of a program's step `number`, as `observe` gives them in float64."""
         known = {"logits": self.logits[step.places]} if self.logits is not None else {}
         if is_cached(program) and not at_once:
-            known |= self._of_ranks(self.outputs[number], program)
+            known |= renumbered(self._of_ranks(self.outputs[number], program), program, self.pages)
         return known
 
     def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
@@ -105,6 +113,7 @@ class Expectation:
             return {}
         told = self.outputs if at_once else self.outputs[:steps]
         states = {name: told[-1][name] for name in program.states if name in told[-1]}
+        states = renumbered(states, program, self.pages)
         if at_once:
             return {name: value for name, value in states.items() if program.states[name].unit == "token"}
         order = torch.cat([step.places for step in self.steps(program)[:steps]]).argsort()
@@ -134,7 +143,7 @@ def expect(
     names = {node.name for pair in cached.values() for node in pair}
     keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for generated in range(GENERATED + 1):
-        (seen,) = observe(program, params, whole(requests, page_size), 1, exact=True, watch=names)
+        (seen,) = observe(program, params, whole(requests, (1, page_size)), 1, exact=True, watch=names)
         logits = seen.outputs["logits"]
         value = {name: by_token(program, [seen], name)[0] for name in names}
         keys = {name: (value[k.name], value[v.name]) for name, (k, v) in cached.items()}
@@ -145,8 +154,21 @@ def expect(
                 for request, end in zip(requests, ends.tolist(), strict=True)
             ]
     paged, pages = with_pages(requests, page_size, seed)
-    outputs = _outputs(paged, keys, logits, page_size, pages, rows)
+    outputs = _outputs(paged, keys, logits, (pages, page_size), rows)
     return Expectation(program, tuple(paged), pages, page_size, logits, tuple(outputs))
+
+
+def renumbered(
+    outputs: Mapping[str, torch.Tensor], program: Program, pages: int, *, back: bool = False
+) -> dict[str, torch.Tensor]:
+    """Outputs whose caches have the page numbers of their groups in `program`, from those with the numbers of the group
+    that keeps every token; `back`: the other way."""
+    changed = dict(outputs)
+    for name, spec in program.states.items():
+        if name in outputs and "pages" in spec.type.shape and (turn := turn_of(CacheGroup.named(spec.group), pages)):
+            axis = spec.type.shape.index("pages") - len(spec.type.shape)  # of a mesh, ranks stand in front
+            changed[name] = outputs[name].roll(-turn if back else turn, axis)
+    return changed
 
 
 def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
@@ -163,14 +185,15 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
     """What holds after a lossy pass over a cached program: what that program itself gives for the steps of before."""
     steps = before.steps(program)
-    outputs = tuple(seen.outputs for seen in observe(program, params, steps, before.pages, exact=True))
+    seen = observe(program, params, steps, before.pages, exact=True)
+    outputs = tuple(renumbered(one.outputs, program, before.pages, back=True) for one in seen)
     return replace(before, program=program, logits=None, outputs=outputs)
 
 
 def _sampled(request: Request, logits: torch.Tensor) -> int:
     """The token after a request's last one, from its row of logits."""
     alone = [replace(request, row=0)]
-    step = whole(alone, PAGE_SIZE)[0]
+    step = whole(alone, (1, PAGE_SIZE))[0]
     counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
     rows = torch.zeros(len(request.tokens), logits.shape[-1], dtype=logits.dtype)
     rows[-1] = logits
@@ -196,11 +219,11 @@ def _outputs(
     requests: Sequence[Request],
     keys: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
     logits: torch.Tensor,
-    page_size: int,
-    pages: int,
+    pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
     """By step what a cached program gives beside logits. `keys` are k and v of all tokens by the name of a cache."""
+    pages, page_size = pool
     caches = {
         name: torch.full((pages, 2, page_size, *k.shape[1:]), float("nan"), dtype=torch.float64)
         for name, (k, _) in keys.items()
@@ -209,7 +232,7 @@ def _outputs(
     last_token = torch.full((rows,), -1, dtype=torch.int32)
     position = torch.full((rows,), -1, dtype=torch.int32)
     results = []
-    for step in in_chunks(requests, page_size, by_device=False):
+    for step in in_chunks(requests, pool, by_device=False):
         given = step.inputs
         counts = _counted(step, counts)
         tokens = _chosen(step, logits[step.places], counts)

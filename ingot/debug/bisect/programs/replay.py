@@ -122,7 +122,8 @@ def _provider_times(value: Mapping[str, Any]) -> ProviderTimes:
 def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], before: Program, after: Program) -> Replay:
     params = Params(lambda name: tensors[f"checkpoint.{name}"])
     pages, what = int(about["pages"]), about["what"]
-    steps = {name: _steps(tensors, name) for name in ("whole", "steps")}
+    pool = pages, int(about["page_size"])
+    steps = {name: _steps(tensors, name, pool) for name in ("whole", "steps")}
 
     def run(program: Program, exact: bool) -> list[Observed]:
         chosen = steps["steps" if is_cached(program) else "whole"]
@@ -164,7 +165,7 @@ def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
     return joined
 
 
-def _steps(tensors: Mapping[str, torch.Tensor], kind: str) -> list[Step]:
+def _steps(tensors: Mapping[str, torch.Tensor], kind: str, pool: tuple[int, int]) -> list[Step]:
     """The steps of a kind. Values that the rest of the model makes are stored once, and taken apart by places."""
     values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
     found: list[Step] = []
@@ -172,7 +173,7 @@ def _steps(tensors: Mapping[str, torch.Tensor], kind: str) -> list[Step]:
         prefix = f"{kind}{len(found)}."
         inputs = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         places = inputs.pop("places")
-        found.append(Step({**inputs, **{name: value[places] for name, value in values.items()}}, places))
+        found.append(Step({**inputs, **{name: value[places] for name, value in values.items()}}, places, pool))
     return found
 
 

@@ -104,7 +104,7 @@ def _write(
     assert link.one is not None and link.context is not None
     whose = type(link.one)
     steps = expected.steps(blame.after, forced=mode == "forced", at_once=mode == "at once")
-    at_once = whole(expected.requests, expected.page_size)
+    at_once = whole(expected.requests, expected.pool)
     tensors = {
         **_values(case, culprit, expected, program),
         **_sources(case, program),
@@ -122,6 +122,7 @@ def _write(
         "numerics": link.one.numerics.value,
         "dtype": DTYPE_NAMES[case.request.spec.dtype],
         "pages": expected.pages,
+        "page_size": expected.page_size,
         "context": {
             "target": link.context.target.name,
             "max_seq_len": link.context.max_seq_len,

@@ -9,7 +9,7 @@ import torch
 
 from ingot.ir.cache_groups import FULL, group_of_input
 from ingot.ir.errors import ArtifactError
-from ingot.ir.features import FedSequence, fed_of, step_inputs, step_values
+from ingot.ir.features import FedSequence, fed_of, step_inputs, step_values, turn_of
 from ingot.ir.features.paging import PAGING
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
@@ -68,27 +68,29 @@ class Request:
 @dataclass(frozen=True)
 class Step:
     """One step: every input that a program may have, by name, and `places`: where each of its tokens stands when all
-    tokens of all requests are laid end to end. Groups of caches with a window have the same pages as the other one."""
+    tokens of all requests are laid end to end. `pool` is (pages, tokens of a page). `inputs` name pages of the group of
+    caches that keeps every token; other groups have other pages (`turn_of`)."""
 
     inputs: Mapping[str, torch.Tensor]
     places: torch.Tensor
+    pool: tuple[int, int]
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
         """The values of these inputs. Raises ArtifactError for one that no feature declares."""
-        held = {name: _alike(name) for name in inputs}
-        if unknown := sorted(name for name, other in held.items() if other not in self.inputs):
-            raise ArtifactError(
-                f"nothing is known of the input '{unknown[0]}'", expected=", ".join(sorted(self.inputs))
-            )
-        return {name: self.inputs[other] for name, other in held.items()}
+        return {name: self._value(name) for name in inputs}
 
-
-def _alike(name: str) -> str:
-    """The input that holds what the input `name` is to hold: that of the group that keeps every token."""
-    group = group_of_input(name)
-    if group is None:
-        return name
-    return FULL.page_table if name == group.page_table else FULL.slots
+    def _value(self, name: str) -> torch.Tensor:
+        group = group_of_input(name) or FULL
+        turned = {group.page_table: FULL.page_table, group.slots: FULL.slots}
+        if turned.get(name, name) not in self.inputs:
+            raise ArtifactError(f"nothing is known of the input '{name}'", expected=", ".join(sorted(self.inputs)))
+        if name not in turned:
+            return self.inputs[name]
+        value = self.inputs[turned[name]]
+        pages, page_size = self.pool
+        unit = page_size if name == group.slots else 1
+        moved = (value + turn_of(group, pages) * unit) % max(1, pages * unit)
+        return torch.where(value < 0, value, moved) if group.forgets else value
 
 
 def is_cached(program: Program) -> bool:
@@ -108,12 +110,12 @@ def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tu
     return given, sum(widths) + 3
 
 
-def whole(requests: Sequence[Request], page_size: int) -> list[Step]:
+def whole(requests: Sequence[Request], pool: tuple[int, int]) -> list[Step]:
     """All tokens of all requests in one step."""
-    return [_step(requests, [len(request.tokens) for request in requests], [0] * len(requests), page_size, False)]
+    return [_step(requests, [len(request.tokens) for request in requests], [0] * len(requests), pool, False)]
 
 
-def in_chunks(requests: Sequence[Request], page_size: int, *, by_device: bool, chunk: int = CHUNK) -> list[Step]:
+def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: bool, chunk: int = CHUNK) -> list[Step]:
     """Prompts in chunks, then token by token, every request at its own pace.
 
     `by_device`: a generated token is taken from its row on the device, in place of being given.
@@ -124,13 +126,13 @@ def in_chunks(requests: Sequence[Request], page_size: int, *, by_device: bool, c
             min(chunk, request.prompt - place) if place < request.prompt else min(1, len(request.tokens) - place)
             for place, request in zip(done, requests, strict=True)
         ]
-        steps.append(_step(requests, counts, done, page_size, by_device))
+        steps.append(_step(requests, counts, done, pool, by_device))
         done = [place + count for place, count in zip(done, counts, strict=True)]
     return steps
 
 
 def _step(
-    requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], page_size: int, by_device: bool
+    requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], pool: tuple[int, int], by_device: bool
 ) -> Step:
     """Feed `counts[i]` tokens of request i, which has been fed `done[i]`; every token gets a row of logits."""
     batch = [index for index, count in enumerate(counts) if count]
@@ -139,7 +141,7 @@ def _step(
     sequences = [_fed(requests[index], done[index], counts[index], by_device) for index in batch]
     paged = all(one.pages for one in sequences)
     names = [name for name in step_inputs() if paged or name not in _OF_PAGES]
-    return Step(step_values(names, fed_of(sequences, page_size)), torch.tensor(places))
+    return Step(step_values(names, fed_of(sequences, pool[1])), torch.tensor(places), pool)
 
 
 def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequence:
