@@ -92,6 +92,10 @@ def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
     """Whether sequences share pages. They can where all that a sequence leaves behind lies in pages."""
     if not (asked is None or isinstance(asked, bool)):
         raise OptionError(f"enable_prefix_caching is {asked!r:.80}", expected="True, False or None")
+    if asked and not plan.memory.groups:
+        raise OptionError(
+            "prefix caching for a model without a paged KV cache", hint="leave enable_prefix_caching out, or give False"
+        )
     # Rows hold where a sequence stands, and the host tells a new one that.
     others = [name for name, state in plan.states.items() if state.unit == "sequence" and state.kind != "row"]
     if asked and others:
@@ -100,7 +104,7 @@ def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
             expected="a model whose state lies in pages alone",
             hint="leave enable_prefix_caching out, or give False",
         )
-    return not others if asked is None else asked
+    return bool(plan.memory.groups) and not others if asked is None else asked
 
 
 def _listed(name: str, values: Any) -> list[Any]:

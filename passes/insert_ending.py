@@ -62,6 +62,7 @@ class _Builder:
     attributes: dict[str, int]
     values: dict[str, fx.Node] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()  # step inputs of caches, where the program has none
 
     def build(self, features: Sequence[Feature]) -> None:
         program = self.rewriter.program
@@ -71,9 +72,13 @@ class _Builder:
             page_size = caches[0].type.shape[2]
             assert isinstance(page_size, int)
             self.attributes["page_size"] = page_size
+        else:
+            self.attributes["page_size"] = 1  # of no page
         given = {str(node.target): node for node in program.placeholders("input")}
         groups = table_groups(given)
-        if groups:
+        if not groups:
+            self.absent = frozenset({FULL.page_table})
+        else:
             self.aliases = {FULL.page_table: groups[0].page_table, FULL.slots: groups[0].slots}
         self.values = {**given, **outputs}
         for row in [row for feature in features for row in feature.rows]:
@@ -140,6 +145,8 @@ class _Builder:
             name = call.given.get(parameter.name, self.aliases.get(parameter.name, parameter.name))
             if parameter.kwarg_only:
                 kwargs[parameter.name] = self._attribute(name, call)
+            elif name in self.absent:
+                args.append(None)
             elif parameter.has_default_value() and name not in self.values and find_input(name) is None:
                 args.append(parameter.default_value)
             else:
@@ -163,7 +170,7 @@ class _Builder:
             raise PassError(
                 f"{call.op} takes the attribute '{name}'",
                 where=f"entry {self.rewriter.program.name}, ending {self.ending.name}",
-                expected="an entry with a cache" if name == "page_size" else ", ".join(self.attributes),
+                expected=", ".join(self.attributes),
             )
         return self.attributes[name]
 

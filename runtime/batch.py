@@ -170,7 +170,7 @@ def _fed(
         sample_index=np.where(samples > 0, last - 1, -1),
         asking=asking,
         tables=tables.asked,
-        pages=tables.pages[0],
+        pages=tables.pages[0] if groups else np.zeros((len(tables.num_pages), 0), np.int32),
         group_pages=dict(zip(groups, tables.pages, strict=True)),
         page_size=page_size,
         rated=rated,

@@ -70,8 +70,8 @@ class Loaded:
 
     @property
     def num_pages(self) -> int:
-        """The pages of the smallest group of caches: steps that are made by hand take the same of each."""
-        return min(self.pages.values())
+        """The pages of the smallest group of caches, which bounds steps that are made by hand; 0 without any."""
+        return min(self.pages.values(), default=0)
 
     @property
     def executor(self) -> Executor:

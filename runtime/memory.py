@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.ir.cache_groups import CacheGroup
-from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import Plans
 from ingot.runtime.limits import Limits
@@ -35,6 +35,8 @@ def host_memory(memory: int) -> ServingMemory:
     return ServingMemory(most=memory, usual=memory, pool=min(DEFAULT_KV_BYTES, memory // 2))
 
 
+_MORE = "give more memory, or compile for smaller limits"
+
 # The pages of each group of caches, by the name of the group; those that are never handed out count.
 Pages = Mapping[str, int]
 
@@ -49,17 +51,25 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
     """What one rank has room for: pages for every sequence at full length, or as many as fit beside all else that its
     plans need.
 
-    `asked` is how many of each group are asked for, and `memory` the bytes that serving may take. Raises OptionError
-    for what is no such number, and when too few pages fit, with what would.
+    `asked` is how many of each group are asked for, and `memory` the bytes that serving may take. A model without
+    such caches has no group. Raises OptionError for what is no such number, and when too few pages fit, with what
+    would.
     """
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
     need = MemoryNeed.of(plans)
-    if not need.page:
-        raise ArtifactError("the plan keeps no paged KV cache", where="plan.json, states")
     limit = min(memory or room.usual, room.most)
     left = limit - room.beside - need.fixed
+    if not need.groups:
+        if asked is not None:
+            raise OptionError(
+                f"{asked} KV pages for a model without a paged KV cache", hint="leave the number of pages out"
+            )
+        if left < 0:
+            what, expected = "weights, activations and states", f"{need.fixed + room.beside} bytes"
+            raise _no_room(need, room, limit, what, expected, _MORE)
+        return {}
     reserved = {name: CacheGroup.named(name).reserved for name in need.groups}
     if asked is not None:
         fitting = (left - sum(reserved[name] * group.page for name, group in need.groups.items())) // need.page

@@ -76,7 +76,7 @@ class Scheduler:
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
         self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools))
-        self.pages = SequencePages(pools, self._tables)
+        self.pages = SequencePages(pools, self._tables, config.page_size)
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0

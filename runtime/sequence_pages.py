@@ -14,6 +14,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
 
 Pools = Mapping[CacheGroup, PagePool]
+_PLENTY = 1 << 62  # tokens or pages, where nothing bounds them
 
 
 @dataclass(frozen=True)
@@ -31,20 +32,21 @@ class Found:
 
 class SequencePages:
     """The pages of `pools`, by group of caches, and what each sequence holds of them: `Request.pages` has a list for
-    each group, in the order of `groups`, and `tables` the same by device row."""
+    each group, in the order of `groups`, and `tables` the same by device row. Without a group, sequences hold no pages
+    and need none."""
 
-    def __init__(self, pools: Pools, tables: RowTables) -> None:
+    def __init__(self, pools: Pools, tables: RowTables, page_size: int) -> None:
         self.groups = tuple(pools)
         self.pools = tuple(pools.values())
         self.numbered = tuple(enumerate(self.pools))
-        self.page_size = self.pools[0].page_size
+        self.page_size = page_size
         self._tables = tables
         self.windows = [(place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.forgets]
 
     @property
     def num_free(self) -> int:
         """Pages of each group that can be taken now."""
-        return min([pool.num_free for pool in self.pools])
+        return min([pool.num_free for pool in self.pools], default=_PLENTY)
 
     @property
     def num_held(self) -> int:
@@ -56,12 +58,12 @@ class SequencePages:
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages of a group that hold `num_tokens` tokens."""
-        return self.pools[0].pages_for(num_tokens)
+        return -(-num_tokens // self.page_size)
 
     def tokens_held(self, request: Request) -> int:
         """For how many tokens a sequence has a place in every group. Those with a window, which come last, take pages
         together, and never before one that keeps every token."""
-        return len(request.pages[-1]) * self.page_size
+        return len(request.pages[-1]) * self.page_size if request.pages else _PLENTY
 
     def tokens_within(self, request: Request, num_tokens: int) -> int:
         """Of so many tokens how many have a place once what is free is taken."""

@@ -143,7 +143,7 @@ def replay(
     """
     page = loaded.limits.page_size
     needed = sum(math.ceil(len(request) / page) for request in requests)
-    if needed > loaded.num_pages:
+    if loaded.pages and needed > loaded.num_pages:
         raise OptionError(
             f"the KV pool has {loaded.num_pages} pages", where="the golden run", expected=f"{needed}, for its requests"
         )

@@ -37,7 +37,20 @@ def _feed_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
                 _ints(0, 0, 0, 17),
             ),
             {"page_size": 16},
-        )
+        ),
+        Sample(
+            (
+                _ints(-1, 11),
+                _ints(0, 1),
+                _ints(0, 1),
+                _ints(1, 1),
+                _ints(1, 0),
+                _ints(-1, 4),
+                None,
+                *[_ints(9, 42)] * 2,
+            ),
+            {"page_size": 1},
+        ),
     ]
 
 
@@ -45,7 +58,7 @@ def _feed_fake(
     tokens: torch.Tensor,
     token_seqs: torch.Tensor,
     q_starts: torch.Tensor,
-    *_: torch.Tensor,
+    *_: torch.Tensor | None,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     slots = torch.empty(tokens.shape, dtype=torch.int64, device=tokens.device)
@@ -66,7 +79,7 @@ def feed(
     q_lens: torch.Tensor,
     rows: torch.Tensor,
     starts: torch.Tensor,
-    page_table: torch.Tensor,
+    page_table: torch.Tensor | None,
     last_token: torch.Tensor,
     position: torch.Tensor,
     *,
@@ -76,7 +89,8 @@ def feed(
 
     A token of -1 stands for the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, when
     that is -1, where its row `rows[b]` of the state `position` [S] stands. A token with `token_seqs` -1 and a sequence
-    with row -1 are padding: id 0, position 0, slot -1, length 0.
+    with row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table, for a model that has no paged
+    cache, all slots are -1.
     """
     real = token_seqs >= 0
     seq = token_seqs.clamp(min=0).long()
@@ -85,7 +99,9 @@ def feed(
     places = begin[seq] + torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device) - q_starts[seq]
     positions = torch.where(real, places, 0).int()
     ids = torch.where(real, torch.where(tokens >= 0, tokens, last_token[row[seq]]), 0).clamp(min=0).int()
-    slots = _slots(positions, seq, real, page_table, page_size)
+    slots = torch.full(tokens.shape, -1, dtype=torch.int64, device=tokens.device)
+    if page_table is not None:
+        slots = _slots(positions, seq, real, page_table, page_size)
     return ids, positions, slots, torch.where(rows >= 0, begin + q_lens, 0).int()
 
 

@@ -33,7 +33,7 @@ from ingot.runtime.token_counts import recount
 # Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
 # cuBLAS has other code, which is loaded when it first runs. Usual prompts are near to one of these.
 _WARMED = (128, 512, 2048)
-# Inputs that a step's sizes are told by, and what a graph needs of them; a page table is one more.
+# Inputs that a step's sizes are told by, and what a graph needs of them; a page table, if there is any, is one more.
 _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 
 
@@ -275,9 +275,9 @@ class CudaExecutor:
         where it is given less than a graph needs, as another entry than main may be."""
         if isinstance(inputs, StepInputs):
             step = inputs.sizes
-        elif inputs.keys() >= _SIZED and (groups := table_groups(inputs)):
+        elif inputs.keys() >= _SIZED and ((groups := table_groups(inputs)) or "P" not in self.plan.dims):
             tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
-            step = StepSizes(tokens, rows, logits, inputs[groups[0].page_table].shape[1])
+            step = StepSizes(tokens, rows, logits, inputs[groups[0].page_table].shape[1] if groups else 0)
         else:
             return None
         return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)

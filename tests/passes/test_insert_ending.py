@@ -39,7 +39,6 @@ def ending(text: str) -> str:
 
 
 REFUSED = {
-    "no cache": (WITHOUT_CACHE, r"(?s)feed takes the attribute 'page_size'.*entry main.*an entry with a cache"),
     "no logits": (WITHOUT_LOGITS, r"(?s)the ending 'sample' needs the output 'logits'.*entry main.*gives logits"),
     "an unknown ending": (ending("pool"), "unknown ending 'pool'"),
     "an unknown attribute": (ending("sample(drafted=2)"), "'drafted'"),

@@ -104,7 +104,7 @@ def test_groups_are_in_the_plan(both: tuple[Path, Path]) -> None:
     found = windows.plan.memory.groups
     assert set(found) == {state.group for state in windows.plan.states.values() if state.kind == "paged_kv"}
     window = found[f"window_{WINDOW}"]
-    assert window.pages_per_sequence == CacheGroup(WINDOW).pages_between_steps(160, 16) == 3
+    assert window.pages_per_sequence == CacheGroup.named(f"window_{WINDOW}").pages_between_steps(160, 16) == 3
     assert windows.pages[f"window_{WINDOW}"] == 4 * 3 + window.pages_per_step + 1
 
 

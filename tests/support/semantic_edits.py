@@ -28,7 +28,7 @@ _OTHER_OP: Mapping[str, str] = {
     "ingot.gelu_mul": "ingot.silu_mul",
 }
 _FLOATS = ("eps", "scale", "cap", "soft_cap")
-_INTEGERS = ("layer", "page_size", "parts")
+_NUMBERED = ("layer", "page_size", "parts", "mask")
 
 
 def _pick(found: list[Any], draw: random.Random) -> Any:
@@ -69,8 +69,14 @@ def _constant(names: tuple[str, ...], change: Callable[[Any, random.Random], Any
 
 
 another_scale = _constant(_FLOATS, lambda value, draw: value * draw.choice([0.5, 1 + 1e-9, -1.0, 10.0]))
-another_number = _constant(_INTEGERS, lambda value, draw: value + draw.choice([-1, 1, 7]))
-another_mask = _constant(("mask",), lambda value, draw: draw.choice([wrong_edge(value, 1), "causal", "bidirectional"]))
+
+
+def _another(value: Any, draw: random.Random) -> Any:
+    """Another number, or a mask of another size."""
+    return wrong_edge(value, 1) if isinstance(value, str) else value + draw.choice([-1, 1, 7])
+
+
+another_number = _constant(_NUMBERED, _another)
 
 
 def another_view(program: Program, draw: random.Random) -> Program | None:
@@ -470,7 +476,6 @@ EDITS: tuple[Edit, ...] = (
     another_op,
     another_scale,
     another_number,
-    another_mask,
     another_view,
     another_slice,
     another_cast,

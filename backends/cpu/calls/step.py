@@ -25,7 +25,7 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
         q_lens: torch.Tensor,
         rows: torch.Tensor,
         starts: torch.Tensor,
-        page_table: torch.Tensor,
+        page_table: torch.Tensor | None,
         last_token: torch.Tensor,
         position: torch.Tensor,
         *,
@@ -36,8 +36,8 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
         slots, kv_lens = tokens.new_empty(count, dtype=torch.int64), q_lens.new_empty(q_lens.shape[0])
         given = (tokens, token_seqs, q_starts, q_lens, rows, starts, page_table, last_token, position)
         results = (ids, positions, slots, kv_lens)
-        sizes = (count, q_lens.shape[0], page_table.shape[1], page_size)
-        function(*(tensor.data_ptr() for tensor in (*results, *given)), *sizes)
+        sizes = (count, q_lens.shape[0], 0 if page_table is None else page_table.shape[1], page_size)
+        function(*(None if one is None else one.data_ptr() for one in (*results, *given)), *sizes)
         return results
 
     return feed

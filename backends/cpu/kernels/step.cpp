@@ -49,7 +49,7 @@ extern "C" void feed(int32_t *ids, int32_t *positions, int64_t *slots, int32_t *
     }
     positions[t] = begin(b) + static_cast<int32_t>(t) - q_starts[b];
     ids[t] = std::max(tokens[t] >= 0 ? tokens[t] : last_token[std::max(rows[b], 0)], 0);
-    slots[t] = page_table[b * width + positions[t] / page] * page + positions[t] % page;
+    slots[t] = page_table ? page_table[b * width + positions[t] / page] * page + positions[t] % page : -1;
   }
   for (int64_t b = 0; b < sequences; ++b) kv_lens[b] = rows[b] >= 0 ? begin(b) + q_lens[b] : 0;
 }

@@ -50,7 +50,9 @@ def feed(
     place = tl.where(real, begin + index - tl.load(q_starts + seq, mask=real, other=0), 0)
     given = tl.load(tokens + index, mask=real, other=0)
     fed = tl.where(given >= 0, given, tl.load(last_token + row, mask=real & (given < 0), other=0))
-    slot = _slot(page_table, seq, place, real, max_pages, PAGE_SIZE)
+    slot = tl.full((BLOCK,), -1, tl.int64)
+    if page_table is not None:
+        slot = _slot(page_table, seq, place, real, max_pages, PAGE_SIZE)
     tl.store(ids + index, tl.maximum(fed, 0), mask=token_mask)
     tl.store(positions + index, place, mask=token_mask)
     tl.store(slots + index, slot, mask=token_mask)

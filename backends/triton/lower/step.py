@@ -16,9 +16,9 @@ _INTS = (torch.int32, torch.int64)
 
 
 def _feed(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    table = call.value("page_table")
+    table = call.optional("page_table")
     call.want_dense_rows(*call.values)
-    call.want(table.type.strides is None, f"page_table is strided: {table.type}")
+    call.want(table is None or table.type.strides is None, f"page_table is strided: {table and table.type}")
     tokens, seqs = call.value("tokens").type.shape[0], call.value("rows").type.shape[0]
     results = tuple(schedule.output(result) for result in call.results)
     names = ("ids", "positions", "slots", "kv_lens")
@@ -27,10 +27,11 @@ def _feed(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         (cdiv(Term(op="max", left=tokens, right=seqs), _BLOCK),),
         {
             **call.values,
+            "page_table": table,
             **dict(zip(names, results, strict=True)),
             "num_tokens": tokens,
             "num_seqs": seqs,
-            "max_pages": table.type.shape[1],
+            "max_pages": 0 if table is None else table.type.shape[1],
         },
         {"PAGE_SIZE": call.attributes["page_size"], "BLOCK": _BLOCK, "DEPENDENT": schedule.dependent},
         dependent=schedule.dependent,

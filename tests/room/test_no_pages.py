@@ -1,0 +1,76 @@
+"""A model without a paged KV cache: a convolution, whose state stands once per sequence, and nothing else.
+
+Tokens are compared with those of the traced program on whole sequences.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from changed_definition import change_definition
+from staged import interpreted
+from tiny import TINY
+from torch import nn
+from toy_conv import WIDTH, InsertConvState, conv_ops
+from toy_ops import toy_ops
+
+from ingot import LLM, SamplingParams, compile_model
+from ingot.ir import ops, recipe
+from ingot.ir.errors import OptionError
+from ingot.ir.harness import teacher_forced
+from ingot.ir.ops import OPS
+from ingot.models.architectures import DENSE, Entry
+from ingot.models.dense import DenseDecoder
+from ingot.passes import pipeline
+
+pytestmark = pytest.mark.xdist_group("no-pages")
+NAME = "llama-plain"
+PROMPTS = [prompt for prompt in TINY[NAME].prompts() if len(prompt) in (1, 17, 33)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, seed=3, max_tokens=16, ignore_eos=True)
+
+
+class Convolution(nn.Module):
+    def __init__(self, decoder: DenseDecoder) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = decoder.embed, decoder.norm, decoder.head
+        self.conv = nn.Parameter(torch.empty(WIDTH, self.embed.weight.shape[1], dtype=self.embed.weight.dtype))
+
+    def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
+        h = OPS["toy_causal_conv"](ops.embedding(tokens, self.embed.weight), self.conv, positions)
+        return ops.cast(self.head(self.norm(ops.select_rows(h, logit_rows))), dtype=torch.float32)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
+    taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
+    entry = lambda spec, module: {"main": Entry(Convolution(module), {}, weights={"conv": taps})}  # noqa: E731
+    layers = lambda spec: (*DENSE.ignored(spec), r"model\.layers\..*")  # noqa: E731
+    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entry, ignored=layers)
+    monkeypatch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
+    limits = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 96}
+    backend, passes = "reference" if request.param == "cpu" else "triton", f"default,{InsertConvState.name}"
+    options = {"target": request.param, "backend": backend, "dtype": "float32", "passes": passes, **limits}
+    with toy_ops(conv_ops):
+        compile_model(checkpoint(NAME), tmp_path / "conv.ingot", **options)
+        yield tmp_path / "conv.ingot", interpreted(checkpoint(NAME), **options)
+
+
+def test_a_model_without_pages_is_served(folder: tuple[Path, Any]) -> None:
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    llm = LLM(folder[0], cuda_graphs="all")
+    assert llm.loaded.plan.memory.groups == {} and llm.loaded.pages == {}
+    served = [list(out.outputs[0].token_ids) for out in llm.generate(prompts, GREEDY)]
+    sequences = [prompt + tokens[:-1] for prompt, tokens in zip(PROMPTS, served, strict=True)]
+    whole = teacher_forced(folder[1].program.input_types(), folder[1], sequences)
+    for prompt, tokens, logits in zip(PROMPTS, served, whole, strict=True):
+        assert tokens == logits[len(prompt) - 1 :].argmax(-1).tolist()
+    pieces = LLM(folder[0], max_num_batched_tokens=12, max_num_seqs=2)  # prompts in chunks, one after the other
+    assert [list(out.outputs[0].token_ids) for out in pieces.generate(prompts, GREEDY)] == served
+    sampled = [one.generate(prompts, SAMPLED) for one in (llm, pieces)]
+    assert [out.outputs[0].token_ids for out in sampled[0]] == [out.outputs[0].token_ids for out in sampled[1]]
+    for options in ({"num_kv_pages": 4}, {"enable_prefix_caching": True}):
+        with pytest.raises(OptionError, match="without a paged KV cache"):
+            LLM(folder[0], **options)
