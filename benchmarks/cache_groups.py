@@ -1,0 +1,87 @@
+"""What the caches of an artifact hold of sequences, against caches that keep every token.
+
+    python benchmarks/cache_groups.py ARTIFACT [--long 32768] [--short 8192] [--output 64] [--folder FOLDER]
+
+A prompt of --long tokens is served alone, and what its sequence holds is read before every step. Then a second turn
+continues it: the prompt, its answer and some tokens more. How many sequences of --short tokens fit follows from the
+pools. Of layers that keep every token, all figures are those of caches that keep every token.
+
+    peak      of the caches of the long sequence, while its prompt is fed: bytes, over those of every token
+    between   the same while it decodes
+    found     tokens that the second turn finds in the prefix cache, over those that whole pages hold
+    fitting   sequences of the short length at once, over those that the same memory has room for
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+from results import Figure, print_figures, write_result
+
+from ingot import LLM, SamplingParams
+from ingot.ir.memory import MemoryNeed
+from ingot.runtime.engine import EngineRequest
+
+_NEW = 17  # tokens of a second turn: they fill no whole number of pages
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--long", type=int, default=32768, help="tokens of the prompt that is served")
+    parser.add_argument("--short", type=int, default=8192, help="tokens of the sequences that are counted")
+    parser.add_argument("--output", type=int, default=64, help="tokens to make behind the prompt")
+    parser.add_argument("--folder", type=Path, help="for the result, in place of benchmarks/results")
+    options = parser.parse_args()
+    figures = measure(LLM(options.artifact), options.long, options.short, options.output)
+    print_figures(figures)
+    settings = {"artifact": options.artifact.name, "long": options.long, "short": options.short}
+    print(write_result("cache_groups", settings, figures, **({"folder": options.folder} if options.folder else {})))
+
+
+def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:
+    engine, pages = llm._engine, llm._engine._scheduler.pages
+    limits, need = llm.loaded.limits, MemoryNeed.of(llm.loaded.plans)
+    sizes = [need.groups[group.name].page for group in pages.groups]
+    draw = random.Random(0)
+
+    def drawn(count: int) -> list[int]:
+        return [draw.randrange(limits.vocab_size) for _ in range(count)]
+
+    def held() -> int:
+        return sum((pool.num_held + pool.num_releasing) * size for pool, size in zip(pages.pools, sizes, strict=True))
+
+    def whole(tokens: int) -> int:
+        return -(-tokens // limits.page_size) * sum(sizes)
+
+    prompt = drawn(long)
+    params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
+    engine.add_requests([EngineRequest("long", prompt, params)])
+    (request,) = engine._scheduler.requests.values()
+    seen: dict[bool, int] = {True: 0, False: 0}
+    answer: list[int] = []
+    while engine.has_unfinished():
+        for told in engine.step():
+            answer = list(told.outputs[0].token_ids)
+        feeding = request.num_computed <= long
+        seen[feeding] = max(seen[feeding], held())
+    second = [*prompt, *answer, *drawn(_NEW)]
+    (told,) = llm.generate([{"prompt_token_ids": second}], SamplingParams(temperature=0.0, max_tokens=1))
+    full = (long + output - 1) // limits.page_size * limits.page_size
+    capacities = [
+        pool.capacity // group.pages_between_steps(short, limits.page_size)
+        for group, pool in zip(pages.groups, pages.pools, strict=True)
+    ]
+    alone = sum(pool.num_pages * size for pool, size in zip(pages.pools, sizes, strict=True)) // whole(short)
+    return {
+        "whole": Figure(value=whole(long), unit="B", what=f"a sequence of {long} tokens, every token kept"),
+        "peak": Figure(value=seen[True] / whole(long), unit="", what="held at most while its prompt is fed, of that"),
+        "between": Figure(value=seen[False] / whole(long + output), unit="", what="held while it decodes, of that"),
+        "found": Figure(value=told.num_cached_tokens / full, unit="", what="tokens that a second turn finds, of all"),
+        "sequences": Figure(value=min(capacities), unit="", what=f"sequences of {short} tokens that fit"),
+        "fitting": Figure(value=min(capacities) / max(1, alone), unit="", what="over those of caches that keep all"),
+    }
+
+
+if __name__ == "__main__":
+    main()
