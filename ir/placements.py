@@ -184,6 +184,15 @@ def _paged_attention(call: Call) -> Fit:
     return _by_heads(call, {"q": 1, "kv": 3, "sinks": 0}, call.shard(1))
 
 
+def _partial_attention(call: Call) -> Fit:
+    return _by_heads(call, {"q": 1, "kv": 3, "sinks": 0}, (call.shard(1), call.shard(1)))
+
+
+def _merge_attention(call: Call) -> Fit:
+    names = ("one", "one_lse", "other", "other_lse")
+    return _by_heads(call, dict.fromkeys(names, 1), (call.shard(1), call.shard(1)))
+
+
 def _qk_norm_rope_append(call: Call) -> Fit:
     return _by_heads(call, {"kv": 3, "q": 1, "k": 1, "v": 1}, (call.shard(1), call.shard(3)))
 
@@ -311,8 +320,10 @@ RULES: Mapping[str, Rule] = {
     "ingot.kv_append": _kv_append,
     "ingot.layer_norm": _norm,
     "ingot.linear": _linear,
+    "ingot.merge_attention": _merge_attention,
     "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
+    "ingot.partial_attention": _partial_attention,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
     "ingot.quant_linear": _quant_linear,
     "ingot.read_rows": whole,

@@ -1,7 +1,8 @@
 """What the cpu provider's calls allocate, in a form for tensors without data.
 
 The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in
-`calls/attention.py`, and a step that draws tokens or penalizes them through the reference.
+`calls/attention.py`, and a step that draws tokens or penalizes them through the reference, as such attention over a
+part of what is seen.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops import op_of, paged_attention, sample
+from ingot.ir.ops import op_of, paged_attention, partial_attention, sample
 from ingot.ir.ops.attention import cached_keys, longest_read
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
@@ -25,8 +26,8 @@ def costliest(target: Any, threads: int) -> Callable[..., Any]:
     assert op is not None
     if op is paged_attention:
         return lambda *args, **kwargs: _attention(threads, *args, **kwargs)
-    if op is sample:
-        return sample.costliest
+    if op in (sample, partial_attention):
+        return op.costliest
 
     def results_alone(*args: Any, **kwargs: Any) -> Any:
         # A state is updated in place: of the results that stand for states nothing is allocated.

@@ -19,6 +19,7 @@ from ingot.ir.ops.dense import (
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
+from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
@@ -49,10 +50,12 @@ __all__ = [
     "kv_append",
     "layer_norm",
     "linear",
+    "merge_attention",
     "moe",
     "op_of",
     "page_slots",
     "paged_attention",
+    "partial_attention",
     "qk_norm_rope_append",
     "quant_linear",
     "read_rows",

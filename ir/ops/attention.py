@@ -14,6 +14,27 @@ from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
 
 
+def attention_scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Scores of q [n, H, D] with k [m, KV, D], -inf where the mask [n, m] is False: [KV, H / KV, n, m], and with
+    `sinks` one more along the last axis, which takes its share of the softmax and has no value."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
+    scores = torch.einsum("nkgd,mkd->kgnm", grouped, wide(k)) * scale
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        return scores
+    return torch.cat([scores, wide(sinks).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+
+
 def _attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -24,17 +45,7 @@ def _attend(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Softmax attention of q [n, H, D] over k, v [m, KV, D] with mask [n, m] (True: attend): [n, H, D]."""
-    heads, kv_heads = q.shape[1], k.shape[1]
-    grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
-    scores = torch.einsum("nkgd,mkd->kgnm", grouped, wide(k)) * scale
-    if soft_cap is not None:
-        scores = torch.tanh(scores / soft_cap) * soft_cap
-    scores = scores.masked_fill(~mask, float("-inf"))
-    if sinks is not None:
-        # A logit of its own for each head, which takes its share of the softmax and has no value.
-        sink = wide(sinks).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sink], -1)
-    weights = scores.softmax(-1)[..., : k.shape[0]]
+    weights = attention_scores(q, k, mask, scale, soft_cap, sinks).softmax(-1)[..., : k.shape[0]]
     return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
 
 
@@ -168,7 +179,8 @@ def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.T
     return result
 
 
-def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Two sequences over pages in no order: several tokens of one and the only one of the other."""
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
     q = torch.randn(4, 4, 8, generator=g).to(dtype)
 
@@ -317,7 +329,7 @@ def _paged_costliest(
 
 
 @define(
-    samples=_paged_samples,
+    samples=paged_samples,
     rows=("q",),
     rowwise=_paged_rowwise,
     fake=like_q,

@@ -162,6 +162,7 @@ def test_claims() -> None:
         "embedding",
         "attention",
         "paged_attention",
+        "partial_attention",
         "kv_append",
         "qk_norm_rope_append",
         "append_attention",

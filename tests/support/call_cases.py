@@ -110,7 +110,7 @@ def _attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
                 if len(step.q) <= 64:  # there is one for few tokens only
                     args = (kv, *qkv, step.positions, table, step.slots, *step.lens, *gains)
                     calls.append(OneCall(op, args, {**normed, **scale}))
-            case "paged_attention":
+            case "paged_attention" | "partial_attention":
                 filled = OPS["kv_append"].reference(kv, step.k, step.v, step.slots)
                 calls.append(OneCall(op, (step.q, filled, *step.lens), scale))
             case "qk_norm_rope_append":

@@ -91,6 +91,21 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 {"soft_cap": 0.7},
             )
         ],
+        "merge_attention": [
+            Sample((heads[:, :3], rand(11, 9).float()[:, 2:5], heads[:, 2:], rand(11, 3).float())),
+            Sample((rand(1, 1, 3), rand(1, 1).float() * 90, rand(1, 1, 3), rand(1, 1).float() * -90)),
+        ],
+        "partial_attention": [
+            Sample(
+                (rand(4, 6, 5), kv, ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts, ints(*lens)),
+                {"scale": 0.4, **options},
+            )
+            for lens, options in (
+                ((5, 0, 2), {}),
+                ((5, 0, 2), {"mask": "window_2", "soft_cap": 0.7}),
+                ((1, 0, 0), {"mask": "bidirectional"}),  # less than is fed, and nothing
+            )
+        ],
         "append_attention": [
             Sample(
                 (

@@ -26,6 +26,7 @@ _LENS = {"page_table": "BP", "q_starts": "B", "q_lens": "B", "kv_lens": "B"}
 SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "append_attention": {**_QUERIES, **_LENS},
     "paged_attention": {"q": "T", **_LENS},
+    "partial_attention": {"q": "T", **_LENS},
     "qk_norm_rope_append": _QUERIES,
     "kv_append": {"k": "T", "v": "T", "slots": "T"},
     "rope": {"x": "T", "positions": "T"},

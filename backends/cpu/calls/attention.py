@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
 from ingot.ir.masks import CAUSAL, KINDS, Mask
-from ingot.ir.ops import paged_attention
+from ingot.ir.ops import paged_attention, partial_attention
 from ingot.ir.ops.attention import cached_keys
 
 # From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
@@ -16,14 +16,17 @@ _MANY = 16
 
 
 def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    return {"ingot.paged_attention": _paged_attention(kernels)}
+    return {
+        "ingot.paged_attention": _over_pages(kernels, partial=False),
+        "ingot.partial_attention": _over_pages(kernels, partial=True),
+    }
 
 
-def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    """The kernel for steps that feed few tokens of each sequence, torch for the others."""
+def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
+    """The kernel for steps that feed few tokens of each sequence, torch for the others; `partial` gives log-sum-exp."""
     functions = kernels.by_dtype(
         "paged_attention",
-        *(POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
+        *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
         *(INT, INT, INT, INT, REAL, INT, INT, REAL),
     )
 
@@ -39,14 +42,21 @@ def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
         scale: float,
         mask: str = CAUSAL.name,
         soft_cap: float | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         by = Mask.named(mask)
         sequences, heads, kv_heads = q_lens.shape[0], q.shape[1], kv.shape[3]
         if q.shape[0] >= _MANY * sequences:
+            if partial:
+                both: tuple[torch.Tensor, torch.Tensor] = partial_attention.reference(
+                    q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
+                )
+                return both
             return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, mask, soft_cap)
         out = torch.zeros(q.shape, dtype=q.dtype)
+        lse = torch.full(q.shape[:2], float("-inf")) if partial else None
         functions[q.dtype](
             out.data_ptr(),
+            None if lse is None else lse.data_ptr(),
             q.data_ptr(),
             q.stride(0),
             kv.data_ptr(),
@@ -66,7 +76,7 @@ def _paged_attention(kernels: Kernels) -> Callable[..., torch.Tensor]:
             by.size,
             soft_cap or 0.0,
         )
-        return out
+        return out if lse is None else (out, lse)
 
     return attend
 

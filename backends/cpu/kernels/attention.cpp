@@ -66,10 +66,11 @@ Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int
 }
 
 // Attention of the query heads that share one kv head, for one token at `position` of `length`, by a softmax that is
-// corrected block by block, so that the context may have any length.
+// corrected block by block, so that the context may have any length. Where `lse` is given, it takes the log-sum-exp of
+// each head.
 template <typename T>
 void attend(const Shape &shape, const T *query, const T *cache, const int32_t *table, int64_t position, int64_t length,
-            int64_t kv_head, const T *sinks, T *out, float *scratch) {
+            int64_t kv_head, const T *sinks, T *out, float *lse, float *scratch) {
   const int64_t group = shape.heads / shape.kv_heads, dim = shape.head_dim, width = padded(dim);
   const int64_t first = first_seen(shape, position), end = end_seen(shape, position, length);
   const int64_t row = shape.kv_heads * dim, half = shape.page * row;
@@ -105,14 +106,21 @@ void attend(const Shape &shape, const T *query, const T *cache, const int32_t *t
     }
   }
   for (int64_t g = 0; g < group; ++g) {
+    const int64_t head = kv_head * group + g;
+    if (first >= end) {  // of a part that the token sees nothing of
+      for (int64_t d = 0; d < dim; ++d) store(0.0f, out + head * dim + d);
+      if (lse) lse[head] = sinks ? to_float(sinks[head]) : -std::numeric_limits<float>::infinity();
+      continue;
+    }
     float all = total[g];
-    if (sinks) all += fast_exp(to_float(sinks[kv_head * group + g]) - peak[g]);
-    for (int64_t d = 0; d < dim; ++d) store(sums[g * width + d] / all, out + (kv_head * group + g) * dim + d);
+    if (sinks) all += fast_exp(to_float(sinks[head]) - peak[g]);
+    for (int64_t d = 0; d < dim; ++d) store(sums[g * width + d] / all, out + head * dim + d);
+    if (lse) lse[head] = peak[g] + std::log(all);
   }
 }
 
 template <typename T>
-void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,
+void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,
                      const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences,
                      const T *sinks, const Shape &shape) {
   // One task is one token and one kv head. A sequence of length 0 is padding.
@@ -130,7 +138,8 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
-             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.head_dim, scratch.data());
+             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.head_dim, lse ? lse + row * shape.heads : nullptr,
+             scratch.data());
     }
   });
 }
@@ -139,14 +148,14 @@ void paged_attention(T *out, const T *q, int64_t q_stride, const T *cache, const
 
 #define PAGED_ATTENTION(T, SUFFIX)                                                                                     \
   extern "C" void paged_attention_##SUFFIX(                                                                            \
-      T *out, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,            \
+      T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,\
       const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
       int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t page, double scale, int64_t mask,                     \
       int64_t size, double soft_cap) {                                                                                 \
     const Shape shape{heads, kv_heads, head_dim, page, static_cast<float>(scale), static_cast<float>(soft_cap), mask,  \
                       size};                                                                                           \
-    paged_attention(out, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences, sinks,     \
-                    shape);                                                                                            \
+    paged_attention(out, lse, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences,       \
+                    sinks, shape);                                                                                     \
   }
 
 FOR_EACH_DTYPE(PAGED_ATTENTION)

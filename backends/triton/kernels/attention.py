@@ -100,6 +100,21 @@ def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
 
 
 @triton.jit
+def mean_of(total, weight_sum, lse):
+    """The attention of rows from what they add up to. Where log-sum-exp is asked for, a row may see nothing: zero."""
+    mean = total / weight_sum[:, None]
+    if lse is not None:
+        mean = tl.where(weight_sum[:, None] > 0.0, mean, 0.0)
+    return mean
+
+
+@triton.jit
+def log_sum_exp(weight_sum, peak):
+    """By the running state of rows; -inf where nothing was seen."""
+    return (peak + tl.log2(weight_sum)) / LOG2_E
+
+
+@triton.jit
 def rows_of(
     kv,
     pages,

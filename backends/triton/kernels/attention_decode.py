@@ -20,6 +20,8 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
+    log_sum_exp,
+    mean_of,
     rows_of,
     seen_by,
     weighed,
@@ -71,6 +73,7 @@ def _fetch_chunk(
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def decode_attention(
     out,
+    lse,
     partial,
     sizes,
     arrived,
@@ -129,7 +132,7 @@ def decode_attention(
 
     `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each split, `sizes` f32[tokens,
     KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, KV_HEADS]
-    counts the splits that have ended.
+    counts the splits that have ended. `lse` f32[tokens, heads] takes the log-sum-exp of each row, if it is asked for.
 
     With SINGLE, only sequences that feed one token are computed, and no other row of `out` is written. Then the grid,
     `partial`, `sizes` and `arrived` have sequences in place of tokens. Lengths are looked at SCAN sequences at a time.
@@ -195,6 +198,9 @@ def decode_attention(
         if (sequence < 0) & (split == 0):
             into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
             tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
+            if lse is not None:
+                nothing = tl.full((BLOCK_GROUP,), float("-inf"), tl.float32)
+                tl.store(lse + (token * KV_HEADS + head).to(tl.int64) * GROUP + g, nothing, mask=g < GROUP)
     place = 0
     more = 1
     if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
@@ -318,10 +324,12 @@ def decode_attention(
         )  # fmt: skip
 
     row = token * KV_HEADS + head
-    mean = total / weight_sum[:, None]
+    mean = mean_of(total, weight_sum, lse)
     if splits == 1:
         into = out + row.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
         tl.store(into, mean.to(out.dtype.element_ty), mask=own)
+        if lse is not None:
+            tl.store(lse + row.to(tl.int64) * GROUP + g, log_sum_exp(weight_sum, peak), mask=g < GROUP)
         return
     pair = sequence * KV_HEADS + head if SINGLE else row
     here = pair * MAX_SPLITS + split
@@ -334,5 +342,5 @@ def decode_attention(
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
         put_together(
-            out, partial, sizes, row, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
+            out, lse, partial, sizes, row, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
         )  # fmt: skip

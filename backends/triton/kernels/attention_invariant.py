@@ -21,6 +21,8 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
+    log_sum_exp,
+    mean_of,
     owned_between,
     unowned,
 )
@@ -41,6 +43,7 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "ways"])
 def invariant_attention(
     out,
+    lse,
     partial,
     sizes,
     arrived,
@@ -78,7 +81,8 @@ def invariant_attention(
 
     With more than one way, `partial` f32[tokens, KV_HEADS, cdiv(width * PAGE, SPLIT), GROUP, DIM] takes the sums of
     each split, `sizes` f32[tokens, KV_HEADS, splits, 2, GROUP] its weights' sum and its peak, and `arrived` i32[tokens,
-    KV_HEADS] counts the programs that have ended, at the first token of a tile.
+    KV_HEADS] counts the programs that have ended, at the first token of a tile. `lse` f32[tokens, heads] takes the
+    log-sum-exp of each row, where it is asked for.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -98,6 +102,9 @@ def invariant_attention(
         into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g)[:, None] * DIM + d[None, :]
         empty = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty)
         tl.store(into, empty, mask=free[:, None] & (d < DIM)[None, :])
+        if lse is not None:
+            nothing = tl.full((TILE_TOKENS * BLOCK_GROUP,), float("-inf"), tl.float32)
+            tl.store(lse + row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g, nothing, mask=free)
     if sequence < 0:
         return
 
@@ -119,6 +126,8 @@ def invariant_attention(
     first = low // SPLIT
     splits = tl.cdiv(end, SPLIT)
     sharing = tl.minimum(ways, splits - first)
+    if lse is not None:
+        sharing = tl.maximum(sharing, 1)  # a tile that sees nothing says so
     if way >= sharing:
         return
 
@@ -164,6 +173,8 @@ def invariant_attention(
             part_sum = tl.load(sizes + here, mask=own, other=0.0, cache_modifier=".cg")
             part_peak = tl.load(sizes + here + GROUP, mask=own, other=LOWEST, cache_modifier=".cg")
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
-    result = total / weight_sum[:, None]
+    result = mean_of(total, weight_sum, lse)
     into = out + (token * (KV_HEADS * GROUP) + heads)[:, None] * DIM + d[None, :]
     tl.store(into, result.to(out.dtype.element_ty), mask=held)
+    if lse is not None:
+        tl.store(lse + token * (KV_HEADS * GROUP) + heads, log_sum_exp(weight_sum, peak), mask=own)

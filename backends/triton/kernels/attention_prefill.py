@@ -12,6 +12,8 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
+    log_sum_exp,
+    mean_of,
     owned_between,
     unowned,
 )
@@ -20,6 +22,7 @@ from ingot.backends.triton.kernels.attention import (
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def prefill_attention(
     out,
+    lse,
     kv,
     q,
     page_table,
@@ -51,6 +54,7 @@ def prefill_attention(
 ):
     """Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M), since each also writes zeros
     where no sequence owns a token among BLOCK_M. Rows of sequences that feed fewer than LEAST tokens are not written.
+    `lse` f32[tokens, heads] takes the log-sum-exp of each row, where it is asked for.
 
     Later blocks of a sequence see more, and begin first.
     """
@@ -68,6 +72,9 @@ def prefill_attention(
         into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
         empty = tl.zeros((BLOCK_M, BLOCK_DIM), out.dtype.element_ty)
         tl.store(into, empty, mask=free[:, None] & (d < DIM)[None, :])
+        if lse is not None:
+            nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            tl.store(lse + row.to(tl.int64) * (KV_HEADS * GROUP) + head, nothing, mask=free)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence)
@@ -100,9 +107,11 @@ def prefill_attention(
             total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
             SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
         )  # fmt: skip
-        result = total / weight_sum[:, None]
+        result = mean_of(total, weight_sum, lse)
         into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
         tl.store(into, result.to(out.dtype.element_ty), mask=held)
+        if lse is not None:
+            tl.store(lse + row * (KV_HEADS * GROUP) + head, log_sum_exp(weight_sum, peak), mask=nth < count)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ingot.backends.triton.kernels.attention import LOWEST, forgets, size_of
+from ingot.backends.triton.kernels.attention import LOWEST, forgets, log_sum_exp, size_of
 
 
 @triton.jit
@@ -106,6 +106,7 @@ def further_item(
 @triton.jit
 def put_together(
     out,
+    lse,
     partial,
     sizes,
     row,
@@ -158,3 +159,6 @@ def put_together(
             peak = higher
     result = (total / weight_sum).to(out.dtype.element_ty)
     tl.store(out + row.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)
+    if lse is not None:
+        whose = row.to(tl.int64) * GROUP + column // DIM
+        tl.store(lse + whose, log_sum_exp(weight_sum, peak), mask=inside & (column % DIM == 0))

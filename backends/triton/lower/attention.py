@@ -8,7 +8,7 @@ from ingot.backends.triton.lower.attention_decode import schedule_decode, schedu
 from ingot.backends.triton.lower.attention_invariant import schedule_invariant
 from ingot.backends.triton.lower.attention_prefill import schedule_prefill
 from ingot.backends.triton.lower.attention_problem import MOST_DECODED
-from ingot.backends.triton.lower.attention_shapes import attention_of, mask_of
+from ingot.backends.triton.lower.attention_shapes import attention_of, mask_of, results_of
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
@@ -25,14 +25,15 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         return schedule_invariant(call, schedule)
     if _decodes(schedule.bucket):
         return schedule_decode(call, schedule, append=False)
-    attention, out = attention_of(call), schedule.output(call.results[0])
+    attention = attention_of(call)
+    out, lse = results_of(call, schedule)
     # A sequence that feeds one token would fill a row of a tile of prompts. One of few tokens does not come often
     # enough for a tile of its own size. Alone in a step of many tokens, a sequence feeds more than one.
     beside = schedule.most_sequences > 1
-    schedule_prefill(attention, schedule, out, least=2 if beside else 1)
+    schedule_prefill(attention, schedule, out, lse, least=2 if beside else 1)
     if beside:
-        schedule_single(call, attention, schedule, out)
-    return (out,)
+        schedule_single(call, attention, schedule, out, lse)
+    return (out,) if lse is None else (out, lse)
 
 
 def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -54,4 +55,5 @@ def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 LOWERINGS: Mapping[str, Lowering] = {
     "append_attention": _append_attention,
     "paged_attention": _paged_attention,
+    "partial_attention": _paged_attention,
 }

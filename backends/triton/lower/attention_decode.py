@@ -8,7 +8,7 @@ from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import WARP, Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
-from ingot.backends.triton.lower.attention_shapes import Attention, attention_of
+from ingot.backends.triton.lower.attention_shapes import Attention, attention_of, results_of
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
@@ -24,14 +24,15 @@ _COMBINED = {True: 16384, False: 8192}
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
-    out = schedule.output(call.results[0])
-    _launch(call, attention, schedule, out, schedule.bucket.tokens[1], append=append, single=False)
-    return (out,)
+    out, lse = results_of(call, schedule) if not append else (schedule.output(call.results[0]), None)
+    _launch(call, attention, schedule, (out, lse), schedule.bucket.tokens[1], append=append, single=False)
+    return (out,) if lse is None else (out, lse)
 
 
-def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value) -> None:
-    """Adds the rows of `out` [T, heads, dim] of sequences that feed one token."""
-    _launch(call, attention, schedule, out, schedule.most_sequences, append=False, single=True)
+def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None) -> None:
+    """Adds the rows of `out` [T, heads, dim], and of `lse` [T, heads] where it is given, of sequences that feed one
+    token."""
+    _launch(call, attention, schedule, (out, lse), schedule.most_sequences, append=False, single=True)
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
@@ -43,7 +44,14 @@ def _scan(tokens: int, warps: int, *, single: bool) -> int:
 
 
 def _launch(
-    call: Call, attention: Attention, schedule: Schedule, out: Value, most_tokens: int, *, append: bool, single: bool
+    call: Call,
+    attention: Attention,
+    schedule: Schedule,
+    results: tuple[Value, Value | None],
+    most_tokens: int,
+    *,
+    append: bool,
+    single: bool,
 ) -> None:
     """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
     and others are left out."""
@@ -69,7 +77,8 @@ def _launch(
         decode_attention,
         (items, 1, 1),
         {
-            "out": out,
+            "out": results[0],
+            "lse": results[1],
             "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
             "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
             "arrived": schedule.counter((most_tokens, cache.kv_heads)),

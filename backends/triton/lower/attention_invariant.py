@@ -4,7 +4,7 @@ import torch
 
 from ingot.backends.triton.kernels.attention_invariant import invariant_attention
 from ingot.backends.triton.launches import Expr, Term, cdiv, times
-from ingot.backends.triton.lower.attention_shapes import attention_of
+from ingot.backends.triton.lower.attention_shapes import attention_of, results_of
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
@@ -34,12 +34,13 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     if ways > 1:
         left = (attention.tokens, kv_heads, cdiv(times(attention.arguments["width"], page), SPLIT))  # type: ignore[arg-type]  # a size
     blocks = Term(op="add", left=cdiv(attention.tokens, tile_tokens), right=attention.sequences)
-    out = schedule.output(call.results[0])
+    out, lse = results_of(call, schedule)
     schedule.launch(
         invariant_attention,
         (kv_heads, Term(op="min", left=blocks, right=attention.tokens), ways),
         {
             "out": out,
+            "lse": lse,
             "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.cache.dim)),
             "sizes": schedule.scratch(torch.float32, (*left, 2, attention.group)),
             "arrived": schedule.counter((most if ways > 1 else 1, kv_heads)),
@@ -58,4 +59,4 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         stages=3,
         dependent=schedule.dependent,
     )
-    return (out,)
+    return (out,) if lse is None else (out, lse)

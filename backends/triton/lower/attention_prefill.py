@@ -6,9 +6,9 @@ from ingot.backends.triton.lower.attention_shapes import Attention
 from ingot.backends.triton.schedule import Schedule, Value
 
 
-def schedule_prefill(attention: Attention, schedule: Schedule, out: Value, *, least: int) -> None:
-    """Adds the rows of `out` [T, heads, dim] of sequences that feed `least` tokens or more, and the zeros of those that
-    no sequence owns."""
+def schedule_prefill(attention: Attention, schedule: Schedule, out: Value, lse: Value | None, *, least: int) -> None:
+    """Adds the rows of `out` [T, heads, dim], and of `lse` [T, heads] where it is given, of sequences that feed `least`
+    tokens or more, and what those have that no sequence owns."""
     # Tiles by what registers and shared memory hold, as ptxas says for compute capability 9.0: a total of 128 rows of
     # 128 elements in 8 warps, and without tensor cores, which float32 does not use, a quarter of that.
     wide = attention.itemsize == 4
@@ -22,7 +22,7 @@ def schedule_prefill(attention: Attention, schedule: Schedule, out: Value, *, le
     schedule.launch(
         prefill_attention,
         (attention.cache.kv_heads * attention.group, blocks, 1),
-        {"out": out, **attention.arguments},
+        {"out": out, "lse": lse, **attention.arguments},
         {
             **attention.constants,
             "BLOCK_M": rows,

@@ -6,7 +6,7 @@ from typing import Any
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import Cache, cache_of, dim_constants, static, strides_of, want_one_dtype
-from ingot.backends.triton.schedule import Value
+from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.masks import CAUSAL, Mask
 
 # The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros.
@@ -30,6 +30,12 @@ class Attention:
 def mask_of(call: Call) -> Mask:
     """What a token of an attention sees."""
     return Mask.named(call.attributes.get("mask", CAUSAL.name))
+
+
+def results_of(call: Call, schedule: Schedule) -> tuple[Value, Value | None]:
+    """The attention, and its log-sum-exp where the call gives that too."""
+    out, *lse = (schedule.output(result) for result in call.results)
+    return out, lse[0] if lse else None
 
 
 def attention_of(call: Call) -> Attention:

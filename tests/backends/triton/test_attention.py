@@ -259,10 +259,6 @@ def test_samples_of_the_ops(dtype: torch.dtype) -> None:
     for name in LOWERINGS:
         op = OPS[name]
         for sample in op.samples(g, dtype):
-            if name == "append_attention" and Mask.named(sample.kwargs.get("mask", "causal")).looks_ahead:
-                with pytest.raises(Refused, match="a token sees what is fed after it"):
-                    run_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, tokens=(1, 16), cores=CORES)
-                continue
             expected = op.reference(*sample.args, **sample.kwargs)
             expected = expected if isinstance(expected, tuple) else (expected,)
             found = run_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, tokens=(1, 16), cores=CORES)
@@ -279,6 +275,34 @@ def test_masks(mask: str, dtype: torch.dtype) -> None:
     if not Mask.named(mask).looks_ahead:
         appended(step, 16, mask=mask)
     over_pages(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=40), 2048, mask=mask)
+
+
+@dtypes
+@pytest.mark.parametrize(("most", "cores"), [(16, 6), (64, CORES), (2048, CORES)])
+@pytest.mark.parametrize("heads", [GROUPED, Heads(3, 1, 80)], ids=str)
+def test_parts_put_together(heads: Heads, most: int, cores: int, dtype: torch.dtype) -> None:
+    """A beginning that all tokens see, of some sequences none, and what follows by a causal mask: their log-sum-exps
+    make attention over all of it, also of a beginning that is shorter than what its sequence feeds."""
+    step = a_step([(1, 250), (3, 40), (1, 3), (5, 16), (0, 20)], dtype, heads, gap=1, behind=2)
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    table, starts, lens, kv_lens = step.lens
+    first = torch.minimum((kv_lens - lens).clamp(min=0) // 16, torch.tensor(7)).int()
+    rest = torch.stack([row.roll(-int(count)) for row, count in zip(table, first, strict=True)])
+    parts = []
+    for lengths, pages, mask in ((16 * first, table, "bidirectional"), (kv_lens - 16 * first, rest, "causal")):
+        args, options = (step.q, kv, pages, starts, lens, lengths), {"scale": heads.dim**-0.5, "mask": mask}
+        found = run_lowering(
+            OPS["partial_attention"], LOWERINGS["partial_attention"], args, options,
+            tokens=(1, most), dims=step.dims, cores=cores,
+        )  # fmt: skip
+        parts.append([one.cpu() for one in found])
+        expected = OPS["partial_attention"].reference(*args, **options)
+        for one, other, tolerance in zip(parts[-1], expected, (dtype, torch.float32), strict=True):
+            assert compare(one, other, tolerance, factor=max(2.0, FACTOR[dtype])) is None
+    merged, _ = OPS["merge_attention"].reference(*parts[0], *parts[1])
+    whole = OPS["paged_attention"].reference(step.q, kv, *step.lens, scale=heads.dim**-0.5)
+    problem = compare(merged, whole, dtype, factor=2 * FACTOR[dtype])
+    assert problem is None, problem
 
 
 @dtypes

@@ -177,3 +177,17 @@ def test_refusals() -> None:
     linear = Linear(Value(x, input=0), stored, None, TensorType(torch.bfloat16, ("T", 32)))
     with pytest.raises(Refused, match=r"on compute capability 10\.0 products of tiles of two sizes are not known"):
         schedule_linear(linear, new_schedule(sm=100, invariant=True))
+
+
+@dtypes
+@pytest.mark.parametrize("most", [16, 128])
+def test_parts_of_attention(most: int, dtype: torch.dtype) -> None:
+    """Of steps whose programs share a context, and of others; some tokens see nothing."""
+    op = OPS["partial_attention"]
+    for sample in op.samples(torch.Generator().manual_seed(9), dtype):
+        found = run_lowering(
+            op, LOWERINGS["partial_attention"], sample.args, sample.kwargs, tokens=(1, most), cores=4, invariant=True
+        )
+        expected = op.reference(*sample.args, **sample.kwargs)
+        for one, other, tolerance in zip(found, expected, (dtype, torch.float32), strict=True):
+            assert compare(one.cpu(), other, tolerance, factor=4) is None

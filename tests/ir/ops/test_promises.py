@@ -28,6 +28,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "select_rows": ("rows",),
     "cast": ("x",),
     "moe": ("x", "router_logits"),
+    "merge_attention": ("one", "one_lse", "other", "other_lse"),
     "sample": (
         "logits",
         "temperature",
@@ -51,6 +52,7 @@ WHOLE = (
     "append_attention",
     "attention",
     "paged_attention",
+    "partial_attention",
     "kv_append",
     "qk_norm_rope_append",
     "feed",

@@ -1,0 +1,172 @@
+"""Attention over part of what tokens see, with what it takes to put parts together.
+
+Each part comes with the logarithm of the sum of its weights (log-sum-exp). By these the parts are averaged, and the
+result is the attention over all of them, however what is seen was cut: a beginning that sequences share and the rest of
+each, the pages of several devices, what is cached and what is fed.
+"""
+
+from typing import Any
+
+import torch
+
+from ingot.ir.masks import CAUSAL, Mask
+from ingot.ir.ops.attention import attention_scores, cached_keys, like_q, longest_read, paged_attention, paged_samples
+from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
+
+Part = tuple[torch.Tensor, torch.Tensor]
+
+
+def _attend_part(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> Part:
+    """Attention of q [n, H, D] over k, v [m, KV, D] where `seen` [n, m], zero where nothing is: ([n, H, D], [n, H])."""
+    scores = attention_scores(q, k, seen, scale, soft_cap, sinks)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp()[..., : k.shape[0]]
+    out = torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
+    return out, lse.permute(2, 0, 1).reshape(q.shape[:2]).contiguous()
+
+
+def _empty(q: torch.Tensor) -> Part:
+    """What tokens without a sequence get."""
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
+
+
+def _part_of_pages(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    first: int,
+    length: int,
+    sinks: torch.Tensor | None,
+    scale: float,
+    mask: Mask,
+    soft_cap: float | None,
+) -> Part:
+    """Of one sequence: q [n, H, D], from position `first` on, over `length` positions in the pages of `table`."""
+    k, v, places = cached_keys(kv, table, mask, first, length)
+    queries = torch.arange(first, first + q.shape[0], device=q.device)
+    return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks)
+
+
+def _fake(q: torch.Tensor, *_: object, **options: Any) -> Part:
+    return like_q(q, **options), torch.empty(q.shape[:2], dtype=wide(q[:0]).dtype, device=q.device)
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Those of `paged_attention`, and a group of tokens that read a beginning which they share, or none."""
+    q, kv, table, starts, lens, _ = paged_samples(g, dtype)[0].args
+    shared = (q, kv, table, starts, lens, torch.tensor([2, 0], dtype=torch.int32))
+    return [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
+
+
+def _rowwise(*args: Any, **kwargs: Any) -> Part:
+    call = partial_attention.bind(args, kwargs)
+    out, lse = _empty(call["q"])
+    mask, kv_lens = Mask.named(call["mask"]), call["kv_lens"].tolist()
+    options = {name: call[name] for name in ("sinks", "scale", "soft_cap")}
+    for b, (start, count) in enumerate(zip(call["q_starts"].tolist(), call["q_lens"].tolist(), strict=True)):
+        for i in range(count):
+            place, row = kv_lens[b] - count + i, slice(start + i, start + i + 1)
+            end = min(mask.end(place), kv_lens[b])
+            found = _part_of_pages(
+                own_row(call["q"], start + i), call["kv"], call["page_table"][b], place, end, mask=mask, **options
+            )
+            out[row], lse[row] = found
+    return out, lse
+
+
+def _costliest(*args: Any, **kwargs: Any) -> Part:
+    """All tokens are of one sequence at the end of its pages."""
+    call = partial_attention.bind(args, kwargs)
+    out, lse = _empty(call["q"])
+    mask, table = Mask.named(call["mask"]), call["page_table"]
+    count, length = longest_read(call["q"].shape[0], table.shape[1], call["kv"].shape[2], mask)
+    options = {name: call[name] for name in ("sinks", "scale", "soft_cap")}
+    found = _part_of_pages(call["q"][:count], call["kv"], table[0], length - count, length, mask=mask, **options)
+    out[:count], lse[:count] = found
+    return out, lse
+
+
+def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
+    """That of `paged_attention`, and the sums in float32."""
+    assert paged_attention.traffic is not None
+    return float(paged_attention.traffic(q, *args, **kwargs)) + 4 * q.shape[0] * q.shape[1]
+
+
+@define(
+    samples=_samples,
+    rows=("q",),
+    rowwise=_rowwise,
+    fake=_fake,
+    flops=paged_attention.flops,
+    traffic=_traffic,
+    costliest=_costliest,
+    fusible=False,
+    legal="cached",
+    effect=Effect.READS_STATE,
+)
+def partial_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(attention [T, H, D], log-sum-exp f32[T, H]) of q [T, H, D] over those pages of each sequence that are given.
+
+    The arguments are those of `paged_attention`, with pages and lengths of a part of each sequence: its end, by a mask
+    that tells positions by their distance, or another part of which all is seen, by `bidirectional`. A part may hold
+    fewer positions than the sequence feeds. Where a token sees nothing, its attention is zero and its log-sum-exp is
+    -inf. `sinks` are to be given with one of the parts.
+    """
+    out, lse = _empty(q)
+    by = Mask.named(mask)
+    for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
+        if count:
+            row = slice(start, start + count)
+            found = _part_of_pages(q[row], kv, page_table[b], length - count, length, sinks, scale, by, soft_cap)
+            out[row], lse[row] = found
+    return out, lse
+
+
+def _merge_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    one, other = (torch.randn(5, 4, 8, generator=g).to(dtype) for _ in range(2))
+    one_lse, other_lse = (3 * torch.randn(5, 4, generator=g) for _ in range(2))
+    one_lse[1], other_lse[2] = float("-inf"), float("-inf")
+    one_lse[3], other_lse[3] = float("-inf"), float("-inf")
+    return [Sample((one, one_lse, other, other_lse))]
+
+
+@define(
+    samples=_merge_samples,
+    rows=("one", "one_lse", "other", "other_lse"),
+    fake=lambda one, one_lse, *_: (torch.empty_like(one), torch.empty_like(one_lse)),
+    flops=lambda one, *_: 3 * one.numel(),
+)
+def merge_attention(
+    one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(attention [T, H, D], log-sum-exp f32[T, H]) over two parts that have no position in common, from those of each.
+
+    A part that sees nothing has log-sum-exp -inf; where neither sees anything the attention is zero.
+    """
+    peak = torch.maximum(one_lse, other_lse).clamp(min=torch.finfo(one_lse.dtype).min)
+    one_share, other_share = (one_lse - peak).exp(), (other_lse - peak).exp()
+    total = one_share + other_share
+    both = wide(one) * one_share[..., None] + wide(other) * other_share[..., None]
+    merged = both / total.clamp(min=torch.finfo(total.dtype).tiny)[..., None]
+    return merged.to(one.dtype), peak + total.log()
