@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,25 @@ def test_attention_is_the_float64_reference(
     counts, kv_lens = STEPS[name]
     found = check(library, step(counts, kv_lens, dtype=dtype, mask=variant.get("mask", "causal")), **variant)
     assert torch.equal(found[sum(counts) :], torch.zeros_like(found[sum(counts) :])), "rows of no sequence are zero"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "padding", "long prefill"])
+def test_parts_of_attention_are_the_float64_reference(
+    name: str, sinks: bool, dtype: torch.dtype, library: Library
+) -> None:
+    """The end of each sequence, and a beginning that is shorter than what some feed, and of some is not there."""
+    one = step(*STEPS[name], dtype=dtype)
+    beginning = replace(one, kv_lens=torch.where(one.kv_lens % 2 == 1, one.kv_lens // 4, 0).int())
+    for part, mask in ((one, "causal"), (one, "window_19"), (beginning, "bidirectional")):
+        options = {"scale": 0.4, "mask": mask}
+        found = library["ingot.partial_attention"](*part.args(sinks), **options)
+        wide = [arg.double() if arg.is_floating_point() else arg for arg in part.args(sinks)]
+        expected = OPS["partial_attention"].reference(*wide, **options)
+        for one_result, other, tolerance in zip(found, expected, (dtype, torch.float32), strict=True):
+            problem = compare(one_result, other, tolerance, factor=2)
+            assert problem is None, problem
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.xdist_group("cpu-kernels")
 DTYPES = list(SUFFIXES)
 TOKENS = [1, 2, 4, 7, 16, 33]
 # Tested in test_cpu.py and test_cpu_step.py.
-ELSEWHERE = {f"ingot.{name}" for name in ("kv_append", "paged_attention", "feed", "sample", "advance")}
+ELSEWHERE = {
+    f"ingot.{name}" for name in ("kv_append", "paged_attention", "partial_attention", "feed", "sample", "advance")
+}
 Args = tuple[tuple[Any, ...], dict[str, Any]]
 Case = Callable[[torch.Generator, int, torch.dtype], Args]
 

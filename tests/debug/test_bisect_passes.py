@@ -223,7 +223,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.ingot"
 
 
-@pytest.mark.parametrize("fault", OF_WINDOWS, ids=str)
+@pytest.mark.parametrize("fault", drawn(1, OF_WINDOWS), ids=str)
 def test_a_fault_of_a_window_is_named(fault: Fault, windows: Path, again: None) -> None:
     with planted(fault.whose, fault.index, fault.harm):
         _check(bisect(windows), fault)

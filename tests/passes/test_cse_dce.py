@@ -226,6 +226,7 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
         assert op.effect is not Effect.RANDOM, "draws are keyed by arguments"
     assert {name for name, op in OPS.items() if op.effect is Effect.READS_STATE} == {
         "paged_attention",
+        "partial_attention",
         "feed",
         "sample",
         "take_drafts",

@@ -120,9 +120,9 @@ void attend(const Shape &shape, const T *query, const T *cache, const int32_t *t
 }
 
 template <typename T>
-void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,
-                     const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences,
-                     const T *sinks, const Shape &shape) {
+void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table,
+                     int64_t table_width, const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens,
+                     int64_t sequences, const T *sinks, const Shape &shape) {
   // One task is one token and one kv head. A sequence of length 0 is padding.
   std::vector<int64_t> first(sequences + 1, 0);
   for (int64_t b = 0; b < sequences; ++b) first[b + 1] = first[b] + q_lens[b];
@@ -138,8 +138,8 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
-             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.head_dim, lse ? lse + row * shape.heads : nullptr,
-             scratch.data());
+             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.head_dim,
+             lse ? lse + row * shape.heads : nullptr, scratch.data());
     }
   });
 }

@@ -267,7 +267,9 @@ def test_samples_of_the_ops(dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("mask", ["chunked_16", "chunked_100", "bidirectional", "block_causal_8", "block_causal_30"])
+@pytest.mark.parametrize(
+    "mask", some(2, ["chunked_16", "chunked_100", "bidirectional", "block_causal_8", "block_causal_30"])
+)
 def test_masks(mask: str, dtype: torch.dtype) -> None:
     """Edges of chunks and blocks within a tile of queries, of keys and of a page, and behind all of them."""
     step = a_step([(5, 0), (1, 90), (3, 30), (1, 5), (1, 16)], dtype)
@@ -278,9 +280,11 @@ def test_masks(mask: str, dtype: torch.dtype) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize(("most", "cores"), [(16, 6), (64, CORES), (2048, CORES)])
-@pytest.mark.parametrize("heads", [GROUPED, Heads(3, 1, 80)], ids=str)
-def test_parts_put_together(heads: Heads, most: int, cores: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("most", "cores", "heads"),
+    some(2, [(*one, heads) for one in ((16, 6), (64, CORES), (2048, CORES)) for heads in (GROUPED, Heads(3, 1, 80))]),
+)
+def test_parts_put_together(most: int, cores: int, heads: Heads, dtype: torch.dtype) -> None:
     """A beginning that all tokens see, of some sequences none, and what follows by a causal mask: their log-sum-exps
     make attention over all of it, also of a beginning that is shorter than what its sequence feeds."""
     step = a_step([(1, 250), (3, 40), (1, 3), (5, 16), (0, 20)], dtype, heads, gap=1, behind=2)
