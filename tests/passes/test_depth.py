@@ -40,9 +40,9 @@ def _config(architecture: str, layers: int, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("architecture", drawn(1, ARCHITECTURES))
-def test_16_layers_need_no_more_code_than_4(architecture: str) -> None:
+def test_16_layers_need_no_more_code_than_8(architecture: str) -> None:
     texts = []
-    for layers in (4, 16):
+    for layers in (8, 16):  # kinds of layers take turns in periods of up to six
         model = traced(_config(architecture, layers))
         kinds = len({layer.rope for layer in model.spec.dims.layers})
         _, lowered = staged(model)
@@ -131,7 +131,7 @@ def test_32_layers_compile_as_fast_as_4(tmp_path: Path, monkeypatch: pytest.Monk
             report = compile_model(folder, tmp_path / f"{attempt}-{layers}.ingot", backend="inductor")
             seconds[layers] = min(seconds.get(layers, float("inf")), time.perf_counter() - begin)
             assert report.distinct_regions <= MOST_REGIONS and report.cached_executables == 0
-            assert report.regions == layers + 2
+            assert report.regions == layers + 1  # one behind each attention, and one in front of the first
         ratio = seconds[32] / seconds[4]
         print(f"4 layers compile in {seconds[4]:.1f} s, 32 in {seconds[32]:.1f} s: {ratio:.2f} times as long")
         if ratio <= MOST_TIMES_LONGER:

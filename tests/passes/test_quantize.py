@@ -216,7 +216,7 @@ def pico() -> Callable[[str], torch.Tensor]:
 
 @pytest.mark.parametrize(
     "format",
-    [name if name in ("int8", "int4_g64") else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS],
+    [name if name in ("int8", "int4_g64") else pytest.param(name, marks=pytest.mark.slow) for name in QUALITY],
 )
 def test_quality(format: str, pico: Callable[[str], torch.Tensor]) -> None:
     before, after = pico("default"), pico(f"default,quantize{{format={format}}}")

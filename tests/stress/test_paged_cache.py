@@ -306,17 +306,6 @@ def test_shared_pages_in_normal_mode(backend: str, artifact: Callable[..., Path]
     assert_near(served, alone)
 
 
-@pytest.mark.slow
-def test_shared_pages_behind_a_window(artifact: Callable[..., Path]) -> None:
-    """Layers that see a window keep pages as long as the others do, so theirs are shared too."""
-    windowed = artifact("mistral-window", backend="reference", deterministic=True)
-    alike = [[token % 379 for token in prompt] for prompt in alike_prompts()]  # as large as its vocabulary is
-    alone = serve(windowed, SEEDED, num_pages=AMPLE, prompts=alike, prefix_caching=False)
-    served = serve(windowed, SEEDED, num_pages=SMALL, prompts=alike, permute_seed=4, poison=True, max_batch=3)
-    assert served.cached.hits >= 32
-    assert_same(served, alone)
-
-
 def test_llm_finds_a_conversation_again(deterministic: Path) -> None:
     prompt, params = some_prompts()[3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     off, on = (
