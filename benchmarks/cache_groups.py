@@ -4,7 +4,7 @@
 
 A prompt of --long tokens is served alone, and what its sequence holds is read before every step. Then a second turn
 continues it: the prompt, its answer and some tokens more. How many sequences of --short tokens fit follows from the
-pools. Of layers that keep every token, all figures are those of caches that keep every token.
+pools. A model whose caches all keep every token gives 1 for each ratio.
 
     peak      of the caches of the long sequence, while its prompt is fed: bytes, over those of every token
     between   the same while it decodes
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--long", type=int, default=32768, help="tokens of the prompt that is served")
     parser.add_argument("--short", type=int, default=8192, help="tokens of the sequences that are counted")
-    parser.add_argument("--output", type=int, default=64, help="tokens to make behind the prompt")
+    parser.add_argument("--output", type=int, default=64, help="tokens to make after the prompt")
     parser.add_argument("--folder", type=Path, help="for the result, in place of benchmarks/results")
     options = parser.parse_args()
     figures = measure(LLM(options.artifact), options.long, options.short, options.output)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # `--help` loads no torch
 KINDS = ("causal", "window", "chunked", "bidirectional", "block_causal")
 _SIZED = ("window", "chunked", "block_causal")
 _NAME = re.compile(r"([a-z_]+?)(?:_([1-9]\d{0,8}))?")
-_FAR = 1 << 30  # behind every position: no sequence is as long
+_FAR = 1 << 30  # above every position: sequences are shorter
 
 Positions = TypeVar("Positions", int, "torch.Tensor")
 
@@ -73,7 +73,7 @@ class Mask:
         return position * 0
 
     def end(self, position: Positions) -> Positions:
-        """One behind the last position that it sees, of a sequence without an end."""
+        """The position after the last one that it sees, where the sequence does not end before."""
         if self.kind == "bidirectional":
             return position * 0 + _FAR
         if self.kind == "block_causal":

@@ -35,8 +35,6 @@ def host_memory(memory: int) -> ServingMemory:
     return ServingMemory(most=memory, usual=memory, pool=min(DEFAULT_KV_BYTES, memory // 2))
 
 
-_MORE = "give more memory, or compile for smaller limits"
-
 # The pages of each group of caches, by the name of the group; those that are never handed out count.
 Pages = Mapping[str, int]
 
@@ -68,7 +66,7 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
             )
         if left < 0:
             what, expected = "weights, activations and states", f"{need.fixed + room.beside} bytes"
-            raise _no_room(need, room, limit, what, expected, _MORE)
+            raise _no_room(need, room, limit, what, expected, "give more memory, or compile for smaller limits")
         return {}
     reserved = {name: CacheGroup.named(name).reserved for name in need.groups}
     if asked is not None:

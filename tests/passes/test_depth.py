@@ -131,7 +131,7 @@ def test_32_layers_compile_as_fast_as_4(tmp_path: Path, monkeypatch: pytest.Monk
             report = compile_model(folder, tmp_path / f"{attempt}-{layers}.ingot", backend="inductor")
             seconds[layers] = min(seconds.get(layers, float("inf")), time.perf_counter() - begin)
             assert report.distinct_regions <= MOST_REGIONS and report.cached_executables == 0
-            assert report.regions == layers + 1  # one behind each attention, and one in front of the first
+            assert report.regions == layers + 1  # one after each attention, and one before the first
         ratio = seconds[32] / seconds[4]
         print(f"4 layers compile in {seconds[4]:.1f} s, 32 in {seconds[32]:.1f} s: {ratio:.2f} times as long")
         if ratio <= MOST_TIMES_LONGER:

@@ -10,21 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from changed_definition import change_definition
 from hidden_output import decode_embeddings
-from staged import interpreted
 from tiny import TINY
 from torch import nn
-from toy_conv import WIDTH, InsertConvState, conv_ops
-from toy_ops import toy_ops
+from toy_conv import WIDTH, conv_artifact
 
-from ingot import LLM, SamplingParams, compile_model
-from ingot.ir import ops, recipe
+from ingot import LLM, SamplingParams
+from ingot.ir import ops
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS
-from ingot.models.architectures import Entry
 from ingot.models.dense import DenseDecoder, expected_matches
-from ingot.passes import pipeline
 
 pytestmark = pytest.mark.xdist_group("conv-state")
 NAME = "llama-plain"
@@ -46,16 +41,11 @@ class Mixed(nn.Module):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
-    taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
-    entry = lambda spec, module: {"main": Entry(Mixed(module), expected_matches(spec), weights={"conv": taps})}  # noqa: E731
-    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entry)
-    monkeypatch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
-    limits = {"max_batch": 4, "max_tokens": 128, "max_seq_len": 96}
-    backend, passes = "reference" if request.param == "cpu" else "triton", f"default,{InsertConvState.name}"
-    options = {"target": request.param, "backend": backend, "dtype": "float32", "passes": passes, **limits}
-    with toy_ops(conv_ops):
-        compile_model(checkpoint(NAME), tmp_path / "conv.ingot", **options)
-        yield tmp_path / "conv.ingot", interpreted(checkpoint(NAME), **options)
+    made = conv_artifact(
+        tmp_path, checkpoint(NAME), monkeypatch, Mixed, request.param, expected=expected_matches, max_tokens=128
+    )
+    with made as found:
+        yield found
 
 
 def test_a_convolution_has_its_state(folder: tuple[Path, Any]) -> None:

@@ -9,21 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from changed_definition import change_definition
-from staged import interpreted
 from tiny import TINY
 from torch import nn
-from toy_conv import WIDTH, InsertConvState, conv_ops
-from toy_ops import toy_ops
+from toy_conv import WIDTH, conv_artifact
 
-from ingot import LLM, SamplingParams, compile_model
-from ingot.ir import ops, recipe
+from ingot import LLM, SamplingParams
+from ingot.ir import ops
 from ingot.ir.errors import OptionError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS
-from ingot.models.architectures import DENSE, Entry
+from ingot.models.architectures import DENSE
 from ingot.models.dense import DenseDecoder
-from ingot.passes import pipeline
 
 pytestmark = pytest.mark.xdist_group("no-pages")
 NAME = "llama-plain"
@@ -45,17 +41,12 @@ class Convolution(nn.Module):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
-    taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
-    entry = lambda spec, module: {"main": Entry(Convolution(module), {}, weights={"conv": taps})}  # noqa: E731
     layers = lambda spec: (*DENSE.ignored(spec), r"model\.layers\..*")  # noqa: E731
-    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entry, ignored=layers)
-    monkeypatch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
-    limits = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 96}
-    backend, passes = "reference" if request.param == "cpu" else "triton", f"default,{InsertConvState.name}"
-    options = {"target": request.param, "backend": backend, "dtype": "float32", "passes": passes, **limits}
-    with toy_ops(conv_ops):
-        compile_model(checkpoint(NAME), tmp_path / "conv.ingot", **options)
-        yield tmp_path / "conv.ingot", interpreted(checkpoint(NAME), **options)
+    made = conv_artifact(
+        tmp_path, checkpoint(NAME), monkeypatch, Convolution, request.param, max_tokens=64, ignored=layers
+    )
+    with made as found:
+        yield found
 
 
 def test_a_model_without_pages_is_served(folder: tuple[Path, Any]) -> None:

@@ -2,16 +2,28 @@
 other. The state is the last inputs of each sequence, and stands once per sequence."""
 
 import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
+from changed_definition import change_definition
+from staged import interpreted
+from torch import nn
+from toy_ops import toy_ops
 
-from ingot.ir import ops
+from ingot import compile_model
+from ingot.ir import ops, recipe
+from ingot.ir.harness import InterpreterRun
 from ingot.ir.ops import OPS, Effect, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, TensorType
+from ingot.models.architectures import Entry
+from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
@@ -95,3 +107,32 @@ class InsertConvState(Pass):
         written = rewriter.call(ops.write_rows, state, write, after, before=node)
         rewriter.replace(node, out)
         program.set_outputs({**program.output_nodes(), "conv": written})
+
+
+@contextmanager
+def conv_artifact(
+    folder: Path,
+    checkpoint: Path,
+    patch: pytest.MonkeyPatch,
+    module: Callable[[Any], nn.Module],
+    target: str,
+    *,
+    expected: Callable[[Any], dict[str, int]] = lambda spec: {},
+    max_tokens: int,
+    **definition: Any,
+) -> Iterator[tuple[Path, InterpreterRun]]:
+    """A Llama whose entry `main` is `module` of the decoder, with taps that are rows of its embedding: the artifact,
+    and the traced program. `definition` are further fields of the definition."""
+    taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
+
+    def entries(spec: Any, decoder: Any) -> dict[str, Entry]:
+        return {"main": Entry(module(decoder), expected(spec), weights={"conv": taps})}
+
+    change_definition(patch, "LlamaForCausalLM", more_entries=entries, **definition)
+    patch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)
+    limits: dict[str, Any] = {"max_batch": 4, "max_tokens": max_tokens, "max_seq_len": 96}
+    backend, passes = "reference" if target == "cpu" else "triton", f"default,{InsertConvState.name}"
+    options = {"target": target, "backend": backend, "dtype": "float32", "passes": passes, **limits}
+    with toy_ops(conv_ops):
+        compile_model(checkpoint, folder / "conv.ingot", **options)
+        yield folder / "conv.ingot", interpreted(checkpoint, **options)

@@ -27,7 +27,7 @@ inline int64_t first_seen(const Shape &shape, int64_t position) {
   }
 }
 
-// One behind the last that it sees, of a sequence of `length` positions.
+// The position after the last one that it sees, of a sequence of `length` positions.
 inline int64_t end_seen(const Shape &shape, int64_t position, int64_t length) {
   switch (shape.mask) {
     case BIDIRECTIONAL: return length;

@@ -52,6 +52,7 @@ def kind_of(mask):
 
 @triton.constexpr_function
 def size_of(mask):
+    """The size of a mask, by its name."""
     return int(mask.rpartition("_")[2])
 
 
@@ -73,7 +74,7 @@ def first_seen(place, MASK: tl.constexpr):
 
 @triton.jit
 def end_seen(place, length, MASK: tl.constexpr):
-    """One behind the last position that a query at `place` sees, of a sequence of `length` positions."""
+    """The position after the last one that a query at `place` sees. The sequence has `length` positions."""
     if MASK == "bidirectional":
         end = length
     elif kind_of(MASK) == "block_causal":
@@ -85,8 +86,8 @@ def end_seen(place, length, MASK: tl.constexpr):
 
 @triton.jit
 def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
-    """`seen`, less the positions `place` that queries at `query` do not see. AHEAD: some may lie behind what these see.
-    The three have shapes that broadcast."""
+    """`seen`, less the positions `place` that queries at `query` do not see. AHEAD: some may lie after the last one
+    seen. The three have shapes that broadcast."""
     if AHEAD:
         if kind_of(MASK) == "block_causal":
             seen = seen & (place < (query // size_of(MASK) + 1) * size_of(MASK))
@@ -160,8 +161,8 @@ def attended(
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
     join the state of M rows.
 
-    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. AHEAD: some positions may lie behind
-    what a row sees.
+    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. AHEAD: some positions may lie after
+    the last one that a row sees.
     """
     d = tl.arange(0, BLOCK_DIM)
     for start in range(begin, end, step):

@@ -24,7 +24,7 @@ _COMBINED = {True: 16384, False: 8192}
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
-    out, lse = results_of(call, schedule) if not append else (schedule.output(call.results[0]), None)
+    out, lse = results_of(call, schedule)
     _launch(call, attention, schedule, (out, lse), schedule.bucket.tokens[1], append=append, single=False)
     return (out,) if lse is None else (out, lse)
 

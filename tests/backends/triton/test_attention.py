@@ -271,7 +271,7 @@ def test_samples_of_the_ops(dtype: torch.dtype) -> None:
     "mask", some(2, ["chunked_16", "chunked_100", "bidirectional", "block_causal_8", "block_causal_30"])
 )
 def test_masks(mask: str, dtype: torch.dtype) -> None:
-    """Edges of chunks and blocks within a tile of queries, of keys and of a page, and behind all of them."""
+    """Chunks and blocks end within a tile of queries, within a tile of keys, within a page, and after all of them."""
     step = a_step([(5, 0), (1, 90), (3, 30), (1, 5), (1, 16)], dtype)
     over_pages(step, 128, mask=mask)
     if not Mask.named(mask).looks_ahead:
