@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import BackendError
+from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.ops import op_of
 from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.program import Program, held_type
@@ -92,7 +93,7 @@ def _page_size(body: Program) -> int:
 def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
     pages = -(-step.context // (_page_size(body) or 1))
     known = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages, "S": step.sequences}
-    return {**known, "pages": pages * step.sequences}
+    return {**known, "pages": pages * step.sequences, "G": 1}
 
 
 def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator: torch.Generator) -> torch.Tensor:
@@ -120,6 +121,7 @@ def _integers(
         "q_lens": torch.full((step.sequences,), fed),
         "kv_lens": torch.full((step.sequences,), step.context),
         "rows": torch.arange(step.sequences) * fed,
+        "sharing": torch.zeros(1, COLUMNS),
     }
     if page:
         table = torch.arange(sizes["pages"]).view(step.sequences, sizes["P"])

@@ -41,9 +41,10 @@ class LLM:
     takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
     Prompts that begin alike share KV pages of what they have in common, where the model's state lies in pages alone:
-    `enable_prefix_caching` True refuses another model, False shares nothing. A step holds up to `max_num_seqs`
-    sequences and `max_num_batched_tokens` tokens (default: as compiled); where streamed ones decode, no more than
-    `max_num_mixed_tokens` of the prompts of others (default: 2048), since their readers wait for it.
+    `enable_prefix_caching` True refuses another model, False shares nothing. On a GPU a decode step reads what its
+    sequences share once for all of them where that is faster, unless `disable_cascade_attn`. A step holds up to
+    `max_num_seqs` sequences and `max_num_batched_tokens` tokens (default: as compiled); where streamed ones decode, no
+    more than `max_num_mixed_tokens` of the prompts of others (default: 2048), since their readers wait for it.
     `scheduling_policy` is "fcfs", or "priority", with which `generate` takes priorities. `seed` seeds requests that
     have no seed of their own.
     `cuda_graphs` says when steps on a GPU are captured as graphs: "all" before this returns; "need" when a step of a
@@ -61,6 +62,7 @@ class LLM:
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool | None = None,
+        disable_cascade_attn: bool = False,
         scheduling_policy: "Policy" = "fcfs",
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -97,6 +99,7 @@ class LLM:
             max_num_mixed_tokens=max_num_mixed_tokens,
             chunked_prefill=enable_chunked_prefill,
             prefix_caching=enable_prefix_caching,
+            cascade=not disable_cascade_attn,
             policy=scheduling_policy,
             seed=seed,
         )
@@ -111,10 +114,12 @@ class LLM:
         until it was made. In between, some of them side by side: "engine" (importing torch and the engine); "context"
         and "cublas" (making a GPU's context and cuBLAS's first handle, beside the imports and what follows); the phases
         of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
-        eight sequences that decode, "graph 512/64" for those of 512 tokens that feed prompts."""
+        eight sequences that decode, "graph 8 shared" where they read shared prefixes once, "graph 512/64" for those of
+        512 tokens that feed prompts."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         captured = self._loaded.executor.captured
         found |= {f"graph {rows}": seconds for rows, seconds in captured.decode.items()}
+        found |= {f"graph {rows} shared": seconds for rows, seconds in captured.shared.items()}
         found |= {f"graph {tokens}/{rows}": seconds for (tokens, rows), seconds in captured.prompts.items()}
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 

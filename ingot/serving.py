@@ -15,6 +15,7 @@ from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
 from ingot.runtime.sequence_pages import pools_of
+from ingot.runtime.shared_prefixes import least_saved
 from ingot.runtime.step import layout_of
 
 
@@ -26,6 +27,7 @@ def make_engine(
     max_num_mixed_tokens: int | None,
     chunked_prefill: bool,
     prefix_caching: bool | None,
+    cascade: bool,
     policy: Policy,
     seed: int,
 ) -> Engine:
@@ -42,6 +44,7 @@ def make_engine(
         prefix_caching=_prefix_caching(prefix_caching, loaded.plan),
         policy=policy,
         max_drafts=max_drafts(loaded.plans),
+        least_shared=_least_shared(loaded) if cascade else None,
         unserved=unserved_params(loaded.plan.inputs),
     )
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
@@ -86,6 +89,15 @@ def make_requests(
         EngineRequest(str(next(ids)), prompt, chosen, stream, int(rank))
         for prompt, chosen, rank in zip(listed, params, priorities, strict=True)
     ]
+
+
+def _least_shared(loaded: Loaded) -> int | None:
+    """Positions whose reads a step saves at least where it reads shared prefixes once; None where it cannot."""
+    if "sharing" not in loaded.plan.inputs:
+        return None
+    from ingot.ir.find_gpu import find_gpu
+
+    return least_saved(loaded.plan, find_gpu(), loaded.limits.page_size)
 
 
 def _prefix_caching(asked: bool | None, plan: Plan) -> bool:

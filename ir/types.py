@@ -18,6 +18,7 @@ DIM_MEANINGS: Mapping[str, str] = {
     "B": "sequences in a step",
     "L": "rows of logits computed in a step",
     "P": "page-table entries per sequence in a step",
+    "G": "rows of the table of shared prefixes in a step: 1 where nothing is shared, else one for each sequence",
     "S": "slots of per-sequence state on the device (fixed when an artifact is loaded)",
     "E": "injected embedding rows in a step",
     "pages": "pages in the KV pool (fixed when an artifact is loaded)",

@@ -50,7 +50,7 @@ def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
     if program.bucket is None:
         return dims
     low, high = program.bucket.tokens
-    for name in ("T", "B", "L"):  # a sequence feeds a token at least, and a token has a row of logits at most
+    for name in ("T", "B", "L", "G"):  # a sequence feeds a token at least, and a token has a row of logits at most
         if name in dims:
             dims[name] = Dim(name, low if name == "T" else 1, min(high, dims[name].hi))
     return dims

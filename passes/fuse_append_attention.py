@@ -86,7 +86,7 @@ def _fuse(rewriter: Rewriter, found: _Found) -> fx.Node:
     from_append = ("kv", "q", "k", "v", "positions", "table", "slots")
     from_attention = ("page_table", "q_starts", "q_lens", "kv_lens")
     args = [append[name] for name in from_append] + [attention[name] for name in from_attention]
-    args += [append["q_weight"], append["k_weight"], attention["sinks"]]
+    args += [append["q_weight"], append["k_weight"], attention["sinks"], attention["sharing"]]
     options: dict[str, Any] = {"interleaved": True} if append["interleaved"] else {}
     options |= stated_options(attention)
     return rewriter.call(

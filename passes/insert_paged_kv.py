@@ -9,14 +9,15 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
+from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.masks import Mask
 from ingot.ir.ops.attention import stated_options
-from ingot.ir.program import StateSpec, tensor_type
+from ingot.ir.program import Program, StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter
+from ingot.passes.rewrite import Rewriter, trimmed
 
 # A pool is addressed by int32 page numbers.
 _MAX_PAGES = 2**31 - 1
@@ -51,6 +52,7 @@ class InsertPagedKV(Pass):
         q_starts, q_lens, kv_lens = (
             program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("q_starts", "q_lens", "kv_lens")
         )
+        sharing = _sharing(program, groups, context)
         caches: dict[str, fx.Node] = {}
         for node in attentions:
             if not rewriter.take(node):
@@ -79,7 +81,7 @@ class InsertPagedKV(Pass):
                 q_starts,
                 q_lens,
                 kv_lens,
-                *([] if bound["sinks"] is None else [bound["sinks"]]),
+                *trimmed([bound["sinks"], sharing if group == FULL else None]),
                 before=node,
                 scale=bound["scale"],
                 **stated_options(bound),
@@ -87,6 +89,15 @@ class InsertPagedKV(Pass):
             rewriter.replace(node, attended)
             caches[name] = written
         program.set_outputs({**program.output_nodes(), **caches})
+
+
+def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
+    """The table of shared prefixes, where a provider may read them once: on a GPU, by kernels that need not round a row
+    alike in each step, of caches that keep every token."""
+    if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
+        return None
+    program.dims["G"] = Dim("G", 1, context.max_batch)
+    return program.add_input("sharing", TensorType(torch.int32, ("G", COLUMNS)))
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:

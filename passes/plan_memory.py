@@ -112,6 +112,8 @@ def largest_step(program: Program) -> dict[str, int]:
     sizes["T"] = min(sizes.get("T", program.bucket.tokens[1]), program.bucket.tokens[1])
     if "B" in sizes:
         sizes["B"] = min(sizes["B"], sizes["T"])
+    if "G" in sizes:
+        sizes["G"] = min(sizes["G"], sizes["T"])
     if "L" in sizes:
         rows = sizes.get("B", sizes["T"]) * find_ending(program.ending.name).fed(program.ending)
         sizes["L"] = min(sizes["L"], sizes["T"], rows + MAX_SCORED)

@@ -11,6 +11,7 @@ from ingot.ir.features import Fed, Rated
 from ingot.ir.features.step_input import Array
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
+from ingot.runtime.shared_prefixes import sharing_of
 from ingot.runtime.step import StepBuffer, StepInputs, StepSizes
 from ingot.runtime.token_counts import Recount
 
@@ -78,8 +79,10 @@ def build_step(
     buffer: StepBuffer,
     page_size: int,
     groups: Sequence[CacheGroup] = (FULL,),
+    least_shared: int | None = None,
 ) -> StepBatch:
-    """Fill `buffer` with the inputs of these sequences, at least one. `groups` are those of `tables.pages`."""
+    """Fill `buffer` with the inputs of these sequences, at least one. `groups` are those of `tables.pages`, and
+    `least_shared` is that of the scheduler's config."""
     sampling = [chunk for chunk in chunks if chunk.rows]
     sampled = (*decodes, *[chunk.request for chunk in sampling])
     counts: tuple[int, ...] | None = None
@@ -90,13 +93,23 @@ def build_step(
         scored = tuple((chunk.request, len(chunk.scored)) for chunk in chunks if chunk.scored)
     rows = np.array([request.row for request in decodes] + [chunk.row for chunk in chunks], np.int32)
     num_sampled = len(sampled) if counts is None else sum(counts)
+    # Steps that only decode differ from each other in little as long as the same sequences run.
+    stamp = None if chunks else (rows.tobytes(), tables.version)
+    last = buffer.last
+    repeats = last if last is not None and last.stamp is not None and last.stamp == stamp else None
+    sharing = None
+    if repeats is not None:
+        sharing = repeats.fed.sharing
+    elif least_shared is not None and not chunks:
+        sharing = sharing_of(tables.pages[0], tables.num_pages, rows, page_size, least_shared)
     sizes = StepSizes(
         T=len(decodes) + sum([chunk.length for chunk in chunks]),
         B=len(rows),
         L=max(1, num_sampled + sum([count for _, count in scored])),
         P=int(tables.num_pages[rows].max()),
+        G=1 if sharing is None else len(rows),
     )
-    last, inputs = buffer.last, buffer.views(sizes)
+    inputs = buffer.views(sizes)
 
     def totals() -> Array:
         """Most tokens that the sequences of the sampled rows have when those are taken."""
@@ -105,11 +118,8 @@ def build_step(
             lens += range(chunk.start + chunk.length - chunk.rows + 1, chunk.start + chunk.length + 1)
         return np.array(lens, np.int32)
 
-    # Steps that only decode differ from each other in little as long as the same sequences run.
-    stamp = None if chunks else (rows.tobytes(), tables.version)
-    repeats = last if last is not None and last.stamp is not None and last.stamp == stamp else None
     fed = _fed(rows, len(decodes), chunks, tables, sizes, page_size, groups) if repeats is None else repeats.fed
-    fed.totals, fed.sampled = totals, sampled
+    fed.totals, fed.sampled, fed.sharing = totals, sampled, sharing
     if inputs is repeats:
         inputs.fill_varying(fed, tables.asking)
     else:

@@ -67,10 +67,11 @@ class StepLauncher(Protocol):
 
 @dataclass(frozen=True)
 class Captured:
-    """The seconds that capturing each step took: of decode steps by sequences, of steps that feed prompts by tokens and
-    sequences."""
+    """The seconds that capturing each step took: of decode steps by sequences, and apart from these of those that read
+    shared prefixes once; of steps that feed prompts by tokens and sequences."""
 
     decode: Mapping[int, float] = field(default_factory=dict)
+    shared: Mapping[int, float] = field(default_factory=dict)
     prompts: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 

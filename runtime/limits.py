@@ -32,7 +32,13 @@ def read_limits(artifact: Artifact, plans: Plans) -> Limits:
     limits = Limits(**{name: model[name] for name in Limits.__dataclass_fields__})  # type: ignore[arg-type]
     pages = -(-limits.max_seq_len // limits.page_size)
     for plan in plans.plans.values():
-        for dim, needed in (("T", limits.max_tokens), ("B", limits.max_batch), ("S", limits.max_batch), ("P", pages)):
+        for dim, needed in (
+            ("T", limits.max_tokens),
+            ("B", limits.max_batch),
+            ("S", limits.max_batch),
+            ("P", pages),
+            ("G", limits.max_batch),
+        ):
             if dim in plan.dims and plan.dims[dim][1] != needed:
                 raise _limit_error(f"the limits need {dim} up to {needed}", f"{plan.dims[dim][1]}, as in plan.json")
         if not any(bucket.bucket.holds(1, 1) for bucket in plan.buckets):

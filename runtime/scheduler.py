@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 
+from ingot.ir.cache_groups import FULL
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode
@@ -72,7 +73,7 @@ class Scheduler:
         layout = layout or StepLayout.usual()
         # A token fed gives at most one row of logits.
         max_rows = min(config.max_tokens, config.max_batch * (1 + config.max_drafts) + MAX_SCORED)
-        largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages)
+        largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages, G=config.max_batch)
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
         self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools))
@@ -82,6 +83,9 @@ class Scheduler:
         self._next_step = 0
         self._most_running: int | None = None  # sequences, since a step of more had no memory
         self._cache = PrefixCache(self.pages, enabled=config.prefix_caching)
+        # Windows give back what they would share, and drafts feed several tokens of a sequence.
+        shares = FULL in self.pages.groups and "sharing" in layout.names and not config.max_drafts
+        self._least_shared = config.least_shared if shares else None
         self._num_arrived = 0
         self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
 
@@ -171,6 +175,7 @@ class Scheduler:
             self._buffers[self._next_step % 2],
             self.pages.page_size,
             self.pages.groups,
+            self._least_shared,
         )
         self._next_step += 1
         self._in_flight.append(batch)

@@ -30,6 +30,8 @@ class SchedulerConfig:
                       priority, and of equal ones the one that came first
     max_mixed_tokens  tokens of prompts in a step that gives others a token that a caller waits for
     max_drafts        tokens that a sequence may feed after its last one, which the model proposed for it
+    least_shared      positions whose reads a decode step saves at least where it reads shared prefixes once for all
+                      sequences; None: each sequence reads its own
     unserved          sampling parameters that the model's ending does not serve: a request that asks for one is refused
     """
 
@@ -43,6 +45,7 @@ class SchedulerConfig:
     policy: Policy = "fcfs"
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
     max_drafts: int = 0
+    least_shared: int | None = None
     unserved: tuple[ServedParam, ...] = ()
 
     def __post_init__(self) -> None:

@@ -15,12 +15,19 @@ from ingot.runtime.token_counts import Recount
 
 @dataclass(frozen=True)
 class StepSizes:
-    """T tokens fed, B sequences, L logit rows, P page-table entries per sequence; each at least 1."""
+    """T tokens fed, B sequences, L logit rows, P page-table entries per sequence, G rows of the table of shared
+    prefixes; each at least 1."""
 
     T: int
     B: int
     L: int
     P: int
+    G: int = 1
+
+    @property
+    def shares(self) -> bool:
+        """Whether sequences of the step share prefixes that are read once for all of them."""
+        return self.G > 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class StepLayout:
 
     def _parts(self, sizes: StepSizes) -> Iterator[tuple[StepInput, torch.dtype, list[int], int]]:
         """Each input, its type, its shape and its 4-byte words."""
-        named = {"T": sizes.T, "B": sizes.B, "L": sizes.L, "P": sizes.P}
+        named = {"T": sizes.T, "B": sizes.B, "L": sizes.L, "P": sizes.P, "G": sizes.G}
         for one, dtype, dims in self._types:
             shape = [named[dim] if isinstance(dim, str) else dim for dim in dims]
             yield one, dtype, shape, math.prod(shape) * dtype.itemsize // 4

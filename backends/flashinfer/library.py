@@ -54,8 +54,10 @@ class Library:
         q_starts: torch.Tensor,
         q_lens: torch.Tensor,
         kv_lens: torch.Tensor,
+        sharing: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """[attention], on torch's current stream; the arguments are those of `paged_attention`."""
+        """[attention], on torch's current stream; the arguments are those of `paged_attention`. `sharing` is ignored:
+        steps that feed prompts share nothing."""
         for name, tensor in (("q", q), ("kv", kv)):
             if tensor.data_ptr() % _ALIGNMENT:
                 raise InternalError(f"{name} of a call lies at {tensor.data_ptr():#x}", expected=f"/{_ALIGNMENT}")

@@ -27,7 +27,7 @@ class Term(BaseModel):
     right: "Expr"
 
 
-# A number, a dim by its name ("T", "B", "L", "P", "pages", "S"), or arithmetic on these.
+# A number, a dim by its name ("T", "B", "L", "P", "G", "pages", "S"), or arithmetic on these.
 Expr = Annotated[int | str | Term, Field(union_mode="left_to_right")]
 
 
@@ -95,7 +95,7 @@ class Number(BaseModel):
 
 
 class Launch(BaseModel):
-    """One kernel launch.
+    """One kernel launch; none in steps in which its grid is empty.
 
     `kernel` names a file of machine code and `entry` the function in it. `arguments` are those that are no compile-time
     constants, in order; the two scratch pointers that Triton appends are added by whoever launches. `warps` of WARP

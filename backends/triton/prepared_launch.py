@@ -55,11 +55,13 @@ class PreparedLaunch:
         self._config.sharedMemBytes = launch.shared
         attributes = [_dependent_attribute(driver)] if dependent and launch.dependent else []
         self._config.attrs, self._config.numAttrs = attributes, len(attributes)
+        self._empty = False
 
     def resize(self, sizes: Mapping[str, int]) -> None:
         """Launch for these sizes of the dims from now on."""
-        config = self._config
-        config.gridDimX, config.gridDimY, config.gridDimZ = (evaluate(size, sizes) for size in self._launch.grid)
+        config, grid = self._config, [evaluate(size, sizes) for size in self._launch.grid]
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        self._empty = 0 in grid
         for place, value in self._numbers:
             self._words[place] = evaluate(value, sizes)
 
@@ -68,7 +70,10 @@ class PreparedLaunch:
         self._config.hStream = stream
 
     def __call__(self, inputs: Sequence[int], made: Sequence[int]) -> None:
-        """Launch on inputs and new buffers at these addresses. Raises BackendError when the driver refuses."""
+        """Launch on inputs and new buffers at these addresses, unless the grid is empty. Raises BackendError when the
+        driver refuses."""
+        if self._empty:
+            return
         words = self._words
         for place, index in self._inputs:
             words[place] = inputs[index]

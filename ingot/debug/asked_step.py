@@ -103,7 +103,7 @@ def step_sizes(step: Step, program: Program, page_size: int) -> Mapping[str, int
     pages = step.pages(page_size)
     slots = program.dims["S"].hi if "S" in program.dims else 1
     sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences, "S": slots}
-    return {**sizes, "pages": pages}
+    return {**sizes, "pages": pages, "G": 1}
 
 
 def limits_of(artifact: Artifact) -> StepLimits:

@@ -100,6 +100,7 @@ def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
 def step_values(names: Iterable[str], fed: Fed) -> dict[str, torch.Tensor]:
     """These step inputs of a step, each a tensor of its own. Raises VerifyError for one that no feature declares."""
     sizes = {"T": len(fed.tokens), "B": len(fed.rows), "L": len(fed.logit_rows), "P": fed.pages.shape[1]}
+    sizes["G"] = 1 if fed.sharing is None else len(fed.sharing)
     values: dict[str, torch.Tensor] = {}
     for name in names:
         declared = find_input(name)

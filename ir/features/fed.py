@@ -44,6 +44,7 @@ class Fed:
     rated          the rows of logits that rate prompts
     sampled        the sequences from whose first rows of logits tokens are taken, in their order
     places         i32[B], where each sequence stands, also where `starts` leaves it to the device; None: not known
+    sharing        i32[B, 6], the table of shared prefixes (`ingot.ir.features.sharing`); None: nothing is shared
     """
 
     rows: Array
@@ -62,6 +63,7 @@ class Fed:
     sampled: Sequence[Asking] = ()
     places: Array | None = None
     group_pages: Mapping[CacheGroup, Array] = field(default_factory=dict)
+    sharing: Array | None = None
 
     def pages_of(self, group: CacheGroup) -> Array:
         """i32[rows, P]: the pages of every device row in a group of caches."""

@@ -11,6 +11,7 @@ from ingot.ir.features.paging import PAGING, paging_of
 from ingot.ir.features.penalties import BANS, PENALTIES
 from ingot.ir.features.sampling import SAMPLING
 from ingot.ir.features.sequences import SEQUENCES
+from ingot.ir.features.sharing import SHARING
 from ingot.ir.features.slots import SLOTS
 from ingot.ir.features.step_input import RowTable, ServedParam, StepInput
 
@@ -26,8 +27,8 @@ def register_feature(feature: Feature) -> Feature:
     for one in feature.inputs:
         if one.name in _INPUTS:
             raise InternalError(f"the step input '{one.name}' is declared twice", where=f"feature {feature.name}")
-        if one.dim not in ("T", "B", "L"):
-            raise InternalError(f"the step input '{one.name}' is {one.type}", expected="T, B or L in front")
+        if one.dim not in ("T", "B", "L", "G"):
+            raise InternalError(f"the step input '{one.name}' is {one.type}", expected="T, B, L or G in front")
         if one.late and one.type.dtype.itemsize != 4:
             raise InternalError(f"the late step input '{one.name}' is {one.type}", expected="elements of 4 bytes")
     FEATURES[feature.name] = feature
@@ -119,5 +120,5 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
-for _feature in (SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS):
+for _feature in (SEQUENCES, PAGING, SHARING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS):
     register_feature(_feature)

@@ -77,7 +77,8 @@ class ServedParam:
 class StepInput:
     """One input of a step.
 
-    `type` has T, B or L in front: a value for each token, sequence or row of logits. `padding` is what a place holds
+    `type` has T, B, L or G in front: a value for each token, sequence or row of logits, or row of the table of shared
+    prefixes. `padding` is what a place holds
     that no sequence has, and what a sequence has that asks for nothing. `fill(array, fed)` writes the values of a step
     into an array of its shape. `varies`: they differ from step to step even while the same sequences decode; an input
     that varies and has a `table` is filled only where some running sequence asks for it. `table` keeps by device row
@@ -101,7 +102,7 @@ class StepInput:
 
     @property
     def dim(self) -> str:
-        """What has a value each: "T", "B" or "L"."""
+        """What has a value each: "T", "B", "L" or "G"."""
         return str(self.type.shape[0])
 
 

@@ -47,8 +47,10 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
     """`function` of what the second part is given: `q` and `kv` of the first one."""
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
-    sinks = () if call["sinks"] is None else (call["sinks"],)
-    return function(q, kv, *(call[name] for name in names), *sinks, scale=call["scale"], **stated_options(call))
+    last = [call["sinks"], call["sharing"]]
+    while last and last[-1] is None:
+        last.pop()
+    return function(q, kv, *(call[name] for name in names), *last, scale=call["scale"], **stated_options(call))
 
 
 def _decompose(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,6 +131,7 @@ def append_attention(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
     *,
     eps: float,
     interleaved: bool = False,
@@ -147,6 +150,6 @@ def append_attention(
     )
     lens = (page_table, q_starts, q_lens, kv_lens)
     return (
-        paged_attention.reference(prepared, written, *lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap),
+        paged_attention.reference(prepared, written, *lens, sinks, sharing, scale=scale, mask=mask, soft_cap=soft_cap),
         written,
     )

@@ -197,6 +197,17 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
+def _sharing_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Those of `paged_samples`, and three sequences of which two begin with the same page."""
+    kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
+    q = torch.randn(3, 4, 8, generator=g).to(dtype)
+    rows = ([[3, 0], [5, 1], [3, 2]], [0, 1, 2], [1, 1, 1], [20, 9, 31])
+    sharing = [[16, 0, 0, 2, 16, 0], [0, 2, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0]]
+    table, starts, counts, lens, shared = (torch.tensor(one, dtype=torch.int32) for one in (*rows, sharing))
+    alike = Sample((q, kv, table, starts, counts, lens, None, shared), {"scale": 0.35})
+    return [*paged_samples(g, dtype), alike]
+
+
 def _paged_rowwise(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -205,6 +216,7 @@ def _paged_rowwise(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -315,6 +327,7 @@ def _paged_costliest(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -329,7 +342,7 @@ def _paged_costliest(
 
 
 @define(
-    samples=paged_samples,
+    samples=_sharing_samples,
     rows=("q",),
     rowwise=_paged_rowwise,
     fake=like_q,
@@ -348,6 +361,7 @@ def paged_attention(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -357,7 +371,8 @@ def paged_attention(
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
     position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
-    `soft_cap` are those of `attention`.
+    `soft_cap` are those of `attention`. `sharing` i32[G, 6] is the table of shared prefixes
+    (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that share it, or ignore this.
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     by = Mask.named(mask)

@@ -91,7 +91,8 @@ class CudaExecutor:
     @property
     def captured(self) -> Captured:
         return Captured(
-            decode={size.B: seconds for size, seconds in self._decode.seconds.items()},
+            decode={size.B: seconds for size, seconds in self._decode.seconds.items() if not size.shares},
+            shared={size.B: seconds for size, seconds in self._decode.seconds.items() if size.shares},
             prompts={(size.T, size.B): seconds for size, seconds in self._prompts.seconds.items()},
         )
 
@@ -277,7 +278,8 @@ class CudaExecutor:
             step = inputs.sizes
         elif inputs.keys() >= _SIZED and ((groups := table_groups(inputs)) or "P" not in self.plan.dims):
             tokens, rows, logits = (inputs[name].shape[0] for name in ("tokens", "rows", "logit_rows"))
-            step = StepSizes(tokens, rows, logits, inputs[groups[0].page_table].shape[1] if groups else 0)
+            pages = inputs[groups[0].page_table].shape[1] if groups else 0
+            step = StepSizes(tokens, rows, logits, pages, inputs["sharing"].shape[0] if "sharing" in inputs else 1)
         else:
             return None
         return step if "T" in self.plan.dims else StepSizes(step.B, step.B, step.B, step.P)

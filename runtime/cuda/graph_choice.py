@@ -50,9 +50,10 @@ class DecodeChoice:
     """Of graphs of decode steps. `classes` are the bucket classes by size."""
 
     def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
-        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: size.T)}
+        self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.G))}
         self._when = when
         self._seen = 1  # sequences of the last decode step
+        self._shares = False  # whether a step so far had prefixes that its sequences share
         self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph in vain
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
@@ -63,7 +64,7 @@ class DecodeChoice:
         if step.T > step.B:
             # Pieces of prompts beside decoding: to launch such a step once takes less than capturing it.
             return larger
-        self._seen = step.B
+        self._seen, self._shares = step.B, self._shares or step.shares
         if self._when != "idle" or least in captured:
             return least
         self._missed[least] = self._missed.get(least, 0) + 1
@@ -76,20 +77,23 @@ class DecodeChoice:
         return None if least is None else replace(least, P=step.P)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The missing size that is nearest to the batch seen last; of two, the one that holds it."""
-        missing = [size for size in self._classes if size not in captured]
-        return min(missing, key=lambda size: (abs(size.B - self._seen), -size.B), default=None)
+        """The missing size that is nearest to the batch seen last; of two, the one that holds it. Those of steps with
+        shared prefixes come last, and once such a step was seen."""
+        missing = [size for size in self._classes if size not in captured and (self._shares or not size.shares)]
+        return min(missing, key=lambda size: (size.shares, abs(size.B - self._seen), -size.B), default=None)
 
     def _least(self, step: StepSizes) -> StepSizes | None:
         """The least size that holds a step."""
-        return next((size for size in self._classes if size.T >= step.T and size.L >= step.L), None)
+        alike = (size for size in self._classes if size.shares == step.shares)
+        return next((size for size in alike if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
         """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
         own = self._classes[size]
         if not has_few_tokens(own):
             return None
-        among = (other for other, one in self._classes.items() if one == own and size.T <= other.T <= 2 * size.T)
+        alike = (other for other, one in self._classes.items() if one == own and other.shares == size.shares)
+        among = (other for other in alike if size.T <= other.T <= 2 * size.T)
         return next((other for other in among if other in captured), None)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ingot.ir.gpus import Gpu
 from ingot.ir.ops import OPS
@@ -40,9 +41,13 @@ def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[in
 
 def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
     """The decode steps that graphs can hold, one token of each sequence, up to the largest batch; each with the bucket
-    class that it is of."""
-    sizes = graph_sizes(plan.dims.get("B", (1, 0))[1])
-    return _capturable(plan, [StepSizes(size, size, size, most_pages(plan)) for size in sizes], most=1)
+    class that it is of. Where the plan takes the table of shared prefixes, steps that share any come after the
+    others."""
+    rows = graph_sizes(plan.dims.get("B", (1, 0))[1])
+    sizes = [StepSizes(size, size, size, most_pages(plan)) for size in rows]
+    if "G" in plan.dims:
+        sizes += [replace(size, G=size.B) for size in sizes if size.B > 1]
+    return _capturable(plan, sizes, most=1)
 
 
 def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:

@@ -78,7 +78,7 @@ class Graphs:
 
     def capture_for(self, rows: int) -> None:
         """Capture the least that holds so many sequences, if there is such."""
-        if (size := next((size for size in self._buckets if rows <= size.B), None)) is not None:
+        if (size := next((size for size in self._buckets if rows <= size.B and not size.shares), None)) is not None:
             self.capture(size)
 
     def capture_all(self) -> None:

@@ -49,7 +49,7 @@ class PaddedInputs:
         self._all = [(one, arrays[one.name]) for one in layout.inputs if not one.late]
         self._late = [(one, arrays[one.name]) for one in layout.late]
         self._varying = [(one, arrays[one.name]) for one in layout.varying]
-        self._filled = {"T": 0, "B": 0, "L": 0}
+        self._filled = dict.fromkeys("TBLG", 0)
         self._stamp: object = None
         for one, array in (*self._all, *self._late):
             array[...] = one.padding
@@ -93,7 +93,7 @@ class PaddedInputs:
 
 
 def _counts(sizes: StepSizes) -> dict[str, int]:
-    return {"T": sizes.T, "B": sizes.B, "L": sizes.L}
+    return {"T": sizes.T, "B": sizes.B, "L": sizes.L, "G": sizes.G}
 
 
 class DeviceInputs:

@@ -54,11 +54,29 @@ def test_shared_pages_give_what_pages_of_their_own_give(made: Path, num_pages: i
     print(stats, llm._engine._scheduler.num_preemptions)
     assert stats.hits >= 500 and shared[1].num_cached_tokens in (80, 0)
     assert (llm._engine._scheduler.num_preemptions > 0) == (num_pages == 24)
+    agree(shared, alone)
+
+
+@pytest.mark.parametrize("graphs", ["idle", "none"])
+@pytest.mark.parametrize("sequences", [12, 90])
+def test_prefixes_that_are_read_once_give_what_each_sequence_reads(made: Path, sequences: int, graphs: Any) -> None:
+    """Of prompts without penalties, however little it saves."""
+    asked = (prompts() * 4)[:sequences]
+    alone = LLM(made, num_kv_pages=1600, disable_cascade_attn=True).generate(asked, PLAIN)
+    llm = LLM(made, num_kv_pages=1600, cuda_graphs=graphs)
+    llm._engine._scheduler._least_shared = 1
+    agree(llm.generate(asked, PLAIN), alone)
+    captured = llm.loaded.executor.captured.shared
+    assert bool(captured) == (graphs == "idle"), captured
+
+
+def agree(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    """The same log-probabilities as long as the tokens are the same, and they are for most of the way."""
     compared = 0
-    for found, expected in zip(shared, alone, strict=True):
-        ids = found.outputs[0].token_ids, expected.outputs[0].token_ids
+    for one, other in zip(found, expected, strict=True):
+        ids = one.outputs[0].token_ids, other.outputs[0].token_ids
         same = next((place for place in range(len(ids[1])) if ids[0][place] != ids[1][place]), len(ids[1]))
-        problem = compare(chosen(found)[:same], chosen(expected)[:same], torch.float32, factor=DEPTH_FACTOR)
-        assert problem is None, f"request {found.request_id}: {problem}"
+        problem = compare(chosen(one)[:same], chosen(other)[:same], torch.float32, factor=DEPTH_FACTOR)
+        assert problem is None, f"request {one.request_id}: {problem}"
         compared += same
-    assert compared >= len(shared) * 40 * 3 // 4, f"only {compared} steps had the same tokens before them"
+    assert compared >= len(found) * 40 * 3 // 4, f"only {compared} steps had the same tokens before them"

@@ -120,7 +120,7 @@ def test_what_is_unknown_or_there_twice(colour: Feature) -> None:
     for feature, said in (
         (colour, "'colour' is defined twice"),
         (Feature("paint", (shade,)), "'shade' is declared twice"),
-        (Feature("paint", (scalar,)), "T, B or L in front"),
+        (Feature("paint", (scalar,)), "T, B, L or G in front"),
         (Feature("paint", (wide,)), "elements of 4 bytes"),
     ):
         with pytest.raises(InternalError, match=said):
@@ -148,7 +148,7 @@ def test_every_input_is_padded_as_it_is_declared(colour: Feature) -> None:
     """Of a step that is filled up: what its sequences have in front, and padding behind, also where a larger step
     was."""
     names = frozenset(name for name, one in step_inputs().items() if one.known)
-    layout, sizes = StepLayout.of(names), StepSizes(6, 4, 5, 3)
+    layout, sizes = StepLayout.of(names), StepSizes(6, 4, 5, 3, G=4)
     given = PaddedInputs(layout, sizes)
     larger = fed_of([FedSequence(row, [9], 5, -1, [1, 2, 3], asked={"top_k": 7}) for row in range(4)], PAGE)
     given.fill(filled(layout, larger, StepSizes(4, 4, 4, 3)))

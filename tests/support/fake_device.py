@@ -19,12 +19,14 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import StepMemoryError
+from ingot.ir.features.sharing import COUNT, FIRST, LEADER, LENGTH, MEMBER, OWN
 from ingot.ir.masks import Mask
 from ingot.runtime.step import StepInputs, StepLayout
 
@@ -128,7 +130,9 @@ class FakeDevice:
         self.scripts: list[tuple[list[int], list[int]]] = []
         self.invalid: Callable[[list[int]], bool] = lambda context: False
         self.launched: list[FakeHandle] = []
-        self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = 0
+        self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = (
+            self.num_shared
+        ) = 0
         self.num_rated = self.most_rated = self.most_shared = self.num_fed = 0
         self.fail_at = -1
         self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
@@ -164,12 +168,32 @@ class FakeDevice:
         assert len(self.launched) <= 2
         return handle
 
+    def _check_sharing(self, value: dict[str, Any]) -> bool:
+        """Whether the step shares prefixes: then members of a group hold the same pages, and feed one token each."""
+        rows = value["sharing"]
+        if len(rows) == 1:
+            assert not any(rows[0])
+            return False
+        assert value["q_lens"] == [1] * len(rows)
+        own = [0] * len(rows)
+        for row in rows:
+            members = [one[MEMBER] for one in rows[row[FIRST] : row[FIRST] + row[COUNT]]]
+            assert len(set(members)) == len(members) != 1 and (not members or members[0] == row[LEADER])
+            for member in members:
+                assert own[member] == 0, "a sequence is in one group at most"
+                own[member] = row[LENGTH]
+                pages = [value["page_table"][one][: row[LENGTH] // self.page_size] for one in (member, row[LEADER])]
+                assert row[LENGTH] and pages[0] == pages[1]
+        assert [row[OWN] for row in rows] == own and any(own)
+        return True
+
     def run(self, handle: FakeHandle) -> list[int]:
         assert self.launched.pop(0) is handle, "steps run in order"
         inputs = handle.inputs
         layout = self.layout
         assert tuple(inputs) == layout.names
         sizes = {"T": inputs.sizes.T, "B": inputs.sizes.B, "L": inputs.sizes.L, "P": inputs.sizes.P}
+        sizes["G"] = inputs.sizes.G
         copied = layout.views(inputs.flat.clone(), inputs.sizes)  # what a device gets: one copy of the flat buffer
         for one in layout.inputs:
             name, dtype = one.name, one.type.dtype
@@ -186,6 +210,7 @@ class FakeDevice:
         self.most_tokens, self.num_fed = max(self.most_tokens, sizes["T"]), self.num_fed + sizes["T"]
         self.most_sequences = max(self.most_sequences, sizes["B"])
 
+        self.num_shared += self._check_sharing(value)
         self._fed: dict[int, list[int]] = {}  # by sequence, its last token and the drafts behind it
         for one in inputs.recounts:
             assert one.row in value["rows"]

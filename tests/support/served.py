@@ -51,6 +51,7 @@ class Served:
             prefix_caching=prefix_caching,
             policy=policy,
             max_drafts=drafts,
+            least_shared=1,
         )
         pools = {FULL: self.pool}
         for name, pages in (lifetimes or {}).items():

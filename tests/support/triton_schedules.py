@@ -58,6 +58,8 @@ def run_schedule(
 
     for launch in schedule.launches:
         grid = tuple(evaluate(size, sizes) for size in launch.grid)
+        if 0 in grid:
+            continue
         arguments = {name: argument(value) for name, value in launch.arguments.items()}
         options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
         launch.kernel[grid](**arguments, **launch.constants, **options)

@@ -27,6 +27,9 @@ from ingot.backends.triton.kernels.attention import (
     weighed,
 )
 from ingot.backends.triton.kernels.attention_splits import (
+    COLUMNS,
+    OWN,
+    contexts,
     further_item,
     owner_of,
     positions_read,
@@ -70,6 +73,19 @@ def _fetch_chunk(
         )
 
 
+@triton.jit
+def _with_prefix(weight_sum, peak, prefixes, prefix_sizes, rows, held, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """The state of rows that have seen a sink at most, after the prefixes at `rows`."""
+    d = tl.arange(0, BLOCK_DIM)
+    size = tl.load(prefix_sizes + rows, mask=held, other=LOWEST)
+    mean = tl.load(
+        prefixes + rows[:, None].to(tl.int64) * DIM + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0
+    )
+    higher = tl.maximum(peak, size)
+    weight = tl.exp2(size - higher)
+    return mean * weight[:, None], weight_sum * tl.exp2(peak - higher) + weight, higher
+
+
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
 def decode_attention(
     out,
@@ -91,6 +107,9 @@ def decode_attention(
     q_weight,
     k_weight,
     sinks,
+    sharing,
+    prefixes,
+    prefix_sizes,
     tokens,
     sequences,
     width,
@@ -141,12 +160,17 @@ def decode_attention(
     at its slot. What this step feeds is attended to as it comes from k and v: no program reads what another one writes
     here. The cache then holds what earlier steps wrote, and the page table comes from the host, so the first chunk is
     loaded before the kernels in front of this one have ended.
+
+    With `sharing`, `prefixes` and `prefix_sizes` are the results of `shared_attention`, and only positions after the
+    prefixes are read here.
     """
     if DEPENDENT:
         gdc_launch_dependents()
-    # Rows that are not known to be cached may hold anything until the length is known; by it windows begin.
+    # Rows that are not known to be cached may hold anything until the length is known; by it windows begin, and shared
+    # prefixes say where contexts do.
     FORGETS: tl.constexpr = forgets(MASK)
-    KNOWN: tl.constexpr = APPEND and not FORGETS
+    SHARED: tl.constexpr = sharing is not None
+    KNOWN: tl.constexpr = APPEND and not FORGETS and not SHARED
     EARLY: tl.constexpr = KNOWN and EARLY_TILE
     item = tl.program_id(0)
     fed_by = sequences if SINGLE else tokens
@@ -192,7 +216,7 @@ def decode_attention(
     if DEPENDENT:
         gdc_wait()
     if SHARES > 0:
-        lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        lengths = contexts(kv_lens, sharing, b, sequences)
 
     if not SINGLE:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
@@ -205,9 +229,11 @@ def decode_attention(
     more = 1
     if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN)
+            share = share_of(
+                counts, lengths, q_lens, kv_lens, sharing, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN
+            )
             sequence, place, more = further_item(
-                item - first_items, share, q_lens, kv_lens, sequences,
+                item - first_items, share, q_lens, kv_lens, sharing, sequences,
                 KV_HEADS, BASE, MAX_SPLITS, MASK, APPEND, SINGLE, SCAN,
             )  # fmt: skip
     if sequence < 0:
@@ -245,8 +271,13 @@ def decode_attention(
 
     splits = BASE
     if SHARES > 0:
-        share = share_of(counts, lengths, q_lens, kv_lens, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN)
-        splits = splits_of(positions_read(length, count, MASK, APPEND), share, BASE, MAX_SPLITS)
+        share = share_of(
+            counts, lengths, q_lens, kv_lens, sharing, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN
+        )
+        context = length
+        if SHARED:
+            context -= tl.load(sharing + sequence * COLUMNS + OWN)
+        splits = splits_of(positions_read(context, count, MASK, APPEND), share, BASE, MAX_SPLITS)
     nth = token - first
     cached = length - count
     own_place = cached + nth
@@ -254,6 +285,8 @@ def decode_attention(
     low = 0
     if FORGETS:
         low = first_seen(own_place, MASK)
+    elif SHARED:
+        low = tl.load(sharing + sequence * COLUMNS + OWN)
     # Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and
     # the first split does where there is none.
     chunks = tl.cdiv(tl.maximum(end - low, 0), CHUNK)
@@ -271,6 +304,12 @@ def decode_attention(
         if split == 0:
             peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
+    if SHARED:  # noqa: SIM102
+        if (split == 0) & (low > 0):
+            total, weight_sum, peak = _with_prefix(
+                weight_sum, peak, prefixes, prefix_sizes, (sequence * KV_HEADS + head) * GROUP + g, g < GROUP,
+                DIM, BLOCK_DIM,
+            )  # fmt: skip
     if APPEND:  # noqa: SIM102
         if split == feeding:
             into = (

@@ -4,6 +4,10 @@ import triton
 import triton.language as tl
 
 from ingot.backends.triton.kernels.attention import LOWEST, forgets, log_sum_exp, size_of
+from ingot.ir.features import sharing as columns
+
+OWN = tl.constexpr(columns.OWN)
+COLUMNS = tl.constexpr(columns.COLUMNS)
 
 
 @triton.jit
@@ -16,6 +20,15 @@ def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
         count = tl.load(q_lens + b, mask=b < sequences, other=0)
         sequence = tl.maximum(sequence, tl.max(tl.where((start <= token) & (token < start + count), b, -1)))
     return sequence
+
+
+@triton.jit
+def contexts(kv_lens, sharing, b, sequences):
+    """Positions of the sequences `b` that are read for each of them alone: all but a prefix that its group reads."""
+    lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
+    if sharing is not None:
+        lengths -= tl.load(sharing + b * COLUMNS + OWN, mask=b < sequences, other=0)
+    return lengths
 
 
 @triton.jit
@@ -48,6 +61,7 @@ def share_of(
     lengths,
     q_lens,
     kv_lens,
+    sharing,
     sequences,
     SHARES: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -62,7 +76,7 @@ def share_of(
     for first in range(SCAN, sequences, SCAN):
         b = first + tl.arange(0, SCAN)
         count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
-        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        length = contexts(kv_lens, sharing, b, sequences)
         work += tl.sum(count * positions_read(length, count, MASK, APPEND))
     return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
 
@@ -73,6 +87,7 @@ def further_item(
     share,
     q_lens,
     kv_lens,
+    sharing,
     sequences,
     KV_HEADS: tl.constexpr,
     BASE: tl.constexpr,
@@ -91,7 +106,7 @@ def further_item(
     for first in range(0, sequences, SCAN):
         b = first + tl.arange(0, SCAN)
         count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
-        length = tl.load(kv_lens + b, mask=b < sequences, other=0)
+        length = contexts(kv_lens, sharing, b, sequences)
         splits = splits_of(positions_read(length, count, MASK, APPEND), share, BASE, MAX_SPLITS)
         items = count * KV_HEADS * (splits - BASE)
         end = before + tl.cumsum(items, 0)

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 
 from ingot.backends.triton.kernels.attention_decode import decode_attention
-from ingot.backends.triton.launches import WARP, Term, times
+from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of, results_of
+from ingot.backends.triton.lower.attention_shared import Prefixes, schedule_shared, sharing_of, when
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
@@ -25,14 +26,17 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
     attention = attention_of(call)
     out, lse = results_of(call, schedule)
-    _launch(call, attention, schedule, (out, lse), schedule.bucket.tokens[1], append=append, single=False)
+    _launch(
+        call, attention, schedule, (out, lse), schedule.bucket.tokens[1], sharing_of(call, schedule),
+        append=append, single=False,
+    )  # fmt: skip
     return (out,) if lse is None else (out, lse)
 
 
 def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None) -> None:
     """Adds the rows of `out` [T, heads, dim], and of `lse` [T, heads] where it is given, of sequences that feed one
     token."""
-    _launch(call, attention, schedule, (out, lse), schedule.most_sequences, append=False, single=True)
+    _launch(call, attention, schedule, (out, lse), schedule.most_sequences, None, append=False, single=True)
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
@@ -49,12 +53,14 @@ def _launch(
     schedule: Schedule,
     results: tuple[Value, Value | None],
     most_tokens: int,
+    sharing: Value | None,
     *,
     append: bool,
     single: bool,
 ) -> None:
     """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
-    and others are left out."""
+    and others are left out. Where there is a table `sharing`, that launch is for steps that share no prefix, and there
+    are two more for those that do."""
     cache, heads = attention.cache, power_of_two(attention.group)
     problem = DecodeProblem(
         cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), min(most_tokens, MOST_DECODED),
@@ -73,38 +79,50 @@ def _launch(
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         fixed = {"EPS": float(call.attributes["eps"]), "HEAD": rotated_head(call, "q", attention.block_dim)}
         fixed |= {"POSITIONS": static(call.value("table"), 0), **strides_of(call, "k", "v")}
-    schedule.launch(
-        decode_attention,
-        (items, 1, 1),
-        {
-            "out": results[0],
-            "lse": results[1],
-            "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
-            "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
-            "arrived": schedule.counter((most_tokens, cache.kv_heads)),
-            **attention.arguments,
-            **prologue,
-        },
-        {
-            **attention.constants,
-            **fixed,
-            "APPEND": append,
-            "SINGLE": single,
-            "BLOCK_GROUP": max(16, heads),
-            "CHUNK": tiles.keys,
-            "BASE": limits.base,
-            "SHARES": limits.shares,
-            "MAX_SPLITS": limits.most,
-            "BLOCK_HEADS": heads,
-            "BLOCK_SPLITS": min(
-                power_of_two(limits.most), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
-            ),
-            "SCAN": _scan(problem.tokens, tiles.warps, single=single),
-            "AHEAD": tiles.ahead,
-            "EARLY_TILE": tiles.early,
-            "DEPENDENT": schedule.dependent,
-        },
-        warps=tiles.warps,
-        stages=tiles.stages,
-        dependent=schedule.dependent,
-    )
+    constants = {
+        **attention.constants,
+        **fixed,
+        "APPEND": append,
+        "SINGLE": single,
+        "BLOCK_GROUP": max(16, heads),
+        "CHUNK": tiles.keys,
+        "BASE": limits.base,
+        "SHARES": limits.shares,
+        "MAX_SPLITS": limits.most,
+        "BLOCK_HEADS": heads,
+        "BLOCK_SPLITS": min(
+            power_of_two(limits.most), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
+        ),
+        "SCAN": _scan(problem.tokens, tiles.warps, single=single),
+        "AHEAD": tiles.ahead,
+        "EARLY_TILE": tiles.early,
+        "DEPENDENT": schedule.dependent,
+    }
+    arguments = {
+        "out": results[0],
+        "lse": results[1],
+        "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
+        "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
+        "arrived": schedule.counter((most_tokens, cache.kv_heads)),
+        **attention.arguments,
+        **prologue,
+    }
+
+    def launch(grid: Expr, prefixes: Prefixes | None) -> None:
+        sharing, attended, sizes = prefixes or (None, None, None)
+        schedule.launch(
+            decode_attention,
+            (grid, 1, 1),
+            {**arguments, "sharing": sharing, "prefixes": attended, "prefix_sizes": sizes},
+            constants,
+            warps=tiles.warps,
+            stages=tiles.stages,
+            dependent=schedule.dependent,
+        )
+
+    if sharing is None:
+        launch(items, None)
+        return
+    launch(times(items, when(sharing, shared=False)), None)
+    prefixes = schedule_shared(call, attention, schedule, sharing, fixed)
+    launch(times(items, when(sharing, shared=True)), prefixes)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import fx
 
-from ingot.backends.triton.launches import LAUNCHES, Launch, Launches
+from ingot.backends.triton.launches import LAUNCHES, Launch, Launches, evaluate
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
 from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched
 from ingot.ir.artifact import EXE_FOLDER
@@ -59,7 +59,8 @@ def launches_of(
     """The launches of an instruction in a step, none of a view. `known` are those of executables by their ids, `chosen`
     tile sizes of the call."""
     if instruction.calls in known:
-        found = [launched(one, shape.served, shape.gpu) for one in known[str(instruction.calls)]]
+        run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.served) for size in one.grid))
+        found = [launched(one, shape.served, shape.gpu) for one in run]
     else:
         found = [] if node.target in VIEWS else [Launched(f"{instruction.provider} {op_name(node)}")]
     return tuple(_by_contexts(one, node, shape, chosen) for one in found)
