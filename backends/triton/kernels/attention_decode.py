@@ -74,16 +74,41 @@ def _fetch_chunk(
 
 
 @triton.jit
-def _with_prefix(weight_sum, peak, prefixes, prefix_sizes, rows, held, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """The state of rows that have seen a sink at most, after the prefixes at `rows`."""
+def _with_prefix(
+    weight_sum,
+    peak,
+    prefixes,
+    prefix_sizes,
+    prefix_splits,
+    sequence,
+    head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """The state of rows that have seen a sink at most, after the prefix of their sequence, of which each of up to
+    SPLITS splits has its attention in `prefixes`."""
+    g = tl.arange(0, BLOCK_GROUP)
     d = tl.arange(0, BLOCK_DIM)
-    size = tl.load(prefix_sizes + rows, mask=held, other=LOWEST)
-    mean = tl.load(
-        prefixes + rows[:, None].to(tl.int64) * DIM + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0
-    )
-    higher = tl.maximum(peak, size)
-    weight = tl.exp2(size - higher)
-    return mean * weight[:, None], weight_sum * tl.exp2(peak - higher) + weight, higher
+    s = tl.arange(0, SPLITS)
+    first = (sequence * KV_HEADS + head).to(tl.int64) * SPLITS
+    splits = tl.load(prefix_splits + sequence)
+    rows = (first + s)[:, None] * GROUP + g[None, :]
+    size = tl.load(prefix_sizes + rows, mask=(s < splits)[:, None] & (g < GROUP)[None, :], other=LOWEST)
+    higher = tl.maximum(peak, tl.max(size, 0))
+    weight_sum = weight_sum * tl.exp2(peak - higher) + tl.sum(tl.exp2(size - higher[None, :]), 0)
+    total = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
+    for split in tl.static_range(SPLITS):
+        # There is no loop: all splits are on their way at once.
+        row = (first + split) * GROUP + g
+        held = (g < GROUP) & (split < splits)
+        part = tl.load(prefixes + row[:, None] * DIM + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0)
+        size = tl.load(prefix_sizes + row, mask=held, other=LOWEST)
+        total += part * tl.exp2(size - higher)[:, None]
+    return total, weight_sum, higher
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -110,6 +135,7 @@ def decode_attention(
     sharing,
     prefixes,
     prefix_sizes,
+    prefix_splits,
     tokens,
     sequences,
     width,
@@ -143,6 +169,7 @@ def decode_attention(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     SCAN: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr,
     AHEAD: tl.constexpr,
     EARLY_TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -161,8 +188,8 @@ def decode_attention(
     here. The cache then holds what earlier steps wrote, and the page table comes from the host, so the first chunk is
     loaded before the kernels in front of this one have ended.
 
-    With `sharing`, `prefixes` and `prefix_sizes` are the results of `shared_attention`, and only positions after the
-    prefixes are read here.
+    With `sharing`, `prefixes`, `prefix_sizes` and `prefix_splits` are the results of `shared_attention`, and only
+    positions after the prefixes are read here.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -307,8 +334,8 @@ def decode_attention(
     if SHARED:  # noqa: SIM102
         if (split == 0) & (low > 0):
             total, weight_sum, peak = _with_prefix(
-                weight_sum, peak, prefixes, prefix_sizes, (sequence * KV_HEADS + head) * GROUP + g, g < GROUP,
-                DIM, BLOCK_DIM,
+                weight_sum, peak, prefixes, prefix_sizes, prefix_splits, sequence, head,
+                KV_HEADS, GROUP, PREFIX_SPLITS, DIM, BLOCK_GROUP, BLOCK_DIM,
             )  # fmt: skip
     if APPEND:  # noqa: SIM102
         if split == feeding:

@@ -3,9 +3,9 @@
     for each group of the table `sharing` (ingot.ir.features.sharing), tile of its rows, head of k and v:
         query = the q of the rows: every head of q that reads this head, of every member of the group
         for each split of the prefix: attention of all rows over the split
-        the split that ends last puts the splits together
 
-`decode_attention` then goes on with what each sequence has of its own: a row of the result is where its sums begin.
+`decode_attention` then goes on with what each sequence has of its own: the splits are where its sums begin. So they are
+put together by as many programs as there are sequences, and none here waits for others.
 
 A work item is (group, tile, split). How many there are follows from the table, on the device; the grid is as large as
 they can be, and programs without an item end.
@@ -45,7 +45,7 @@ def _find_item(
     MAX_SPLITS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """(group or -1, its tile, the number of the group's first tile among all, split, splits, positions of a split)."""
+    """(group or -1, its tile, split, splits, positions of a split)."""
     group = tl.arange(0, GROUPS)
     at = sharing + group * COLUMNS
     count = tl.load(at + COUNT, mask=group < rows, other=0)
@@ -60,53 +60,16 @@ def _find_item(
     own = (item >= end - items) & (item < end)
     found = tl.max(tl.where(own, group, -1))
     place = tl.sum(tl.where(own, item - (end - items), 0))
-    first_tile = tl.sum(tl.where(own, tl.cumsum(tiles, 0) - tiles, 0))
     splits = tl.maximum(tl.sum(tl.where(own, splits, 0)), 1)
     each = tl.sum(tl.where(own, each, 0))
-    return found, place // splits, first_tile, place % splits, splits, each
-
-
-@triton.jit
-def _put_together(
-    partial,
-    sizes,
-    item,
-    splits,
-    head,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """(attention [M, BLOCK_DIM], logarithm in base 2 of what its weights add up to [M]) of a tile, from its splits: the
-    items from `item` on. Other multiprocessors wrote them during this launch: they are read past the first cache."""
-    m = tl.arange(0, BLOCK_M)
-    d = tl.arange(0, BLOCK_DIM)
-    total = tl.zeros((BLOCK_M, BLOCK_DIM), tl.float32)
-    weight_sum = tl.zeros((BLOCK_M,), tl.float32)
-    peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
-    for split in range(splits):
-        here = ((item + split) * KV_HEADS + head).to(tl.int64) * BLOCK_M + m
-        size = tl.load(sizes + here, cache_modifier=".cg")
-        part = tl.load(
-            partial + here[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0, cache_modifier=".cg"
-        )
-        higher = tl.maximum(peak, size)
-        grown = tl.exp2(size - higher)
-        shrunk = tl.exp2(peak - higher)
-        total = total * shrunk[:, None] + part * grown[:, None]
-        weight_sum = weight_sum * shrunk + grown
-        peak = higher
-    return total / weight_sum[:, None], peak + tl.log2(weight_sum)
+    return found, place // splits, place % splits, splits, each
 
 
 @triton.jit(do_not_specialize=["rows", "width"])
 def shared_attention(
     out,
-    out_sizes,
-    partial,
     sizes,
-    arrived,
+    out_splits,
     kv,
     q,
     positions,
@@ -141,18 +104,17 @@ def shared_attention(
 ):
     """Grid: as many items as there can be * KV_HEADS.
 
-    `out` f32[sequences, KV_HEADS, GROUP, DIM] takes the attention of each sequence of a group over its prefix, and
-    `out_sizes` f32[sequences, KV_HEADS, GROUP] the logarithm in base 2 of what its weights add up to. `partial`
-    f32[items, KV_HEADS, BLOCK_M, DIM] and `sizes` f32[items, KV_HEADS, BLOCK_M] take those of splits; `arrived`
-    i32[tiles, KV_HEADS] counts the splits that have ended. `sharing` has `rows` rows and at most GROUPS groups, each
-    member of which feeds one token. With APPEND, q is normed and rotated here.
+    `out` f32[sequences, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each sequence of a group over each
+    split of its prefix, `sizes` f32[sequences, KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights
+    add up to, and `out_splits` i32[sequences] how many splits there are. `sharing` has `rows` rows and at most GROUPS
+    groups, each member of which feeds one token. With APPEND, q is normed and rotated here.
     """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     head = tl.program_id(0) % KV_HEADS
     item = tl.program_id(0) // KV_HEADS
-    group, tile, first_tile, split, splits, each = _find_item(
+    group, tile, split, splits, each = _find_item(
         item, sharing, rows, GROUP, BLOCK_M, BLOCK_N, PROGRAMS, MAX_SPLITS, GROUPS
     )
     if group < 0:
@@ -183,22 +145,10 @@ def shared_attention(
         split * each, tl.minimum((split + 1) * each, length), BLOCK_N, SCALE, "bidirectional", SOFT_CAP, False,
         PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
     )  # fmt: skip
-    mean = total / weight_sum[:, None]
-    size = peak + tl.log2(weight_sum)
-    if splits > 1:
-        m = tl.arange(0, BLOCK_M)
-        here = (item * KV_HEADS + head).to(tl.int64) * BLOCK_M + m
-        tl.store(partial + here[:, None] * DIM + d[None, :], mean, mask=(d < DIM)[None, :])
-        tl.store(sizes + here, size)
-        # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
-        tl.debug_barrier()
-        counter = arrived + (first_tile + tile) * KV_HEADS + head
-        ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
-        if ended < splits - 1:
-            return
-        tl.store(counter, 0)
-        mean, size = _put_together(partial, sizes, item - split, splits, head, KV_HEADS, DIM, BLOCK_DIM, BLOCK_M)
-    row = (sequence * KV_HEADS + head).to(tl.int64) * GROUP + nth % GROUP
-    tl.store(out + row[:, None] * DIM + d[None, :], mean, mask=held[:, None] & (d < DIM)[None, :])
-    tl.store(out_sizes + row, size, mask=held)
+    row = ((sequence * KV_HEADS + head).to(tl.int64) * MAX_SPLITS + split) * GROUP + nth % GROUP
+    tl.store(
+        out + row[:, None] * DIM + d[None, :], total / weight_sum[:, None], mask=held[:, None] & (d < DIM)[None, :]
+    )
+    tl.store(sizes + row, peak + tl.log2(weight_sum), mask=held)
+    if (head == 0) & (split == 0):
+        tl.store(out_splits + sequence, splits + tl.zeros_like(sequence), mask=held)

@@ -109,12 +109,18 @@ def _launch(
     }
 
     def launch(grid: Expr, prefixes: Prefixes | None) -> None:
-        sharing, attended, sizes = prefixes or (None, None, None)
+        given = prefixes or Prefixes()
         schedule.launch(
             decode_attention,
             (grid, 1, 1),
-            {**arguments, "sharing": sharing, "prefixes": attended, "prefix_sizes": sizes},
-            constants,
+            {
+                **arguments,
+                "sharing": given.sharing,
+                "prefixes": given.attention,
+                "prefix_sizes": given.sizes,
+                "prefix_splits": given.splits,
+            },
+            {**constants, "PREFIX_SPLITS": given.most_splits},
             warps=tiles.warps,
             stages=tiles.stages,
             dependent=schedule.dependent,

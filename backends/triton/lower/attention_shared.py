@@ -8,21 +8,26 @@ from ingot.backends.triton.kernels.attention_shared import shared_attention
 from ingot.backends.triton.launches import Expr, Term, cdiv, times
 from ingot.backends.triton.lower.attention_shapes import Attention
 from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.lower.heads import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.features.sharing import MOST_GROUPS
 
-# Rows of a tile: a warp group's product of tensor cores has 64.
-_ROWS = 64
-# Splits of a prefix at most: a program puts the splits of a tile together one after the other.
-_MAX_SPLITS = 32
+# Rows of a tile at most, so that keys are read from the L2 cache for many; a warp group's product of tensor cores has
+# 64 of them. The first tile that 16 sequences of 4 heads fill is of that size.
+_MOST_ROWS, _LEAST_ROWS = 128, 64
+# Splits of a prefix at most: of all sequences so many together as `decode_attention` has of a large step.
+_ALL_SPLITS, _MAX_SPLITS, _LEAST_SPLITS = 512, 16, 2
 
 
 class Prefixes(NamedTuple):
-    """What `decode_attention` is given where prefixes are read apart: the table, and results by sequence."""
+    """What `decode_attention` is given where prefixes are read apart: the table, and results by sequence and split; or
+    nothing."""
 
-    sharing: Value
-    attention: Value
-    sizes: Value
+    sharing: Value | None = None
+    attention: Value | None = None
+    sizes: Value | None = None
+    splits: Value | None = None
+    most_splits: int = 0
 
 
 def sharing_of(call: Call, schedule: Schedule) -> Value | None:
@@ -41,20 +46,24 @@ def schedule_shared(
 ) -> Prefixes:
     """Adds the launch. `fixed` are constants of `decode_attention` that say how q is prepared."""
     cache, dim = attention.cache, attention.cache.dim
-    rows = sharing.type.shape[0]
-    # A group has two members at least, and a tile that is not full.
-    most = schedule.bucket.tokens[1]
-    tiles = Term(
-        op="add", left=cdiv(times(rows, attention.group), _ROWS), right=Term(op="min", left=rows, right=MOST_GROUPS)
-    )
-    # As many programs as run at once where two share a multiprocessor; a tile has an item at least.
-    programs = max(1, 2 * schedule.cores // cache.kv_heads)
-    items = Term(op="add", left=tiles, right=programs)
-    results = (
-        schedule.scratch(torch.float32, (rows, cache.kv_heads, attention.group, dim)),
-        schedule.scratch(torch.float32, (rows, cache.kv_heads, attention.group)),
-    )
+    rows, most = sharing.type.shape[0], schedule.bucket.tokens[1]
     wide = attention.itemsize == 4
+    # Without tensor cores, which float32 does not use, a tile has a quarter of the rows. Wider heads fill registers.
+    largest = _LEAST_ROWS if attention.block_dim > 128 else _MOST_ROWS
+    block = min(largest, max(_LEAST_ROWS, power_of_two(most * attention.group))) // (4 if wide else 1)
+    # Each group has a tile that is not full.
+    tiles = Term(
+        op="add", left=cdiv(times(rows, attention.group), block), right=Term(op="min", left=rows, right=MOST_GROUPS)
+    )
+    # A tile has an item at least; the others are as many as multiprocessors.
+    programs = max(1, schedule.cores // cache.kv_heads)
+    items = Term(op="add", left=tiles, right=programs)
+    splits = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // power_of_two(most)))
+    results = (
+        schedule.scratch(torch.float32, (rows, cache.kv_heads, splits, attention.group, dim)),
+        schedule.scratch(torch.float32, (rows, cache.kv_heads, splits, attention.group)),
+        schedule.scratch(torch.int32, (rows,)),
+    )
     append = fixed["HEAD"] is not None
     given = attention.arguments
     schedule.launch(
@@ -62,10 +71,8 @@ def schedule_shared(
         (times(times(items, cache.kv_heads), when(sharing, shared=True)), 1, 1),
         {
             "out": results[0],
-            "out_sizes": results[1],
-            "partial": schedule.scratch(torch.float32, (items, cache.kv_heads, _ROWS, dim)),
-            "sizes": schedule.scratch(torch.float32, (items, cache.kv_heads, _ROWS)),
-            "arrived": schedule.counter((-(-most * attention.group // _ROWS) + MOST_GROUPS, cache.kv_heads)),
+            "sizes": results[1],
+            "out_splits": results[2],
             **{name: given[name] for name in ("kv", "q", "page_table", "q_starts", "width")},
             "positions": call.value("positions") if append else None,
             "table": call.value("table") if append else None,
@@ -77,19 +84,19 @@ def schedule_shared(
             **{name: attention.constants[name] for name in _CONSTANTS},
             **{name: fixed[name] for name in ("EPS", "HEAD")},
             "APPEND": append,
-            "BLOCK_M": _ROWS,
+            "BLOCK_M": block,
             # By what shared memory holds of keys and values in flight, and without tensor cores a quarter of it.
             "BLOCK_N": 16 if wide else 64 if attention.block_dim <= 128 else 32,
             "PROGRAMS": programs,
-            "MAX_SPLITS": _MAX_SPLITS,
+            "MAX_SPLITS": splits,
             "GROUPS": MOST_GROUPS,
             "DEPENDENT": schedule.dependent,
         },
-        warps=4 if attention.block_dim <= 64 else 8,
+        warps=8 if block == _MOST_ROWS else 4,
         stages=3,
         dependent=schedule.dependent,
     )
-    return Prefixes(sharing, *results)
+    return Prefixes(sharing, *results, most_splits=splits)
 
 
 _CONSTANTS = (
