@@ -1,14 +1,17 @@
 """insert-paged-kv: pure attention becomes attention over a paged KV cache, which is a state of the program."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
+from ingot.ir.infer import meta_tensor
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.masks import Mask
 from ingot.ir.ops.attention import stated_options
@@ -26,8 +29,8 @@ _MAX_PAGES = 2**31 - 1
 class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
-    `page_size` is in tokens. A cache is [pages, 2, page_size, kv_heads, head_dim] in the dtype of the keys, and lies in
-    the pages of the group that its attention's mask says (`ingot.ir.cache_groups`).
+    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), in the dtype of
+    the keys, and lies in the pages of the group that its attention's mask says (`ingot.ir.cache_groups`).
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -66,7 +69,7 @@ class InsertPagedKV(Pass):
                 )
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
-            shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
+            shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
             placement = cache_placement(placement_of(k, program))
             spec = StateSpec("paged_kv", group.name, "token", TensorType(kv_type.dtype, shape), placement)
             state: fx.Node = program.add_state(name, spec)
@@ -87,6 +90,12 @@ class InsertPagedKV(Pass):
             rewriter.replace(node, attended)
             caches[name] = written
         program.set_outputs({**program.output_nodes(), **caches})
+
+
+def _form_of(bound: Mapping[str, Any]) -> CacheForm:
+    """The form of the cache of an `attention`, by its arguments."""
+    tensors = (None if bound[name] is None else meta_tensor(tensor_type(bound[name])) for name in ("q", "k", "v"))
+    return CacheForm.given(*tensors, bound["value_width"])
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:

@@ -47,6 +47,7 @@ class Cache:
 def cache_of(call: Call) -> Cache:
     kv = call.value("kv")
     page, kv_heads, dim = (static(kv, axis) for axis in (2, 3, 4))
+    call.want(kv.type.shape[1] == 2, f"a cache whose values are not as wide as keys: {kv.type}")
     page_stride, part_stride, slot_stride, head_stride, step = kv.strides
     call.want((head_stride, step) == (dim, 1), f"the heads of the cache do not lie side by side: {kv.type}")
     return Cache(page, kv_heads, dim, page_stride, part_stride, slot_stride)
