@@ -13,12 +13,19 @@ form heads lie along axis 3 and positions of a page along axis 2.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ingot.ir.errors import VerifyError
 
 if TYPE_CHECKING:  # `--help` loads no torch
     import torch
+
+
+class Shaped(Protocol):
+    """A tensor, or the type of one."""
+
+    @property
+    def shape(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class CacheForm:
             )
 
     @staticmethod
-    def given(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor | None", value_width: int | None) -> "CacheForm":
+    def given(q: Shaped, k: Shaped, v: Shaped | None, value_width: int | None) -> "CacheForm":
         """The form for attention of q [T, H, D] over k and v. Raises VerifyError where these do not fit together."""
         if k.shape[2] != q.shape[2]:
             raise VerifyError(
@@ -54,7 +61,7 @@ class CacheForm:
         return CacheForm.of(k, v, value_width)
 
     @staticmethod
-    def of(k: "torch.Tensor", v: "torch.Tensor | None", value_width: int | None = None) -> "CacheForm":
+    def of(k: Shaped, v: Shaped | None, value_width: int | None = None) -> "CacheForm":
         """The form that holds rows of k [T, KV, D] and v, of which None stands for values that are part of the keys;
         writing such keys needs no `value_width`."""
         if v is None:

@@ -11,7 +11,6 @@ from ingot.ir import ops
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
-from ingot.ir.infer import meta_tensor
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.masks import Mask
 from ingot.ir.ops.attention import stated_options
@@ -94,8 +93,8 @@ class InsertPagedKV(Pass):
 
 def _form_of(bound: Mapping[str, Any]) -> CacheForm:
     """The form of the cache of an `attention`, by its arguments."""
-    tensors = (None if bound[name] is None else meta_tensor(tensor_type(bound[name])) for name in ("q", "k", "v"))
-    return CacheForm.given(*tensors, bound["value_width"])
+    v = None if bound["v"] is None else tensor_type(bound["v"])
+    return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
