@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 from torch import nn
 
-from ingot import LLM, SamplingParams, compile_model
+from ingot import LLM, SamplingParams, bisect, compile_model
 from ingot.ir import ops, recipe
 from ingot.ir.tables import make_table
 from ingot.models.architectures import ARCHITECTURES, Architecture, Definition
@@ -38,11 +38,11 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 def shapes() -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"embed": (VOCAB, HIDDEN), "head": (VOCAB, HIDDEN), "norm": (HIDDEN,)}
     for index, one in enumerate(LAYERS):
-        found[f"{index}.norm"], found[f"{index}.q"] = (HIDDEN,), (one["q"] * one["key"], HIDDEN)
-        found[f"{index}.k"] = (one["k"] * one["key"], HIDDEN)
+        found[f"norm{index}"], found[f"q{index}"] = (HIDDEN,), (one["q"] * one["key"], HIDDEN)
+        found[f"k{index}"] = (one["k"] * one["key"], HIDDEN)
         if not one["shared"]:
-            found[f"{index}.v"] = (one["k"] * one["value"], HIDDEN)
-        found[f"{index}.o"] = (HIDDEN, one["q"] * one["value"])
+            found[f"v{index}"] = (one["k"] * one["value"], HIDDEN)
+        found[f"o{index}"] = (HIDDEN, one["q"] * one["value"])
     return found
 
 
@@ -52,29 +52,29 @@ class Decoder(nn.Module):
         self.eps = spec.norm_eps
         self.table = nn.Parameter(torch.empty(max_seq_len, ROTARY), requires_grad=False)
         for name, shape in shapes().items():
-            self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.empty(shape, dtype=dtype)))
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype)))
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
-        weights = {name: getattr(self, name.replace(".", "_")) for name in shapes()}
+        weights = {name: getattr(self, name) for name in shapes()}
         h = ops.embedding(tokens, weights["embed"])
         for layer, one in enumerate(LAYERS):
-            x = ops.rms_norm(h, weights[f"{layer}.norm"], eps=self.eps)
-            wide = {name: ops.linear(x, weights[f"{layer}.{name}"]) for name in "qk"}
+            x = ops.rms_norm(h, weights[f"norm{layer}"], eps=self.eps)
+            wide = {name: ops.linear(x, weights[f"{name}{layer}"]) for name in "qk"}
             q, k = (ops.rope(wide[n].view(-1, one[n], one["key"]), positions, self.table) for n in "qk")
             options, v = {"scale": one["key"] ** -0.5, "layer": layer}, None
             if one["shared"]:
                 options["value_width"] = one["value"]
             else:
-                v = ops.linear(x, weights[f"{layer}.v"]).view(-1, one["k"], one["value"])
+                v = ops.linear(x, weights[f"v{layer}"]).view(-1, one["k"], one["value"])
             mixed = ops.attention(q, k, v, positions, token_seqs, **options)
-            h = h + ops.linear(mixed.view(-1, one["q"] * one["value"]), weights[f"{layer}.o"])
+            h = h + ops.linear(mixed.view(-1, one["q"] * one["value"]), weights[f"o{layer}"])
         x = ops.rms_norm(ops.select_rows(h, logit_rows), weights["norm"], eps=self.eps)
         return ops.cast(ops.linear(x, weights["head"]), dtype=torch.float32)
 
 
 def weight_map(spec: DenseSpec, max_seq_len: int) -> dict[str, recipe.Recipe]:
     table = recipe.table(kind="rope", rope_type="default", positions=max_seq_len, theta=1e4, rotary_dim=ROTARY)
-    return {"table": table, **{name.replace(".", "_"): recipe.source(name) for name in shapes()}}
+    return {"table": table, **{name: recipe.source(name) for name in shapes()}}
 
 
 DEFINITION = Definition(
@@ -97,21 +97,21 @@ def oracle(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
 
     h = weights["embed"][list(tokens)]
     for layer, one in enumerate(LAYERS):
-        x = normed(h, f"{layer}.norm")
+        x = normed(h, f"norm{layer}")
         turned = {}
         for name in "qk":
-            heads = (x @ weights[f"{layer}.{name}"].T).view(-1, one[name], one["key"])
+            heads = (x @ weights[f"{name}{layer}"].T).view(-1, one[name], one["key"])
             a, b, rest = heads.split([ROTARY // 2, ROTARY // 2, one["key"] - ROTARY], -1)
             heads = torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
             turned[name] = heads.repeat_interleave(one["q"] // one[name], 1)
         v = turned["k"][..., : one["value"]]
         if not one["shared"]:
-            v = (x @ weights[f"{layer}.v"].T).view(-1, one["k"], one["value"])
+            v = (x @ weights[f"v{layer}"].T).view(-1, one["k"], one["value"])
             v = v.repeat_interleave(one["q"] // one["k"], 1)
         scores = torch.einsum("nhd,mhd->hnm", turned["q"], turned["k"]) * one["key"] ** -0.5
         seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril()
         mixed = torch.einsum("hnm,mhd->nhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
-        h = h + mixed.flatten(1) @ weights[f"{layer}.o"].T
+        h = h + mixed.flatten(1) @ weights[f"o{layer}"].T
     return normed(h, "norm") @ weights["head"].T
 
 
@@ -147,3 +147,4 @@ def test_it_is_served(source: tuple[Path, dict[str, Any]]) -> None:
     pieces = LLM(artifact, num_kv_pages=8, max_num_batched_tokens=20)  # prompts in chunks, and preempted
     assert [list(out.outputs[0].token_ids) for out in pieces.generate(prompts, PARAMS)] == served
     assert pieces._engine._scheduler.num_preemptions
+    assert options["target"] != "cpu" or not bisect(artifact)
