@@ -92,7 +92,7 @@ def _rope(op: str, draw: Draw, g: torch.Generator) -> Calls:
 
 
 # Values narrower than keys and wider; latent caches, whose heads of q are cut into groups.
-_OTHER_FORMS = [Heads(4, 2, 192, 128), Heads(3, 1, 40, 72), Heads(40, 1, 72, 64, shared=True)]
+_OTHER_FORMS = [Heads(4, 2, 192, 128), Heads(3, 1, 40, 72), Heads(40, 1, 576, 512, shared=True)]
 
 
 def _attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
