@@ -81,6 +81,15 @@ class CacheForm:
         form.check(shape)
         return form
 
+    @staticmethod
+    def check_equal(kv: Shaped, k: Shaped, v: Shaped) -> None:
+        """Raises VerifyError for what the fused ops do not write: a cache of which keys and values are not of one
+        width."""
+        form = CacheForm.of(k, v)
+        if not form.equal:
+            raise VerifyError(f"{form}", expected="keys and values of one width, or kv_append")
+        form.check(kv.shape)
+
     def check(self, shape: Sequence[Any]) -> None:
         """Raises VerifyError for the shape of a cache that has another form."""
         if len(shape) != 5 or (shape[1], shape[4]) != (self.parts, self.row):

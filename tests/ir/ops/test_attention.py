@@ -274,3 +274,6 @@ def test_forms_that_are_none() -> None:
             OPS["paged_attention"].fake(q, kv, *lens, scale=1.0, value_width=asked)
     with pytest.raises(VerifyError, match=r"keys of 8 numbers and values of 5.*\n.*pages, 1, page, kv_heads, 13"):
         OPS["kv_append"].fake(torch.zeros(1, 2, 16, 2, 8), k, v, torch.zeros(3).long())
+    for name in ("qk_norm_rope_append", "append_attention"):  # the fused ops write caches of equal widths
+        with pytest.raises(VerifyError, match="keys of 8 numbers and values of 5"):
+            OPS[name].fake(torch.zeros(1, 1, 16, 2, 13), q, k, v, eps=1.0)
