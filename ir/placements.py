@@ -170,8 +170,8 @@ def _attention(call: Call) -> Fit:
     fit = _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0}, call.shard(1))
     if fit.needs and call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
         raise VerifyError(
-            f"a shared cache of {call.size('k', 1)} heads cannot be split by heads over {call.parts} ranks",
-            expected="heads of q that every rank has whole, or a multiple of heads in the cache",
+            f"a cache whose rows are keys and values has {call.size('k', 1)} heads: no split among {call.parts} ranks",
+            expected="all heads of q on every rank, or heads of the cache that divide",
         )
     if fit.needs and all(call.at[name] == fit.needs[name] for name in ("q", "k")):
         heads, kv_heads = call.size("q", 1), call.size("k", 1)

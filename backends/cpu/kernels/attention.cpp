@@ -156,9 +156,8 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *
       int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, int64_t page, int64_t q_head,               \
       int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double scale, int64_t mask, \
       int64_t size, double soft_cap) {                                                                                 \
-    const Shape shape{heads,       kv_heads,    key_dim,      value_dim,                 page,                         \
-                      q_head,      page_stride, slot_stride,  head_stride,               value_offset,                 \
-                      static_cast<float>(scale),              static_cast<float>(soft_cap), mask, size};               \
+    const Shape shape{heads, kv_heads, key_dim, value_dim, page, q_head, page_stride, slot_stride, head_stride,        \
+                      value_offset, static_cast<float>(scale), static_cast<float>(soft_cap), mask, size};              \
     paged_attention(out, lse, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences,       \
                     sinks, shape);                                                                                     \
   }
