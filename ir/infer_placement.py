@@ -125,7 +125,7 @@ def spot_text(spot: Spot, axis: str) -> str:
 
 
 def cache_placement(keys: Placements) -> Placements:
-    """Where a cache [pages, 2, page, kv_heads, head_dim] of keys [T, kv_heads, head_dim] lies."""
+    """Where a cache [pages, parts, page, kv_heads, row] of keys [T, kv_heads, head_dim] lies."""
     return tuple(Placement(place.axis, "shard", 3) for place in keys if place.kind == "shard" and place.dim == 1)
 
 

@@ -168,6 +168,11 @@ def _by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ..
 
 def _attention(call: Call) -> Fit:
     fit = _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0}, call.shard(1))
+    if fit.needs and call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
+        raise VerifyError(
+            f"a cache whose rows are keys and values has {call.size('k', 1)} heads: no split among {call.parts} ranks",
+            expected="all heads of q on every rank, or heads of the cache that divide",
+        )
     if fit.needs and all(call.at[name] == fit.needs[name] for name in ("q", "k")):
         heads, kv_heads = call.size("q", 1), call.size("k", 1)
         assert isinstance(heads, int) and isinstance(kv_heads, int)

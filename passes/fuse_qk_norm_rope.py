@@ -9,7 +9,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.backend import Backend, No, alternatives
-from ingot.ir.program import is_call
+from ingot.ir.program import is_call, tensor_type
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
@@ -54,6 +54,8 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
         early = [user.name for user in append.users if user.op == "call_function" and user < attentions[0]]
         return f"the cache is read before attention too, by %{early[0]}"
     written = ops.kv_append.bind(append.args, append.kwargs)
+    if written["v"] is None or tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
+        return "keys and values are not of one width: the fused op writes caches of equal widths"
     turned = {"q": attentions[0].args[0], "k": written["k"]}
     bound: dict[str, dict[str, Any]] = {}
     for name, node in turned.items():

@@ -1,12 +1,14 @@
 """insert-paged-kv: pure attention becomes attention over a paged KV cache, which is a state of the program."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
 from ingot.ir.features.sharing import COLUMNS
@@ -27,8 +29,8 @@ _MAX_PAGES = 2**31 - 1
 class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
-    `page_size` is in tokens. A cache is [pages, 2, page_size, kv_heads, head_dim] in the dtype of the keys, and lies in
-    the pages of the group that its attention's mask says (`ingot.ir.cache_groups`).
+    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), in the dtype of
+    the keys, and lies in the pages of the group that its attention's mask says (`ingot.ir.cache_groups`).
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -68,7 +70,7 @@ class InsertPagedKV(Pass):
                 )
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
-            shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
+            shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
             placement = cache_placement(placement_of(k, program))
             spec = StateSpec("paged_kv", group.name, "token", TensorType(kv_type.dtype, shape), placement)
             state: fx.Node = program.add_state(name, spec)
@@ -98,6 +100,12 @@ def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -
         return None
     program.dims["G"] = Dim("G", 1, context.max_batch)
     return program.add_input("sharing", TensorType(torch.int32, ("G", COLUMNS)))
+
+
+def _form_of(bound: Mapping[str, Any]) -> CacheForm:
+    """The form of the cache of an `attention`, by its arguments."""
+    v = None if bound["v"] is None else tensor_type(bound["v"])
+    return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ingot.backends.cpu.calls.attention import fused_by_torch
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, partial_attention, sample
 from ingot.ir.ops.attention import cached_keys, longest_read
@@ -50,17 +52,20 @@ def _attention(
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> None:
     """All tokens are of one sequence at the end of its pages."""
-    if sinks is not None or soft_cap is not None:
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    if not fused_by_torch(form, sinks, soft_cap):
         paged_attention.costliest(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
-        )
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks,
+            scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width,
+        )  # fmt: skip
         return
     out = torch.zeros(q.shape, dtype=q.dtype)
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
-    k, v, places = cached_keys(kv, page_table[0], by, length - count, length)
+    k, v, places = cached_keys(kv, form, page_table[0], by, length - count, length)
     seen = by.seen(places[-count:], places)
     # Inside torch: the mask as numbers, the result, the sums of the softmax, the blocks of each thread.
     bias = torch.empty(seen.shape, dtype=q.dtype)

@@ -11,6 +11,7 @@ from ingot.backends.flashinfer.build import KERNELS, LIBRARY, build
 from ingot.backends.flashinfer.library import Library
 from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.ir.backend import No, Yes
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.errors import BackendError
 from ingot.ir.masks import Mask
 from ingot.ir.ops import op_of, paged_attention
@@ -124,6 +125,9 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return "no kernel for " + " with ".join(sorted({DTYPE_NAMES[q.dtype], DTYPE_NAMES[kv.dtype]}))
     if "sinks" in types:
         return "no kernel for attention sinks"
+    form = CacheForm.of_cache(kv.shape, q.shape[2], _call_arguments(node)["value_width"])
+    if not form.equal:
+        return f"{form}, and the kernels are for values beside keys of their width"
     if q.shape[2] not in _DIMS:
         return f"heads of {q.shape[2]} elements, and it has {', '.join(map(str, _DIMS))}"
     if any(isinstance(size, str) for size in (*q.shape[1:], *kv.shape[2:])):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops.attention import like_q, paged_attention, stated_options
 from ingot.ir.ops.registry import Sample, bytes_of, define
@@ -83,7 +84,10 @@ def _attention(value: Any) -> torch.Tensor:
     return value
 
 
-def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(
+    kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    CacheForm.check_equal(kv, k, v)
     return like_q(q, **options), torch.empty_like(kv)
 
 

@@ -1,7 +1,7 @@
 """Attention over flattened tokens: pure while traced, then over a paged KV cache.
 
-A KV cache is [pages, 2, page, kv_heads, head_dim]: keys at index 0 of the second axis, values at 1. A slot is
-`page * page_size + offset`.
+A KV cache has the form that `ingot.ir.cache_form` says: [pages, 2, page, kv_heads, head_dim] where keys and values are
+of one width. A slot is `page * page_size + offset`.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
 
@@ -44,20 +45,32 @@ def _attend(
     soft_cap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Softmax attention of q [n, H, D] over k, v [m, KV, D] with mask [n, m] (True: attend): [n, H, D]."""
+    """Softmax attention of q [n, H, D] over k [m, KV, D], v [m, KV, V] with mask [n, m] (True: attend): [n, H, V]."""
     weights = attention_scores(q, k, mask, scale, soft_cap, sinks).softmax(-1)[..., : k.shape[0]]
-    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
+    return weighted_values(q, weights, v)
+
+
+def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Values v [m, KV, V] weighted by [KV, H / KV, n, m]: [n, H, V] in the dtype of q [n, H, D]."""
+    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(*q.shape[:2], -1).to(q.dtype).contiguous()
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """A result of attention, without data. Raises VerifyError for an unknown mask: while the model is traced."""
+    """A result of attention with values as wide as keys, without data. Raises VerifyError for an unknown mask: while
+    the model is traced."""
     Mask.named(mask)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
+def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
+    """Memory for the attention of q [T, H, D]: [T, H, V]."""
+    return q.new_empty(*q.shape[:2], form.value_width)
+
+
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
-    """What a bound call of attention says of its mask and its cap that is no default."""
-    return {name: call[name] for name, default in (("mask", CAUSAL.name), ("soft_cap", None)) if call[name] != default}
+    """What a bound call of attention says of its mask, its cap and its values that is no default."""
+    defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None}
+    return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -74,13 +87,15 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample((*args, randn(6)), {**plain, "mask": "window_2", "soft_cap": 3.0}),
         Sample(ungrouped, plain),
         *(Sample(args, {**plain, "mask": mask}) for mask in ("chunked_2", "bidirectional", "block_causal_2")),
+        Sample((*args[:2], randn(5, 2, 10), *args[3:]), plain),
+        Sample((*args[:2], None, *args[3:]), {**plain, "value_width": 12}),
     ]
 
 
 def _attention_rowwise(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
@@ -89,8 +104,11 @@ def _attention_rowwise(
     layer: int,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> torch.Tensor:
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    form = CacheForm.given(q, k, v, value_width)
+    v = k[..., : form.value_width] if v is None else v
+    out = result_of(q, form)
     for i in range(q.shape[0]):
         seen = (token_seqs == token_seqs[i]) & Mask.named(mask).seen(positions[i : i + 1], positions)[0]
         one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
@@ -98,15 +116,42 @@ def _attention_rowwise(
     return out
 
 
-def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object) -> int:
-    return 4 * q.numel() * k.shape[0]  # an upper bound: as if all tokens were one unmasked sequence
+def _attention_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    *_: object,
+    mask: str = CAUSAL.name,
+    value_width: int | None = None,
+    **__: object,
+) -> torch.Tensor:
+    """Raises VerifyError for an unknown mask, and for widths that do not fit: while the model is traced."""
+    Mask.named(mask)
+    return result_of(q, CacheForm.given(q, k, v, value_width))
+
+
+def _attention_flops(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    *_: object,
+    value_width: int | None = None,
+    **__: object,
+) -> int:
+    # An upper bound: as if all tokens were one unmasked sequence.
+    return _flops_of(q, CacheForm.given(q, k, v, value_width)) * k.shape[0]
+
+
+def _flops_of(q: torch.Tensor, form: CacheForm) -> int:
+    """Of two products for one key that all of q sees: of q with keys, and of weights with values."""
+    return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
 
 @define(
     samples=_samples,
     rows=("q",),
     rowwise=_attention_rowwise,
-    fake=like_q,
+    fake=_attention_fake,
     flops=_attention_flops,
     fusible=False,
     legal="pure",
@@ -114,7 +159,7 @@ def _attention_flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
@@ -123,47 +168,64 @@ def attention(
     layer: int,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> torch.Tensor:
-    """Attention within each sequence; q [T, H, D], k and v [T, KV, D], H a multiple of KV: [T, H, D].
+    """Attention within each sequence; q [T, H, D], k [T, KV, D], v [T, KV, V], H a multiple of KV: [T, H, V].
+
+    Values may be narrower or wider than keys. Where `v` is None, they are the first `value_width` numbers of the keys,
+    and the cache holds the keys alone.
 
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
     the op will get; it does not change the result. `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds
     the scores as the op of that name does. `sinks` [H] are logits that join the softmax of each head.
 
-    Raises VerifyError for an unknown mask.
+    Raises VerifyError for an unknown mask, and for widths that do not fit together.
     """
+    form = CacheForm.given(q, k, v, value_width)
+    v = k[..., : form.value_width] if v is None else v
     seen = (token_seqs[:, None] == token_seqs[None, :]) & Mask.named(mask).seen(positions, positions)
     return _attend(q, k, v, seen, scale, soft_cap, sinks)
 
 
 def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    slots = torch.tensor([17, 63, -1])
     kv = torch.randn(4, 2, 16, 2, 8, generator=g).to(dtype)
     k, v = (torch.randn(3, 2, 8, generator=g).to(dtype) for _ in range(2))
-    return [Sample((kv, k, v, torch.tensor([17, 63, -1])))]
+    two_widths, shared = (torch.randn(4, 1, 16, 2, row, generator=g).to(dtype) for row in (13, 8))
+    narrow = torch.randn(3, 2, 5, generator=g).to(dtype)
+    return [Sample((kv, k, v, slots)), Sample((two_widths, k, narrow, slots)), Sample((shared, k, None, slots))]
 
 
-def _write(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+def _write(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
     if bool((slots < 0).any()):  # padding
         keep = slots >= 0
-        k, v, slots = k[keep], v[keep], slots[keep]
+        k, v, slots = k[keep], None if v is None else v[keep], slots[keep]
     _write_real(kv, k, v, slots)
 
 
-def _write_real(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+def _write_real(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
+    form = CacheForm.of(k, v)
+    form.check(kv.shape)
     page_size = kv.shape[2]
     page, offset = slots // page_size, slots % page_size
-    kv[:, 0].index_put_((page, offset), k)
-    kv[:, 1].index_put_((page, offset), v)
+    form.keys(kv).index_put_((page, offset), k)
+    if v is not None:
+        form.values(kv).index_put_((page, offset), v)
 
 
-def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
     """What `_write` comes to when a slot is padding: it takes the others out first."""
-    _write_real(kv, k.clone(), v.clone(), slots.clone())
+    _write_real(kv, k.clone(), None if v is None else v.clone(), slots.clone())
+
+
+def _kv_fake(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+    CacheForm.of(k, v).check(kv.shape)
+    return torch.empty_like(kv)
 
 
 @define(
     samples=_kv_samples,
-    fake=lambda kv, k, v, slots: torch.empty_like(kv),
+    fake=_kv_fake,
     states=("kv",),
     in_place=_write,
     costliest=_write_padded,
@@ -172,8 +234,12 @@ def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: tor
     traffic=lambda kv, k, v, slots: 2 * bytes_of(k, v) + bytes_of(slots),
     fusible=False,
 )
-def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The cache with k, v [T, KV, D] written at slots i64[T]; a negative slot is padding and writes nothing."""
+def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+    """The cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding and writes
+    nothing. Where `v` is None, values are numbers of the keys, and a row of the cache is a key.
+
+    Raises VerifyError for a cache of another form than k and v ask for.
+    """
     result = kv.clone()
     _write(result, k, v, slots)
     return result
@@ -194,6 +260,18 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample(args, {"scale": 0.35}),
         Sample((*args, sinks), {"scale": 0.35, "mask": "window_5", "soft_cap": 2.0}),
         *(Sample(args, {"scale": 0.35, "mask": mask}) for mask in ("chunked_6", "bidirectional", "block_causal_4")),
+        *other_forms(args, g),
+    ]
+
+
+def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Sample]:
+    """Samples of `paged_attention` over caches of two widths and of shared rows, from one over a cache of one width."""
+    q, kv, *lens = args
+    pages, _, page, heads, dim = kv.shape
+    two_widths, shared = (torch.randn(pages, 1, page, heads, row, generator=g).to(kv.dtype) for row in (dim + 5, dim))
+    return [
+        Sample((q, two_widths, *lens), {"scale": 0.35, "mask": "window_5"}),
+        Sample((q, shared, *lens), {"scale": 0.35, "value_width": dim - 2}),
     ]
 
 
@@ -221,13 +299,15 @@ def _paged_rowwise(
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> torch.Tensor:
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out = result_of(q, form).zero_()
     by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         for i in range(count):
             position = length - count + i
-            k, v, places = cached_keys(kv, page_table[b], by, position, min(by.end(position), length))
+            k, v, places = cached_keys(kv, form, page_table[b], by, position, min(by.end(position), length))
             own = torch.tensor([position], device=q.device)
             query = own_row(q, start + i)
             out[start + i : start + i + 1] = _attend(query, k, v, by.seen(own, places), scale, soft_cap, sinks)
@@ -259,11 +339,29 @@ def _seen_in_chunks(length: float, size: int) -> float:
     return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
 
 
+def _paged_fake(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    *_: object,
+    mask: str = CAUSAL.name,
+    value_width: int | None = None,
+    **__: object,
+) -> torch.Tensor:
+    Mask.named(mask)
+    return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
+
+
 def _paged_flops(
-    q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    *_: object,
+    mask: str = CAUSAL.name,
+    value_width: int | None = None,
+    **__: object,
 ) -> float:
-    """Two products, of q with keys and of weights with values."""
-    return 4 * q.numel() * _positions_seen(q, kv, page_table, mask)[0]
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    return _flops_of(q, form) * _positions_seen(q, kv, page_table, mask)[0]
 
 
 def _paged_traffic(
@@ -272,15 +370,18 @@ def _paged_traffic(
     page_table: torch.Tensor,
     *rest: torch.Tensor | None,
     mask: str = CAUSAL.name,
+    value_width: int | None = None,
     **_: object,
 ) -> float:
     a_position = bytes_of(kv[:1, :, :1])  # its keys and its values
     read = page_table.shape[0] * _positions_seen(q, kv, page_table, mask)[1] * a_position
-    return 2 * bytes_of(q) + read + bytes_of(page_table, *rest)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    result = q.shape[0] * q.shape[1] * form.value_width * q.element_size()
+    return bytes_of(q) + result + read + bytes_of(page_table, *rest)
 
 
 def cached_keys(
-    kv: torch.Tensor, table: torch.Tensor, mask: Mask, first: int, end: int
+    kv: torch.Tensor, form: CacheForm, table: torch.Tensor, mask: Mask, first: int, end: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(keys, values, their positions) of one sequence in the pages of `table` [P]: all that queries at position `first`
     or later see of those below `end`. Pages that they see nothing of are not even read."""
@@ -288,13 +389,14 @@ def cached_keys(
     page = max(0, mask.first(first)) // page_size
     pages = kv.index_select(0, table[page : -(-end // page_size)])
     places = torch.arange(page * page_size, end, device=kv.device)
-    k, v = (pages[:, part].flatten(0, 1)[: places.shape[0]] for part in (0, 1))
+    k, v = (part.flatten(0, 1)[: places.shape[0]] for part in (form.keys(pages), form.values(pages)))
     return k, v, places
 
 
 def _attend_pages(
     q: torch.Tensor,
     kv: torch.Tensor,
+    form: CacheForm,
     table: torch.Tensor,
     length: int,
     sinks: torch.Tensor | None,
@@ -303,7 +405,7 @@ def _attend_pages(
     soft_cap: float | None,
 ) -> torch.Tensor:
     """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
-    k, v, places = cached_keys(kv, table, mask, length - q.shape[0], length)
+    k, v, places = cached_keys(kv, form, table, mask, length - q.shape[0], length)
     return _attend(q, k, v, mask.seen(places[-q.shape[0] :], places), scale, soft_cap, sinks)
 
 
@@ -332,12 +434,14 @@ def _paged_costliest(
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> torch.Tensor:
     """All tokens are of one sequence at the end of its pages."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out = result_of(q, form).zero_()
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
-    out[:count] = _attend_pages(q[:count], kv, page_table[0], length, sinks, scale, by, soft_cap)
+    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap)
     return out
 
 
@@ -345,7 +449,7 @@ def _paged_costliest(
     samples=_sharing_samples,
     rows=("q",),
     rowwise=_paged_rowwise,
-    fake=like_q,
+    fake=_paged_fake,
     flops=_paged_flops,
     traffic=_paged_traffic,
     costliest=_paged_costliest,
@@ -366,18 +470,25 @@ def paged_attention(
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> torch.Tensor:
-    """Attention of q [T, H, D] over the pages of each sequence: [T, H, D].
+    """Attention of q [T, H, D] over the pages of each sequence: [T, H, V].
+
+    The cache tells V by its form (`ingot.ir.cache_form`): `value_width` is given where values are the first numbers of
+    keys, and only there.
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
     position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
     `soft_cap` are those of `attention`. `sharing` i32[G, 6] is the table of shared prefixes
     (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that share it, or ignore this.
+
+    Raises VerifyError for an unknown mask, and for a cache of no form.
     """
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out = result_of(q, form).zero_()
     by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
-            out[row] = _attend_pages(q[row], kv, page_table[b], length, sinks, scale, by, soft_cap)
+            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap)
     return out

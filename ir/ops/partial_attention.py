@@ -9,8 +9,17 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops.attention import attention_scores, cached_keys, like_q, longest_read, paged_attention, paged_samples
+from ingot.ir.ops.attention import (
+    attention_scores,
+    cached_keys,
+    longest_read,
+    paged_attention,
+    paged_samples,
+    result_of,
+    weighted_values,
+)
 from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
 
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -25,23 +34,23 @@ def _attend_part(
     soft_cap: float | None,
     sinks: torch.Tensor | None,
 ) -> Part:
-    """Attention of q [n, H, D] over k, v [m, KV, D] where `seen` [n, m], zero where nothing is: ([n, H, D], [n, H])."""
+    """Attention of q [n, H, D] over k [m, KV, D] and v [m, KV, V] where `seen` [n, m], zero where nothing is:
+    ([n, H, V], [n, H])."""
     scores = attention_scores(q, k, seen, scale, soft_cap, sinks)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp()[..., : k.shape[0]]
-    out = torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(q.shape).to(q.dtype).contiguous()
-    return out, lse.permute(2, 0, 1).reshape(q.shape[:2]).contiguous()
+    return weighted_values(q, weights, v), lse.permute(2, 0, 1).reshape(q.shape[:2]).contiguous()
 
 
-def _empty(q: torch.Tensor) -> Part:
+def _empty(q: torch.Tensor, form: CacheForm) -> Part:
     """What tokens without a sequence get."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
+    return result_of(q, form).zero_(), torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
 
 
 def _part_of_pages(
     q: torch.Tensor,
     kv: torch.Tensor,
+    form: CacheForm,
     table: torch.Tensor,
     first: int,
     length: int,
@@ -51,13 +60,18 @@ def _part_of_pages(
     soft_cap: float | None,
 ) -> Part:
     """Of one sequence: q [n, H, D], from position `first` on, over `length` positions in the pages of `table`."""
-    k, v, places = cached_keys(kv, table, mask, first, length)
+    k, v, places = cached_keys(kv, form, table, mask, first, length)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
     return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks)
 
 
-def _fake(q: torch.Tensor, *_: object, **options: Any) -> Part:
-    return like_q(q, **options), torch.empty(q.shape[:2], dtype=wide(q[:0]).dtype, device=q.device)
+def _fake(*args: Any, **kwargs: Any) -> Part:
+    q = args[0]
+    return paged_attention.fake(*args, **kwargs), torch.empty(q.shape[:2], dtype=wide(q[:0]).dtype, device=q.device)
+
+
+def _form(call: dict[str, Any]) -> CacheForm:
+    return CacheForm.of_cache(call["kv"].shape, call["q"].shape[2], call["value_width"])
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -69,7 +83,8 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 def _rowwise(*args: Any, **kwargs: Any) -> Part:
     call = partial_attention.bind(args, kwargs)
-    out, lse = _empty(call["q"])
+    form = _form(call)
+    out, lse = _empty(call["q"], form)
     mask, kv_lens = Mask.named(call["mask"]), call["kv_lens"].tolist()
     options = {name: call[name] for name in ("sinks", "scale", "soft_cap")}
     for b, (start, count) in enumerate(zip(call["q_starts"].tolist(), call["q_lens"].tolist(), strict=True)):
@@ -77,7 +92,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
             place, row = kv_lens[b] - count + i, slice(start + i, start + i + 1)
             end = min(mask.end(place), kv_lens[b])
             found = _part_of_pages(
-                own_row(call["q"], start + i), call["kv"], call["page_table"][b], place, end, mask=mask, **options
+                own_row(call["q"], start + i), call["kv"], form, call["page_table"][b], place, end, mask=mask, **options
             )
             out[row], lse[row] = found
     return out, lse
@@ -86,11 +101,12 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
 def _costliest(*args: Any, **kwargs: Any) -> Part:
     """All tokens are of one sequence at the end of its pages."""
     call = partial_attention.bind(args, kwargs)
-    out, lse = _empty(call["q"])
+    form = _form(call)
+    out, lse = _empty(call["q"], form)
     mask, table = Mask.named(call["mask"]), call["page_table"]
     count, length = longest_read(call["q"].shape[0], table.shape[1], call["kv"].shape[2], mask)
     options = {name: call[name] for name in ("sinks", "scale", "soft_cap")}
-    found = _part_of_pages(call["q"][:count], call["kv"], table[0], length - count, length, mask=mask, **options)
+    found = _part_of_pages(call["q"][:count], call["kv"], form, table[0], length - count, length, mask=mask, **options)
     out[:count], lse[:count] = found
     return out, lse
 
@@ -125,20 +141,22 @@ def partial_attention(
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    value_width: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention [T, H, D], log-sum-exp f32[T, H]) of q [T, H, D] over those pages of each sequence that are given.
+    """(attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over those pages of each sequence that are given.
 
     The arguments are those of `paged_attention`, with pages and lengths of a part of each sequence: its end, by a mask
     that tells positions by their distance, or another part of which all is seen, by `bidirectional`. A part may hold
     fewer positions than the sequence feeds. Where a token sees nothing, its attention is zero and its log-sum-exp is
     -inf. `sinks` are to be given with one of the parts.
     """
-    out, lse = _empty(q)
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out, lse = _empty(q, form)
     by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
-            found = _part_of_pages(q[row], kv, page_table[b], length - count, length, sinks, scale, by, soft_cap)
+            found = _part_of_pages(q[row], kv, form, page_table[b], length - count, length, sinks, scale, by, soft_cap)
             out[row], lse[row] = found
     return out, lse
 

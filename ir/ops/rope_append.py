@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.ops.attention import kv_append
 from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
 from ingot.ir.ops.registry import Sample, bytes_of, define
@@ -82,7 +83,10 @@ def _decompose(
     return rope(q, positions, table, **order), kv_append(kv, rope(k, positions, table, **order), v, slots)
 
 
-def _fake(kv: torch.Tensor, q: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(
+    kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    CacheForm.check_equal(kv, k, v)
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
 
 

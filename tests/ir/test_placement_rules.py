@@ -139,10 +139,10 @@ WAYS: dict[str, set[str]] = {
         "kv:shard3 q:shard1 k:shard1 v:shard1",
         "kv:shard3 q:shard1 k:shard1 v:shard1 sinks:shard0",
     },
-    "attention": {"q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
+    "attention": {"q:shard1 k:shard1", "q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
     "cast": {"x:shard1"},
     "gelu_mul": {"gate:shard1 up:shard1"},
-    "kv_append": {"kv:shard3 k:shard1 v:shard1"},
+    "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},
     "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0"},
     "linear": {
         "weight:shard0",

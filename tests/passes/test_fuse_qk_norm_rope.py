@@ -19,6 +19,9 @@ from ingot.ir.program import Program, Stage
 from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
+from ingot.ir.verify import verify
+from ingot.passes.dce import eliminate_dead_code
+from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope
 from ingot.passes.manager import run_pass
 from ingot.passes.pipeline import edit_pipeline
@@ -86,6 +89,22 @@ def test_refusals(reason: str) -> None:
     fused, record = fuse(program)
     assert (record.matches, print_program(fused)) == (0, print_program(program))
     assert reason in [refusal.reason for refusal in record.refusals if refusal.node == "written"]
+
+
+def test_caches_of_other_forms_are_left_alone() -> None:
+    """Values that are part of keys; the pass that fuses attention as well says the same."""
+    text = print_program(Layer().program()).replace(", scale=0.4", f", scale=0.4, value_width={DIM}")
+    text = text.replace("pages, 2, 16", "pages, 1, 16").replace(
+        "%k_turned, %v_heads, %slots", "%k_turned, None, %slots"
+    )
+    program = parse_program(text)
+    eliminate_dead_code(program)
+    verify(program)
+    for one in (FuseQKNormRope(force=True), FuseAppendAttention(force=True)):
+        fused, record = run_pass(one, program, context(Reference()), under=Stage.FUSED)
+        assert (record.matches, print_program(fused)) == (0, print_program(program))
+        (refusal,) = record.refusals
+        assert "keys and values are not of one width: the fused op" in refusal.reason
 
 
 class Kernel(Reference):

@@ -11,6 +11,7 @@ from ingot.ir.errors import OptionError, VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.record import PassRecord
+from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
@@ -41,6 +42,30 @@ def test_page_size(apply: Apply, page_size: int, width: int) -> None:
         f"kv.{layer}": ("pages", 2, page_size, 2, 8) for layer in (0, 1)
     }
     assert all(spec.type.dtype is torch.float32 for spec in program.states.values())
+
+
+TWO_WIDTHS = """program main stage=NORMAL
+dim T in [1, 8]
+input q: bf16[T, 4, 8]
+input k: bf16[T, 2, 8]
+input v: bf16[T, 2, 5]
+input positions: i32[T]
+input token_seqs: i32[T]
+%attention = ingot.attention(%q, %k, {v}, %positions, %token_seqs, scale=0.5, layer=0{option}) : bf16[T, 4, 5]
+return y=%attention
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_cache_has_the_form_of_keys_and_values(apply: Apply, shared: bool) -> None:
+    text = TWO_WIDTHS.format(v="None" if shared else "%v", option=", value_width=5" if shared else "")
+    program, _ = apply(InsertPagedKV(), text, max_seq_len=33, max_batch=4)
+    assert program.states["kv.0"].type.shape == ("pages", 1, 16, 2, 8 if shared else 13)
+    (append,) = program.calls(ops.kv_append.overload)
+    (attention,) = program.calls(ops.paged_attention.overload)
+    assert (append.args[2] is None) == shared and attention.kwargs.get("value_width") == (5 if shared else None)
+    assert str(attention.meta["type"]) == "bf16[T, 4, 5]"
+    assert print_program(parse_program(print_program(program))) == print_program(program)
 
 
 @pytest.mark.parametrize("page_size", [0, -16])

@@ -242,6 +242,20 @@ def test_a_param_that_lies_otherwise_is_refused(apply: Apply) -> None:
         )
 
 
+def test_a_shared_cache_of_one_head_is_refused(apply: Apply) -> None:
+    """One row serves all heads of q: there is nothing to split."""
+    body = (
+        "input k: f32[T, 1, 4]\ninput positions: i32[T]\ninput token_seqs: i32[T]\n"
+        'param q.w: f32[8, 4] tp=split(0, unit=4) = source(name="q")\n'
+        "%linear = ingot.linear(%x, %q.w) : f32[T, 8]\n"
+        "%q = aten.view.default(%linear, [-1, 2, 4]) : f32[T, 2, 4]\n"
+        "%attention = ingot.attention(%q, %k, None, %positions, %token_seqs, scale=1.0, layer=0, value_width=3)"
+        " : f32[T, 2, 3]\nreturn y=%attention\n"
+    )
+    with pytest.raises(VerifyError, match="a cache whose rows are keys and values has 1 heads: no split among 2 ranks"):
+        sharded(apply, body)
+
+
 def test_a_program_with_states_is_refused(apply: Apply) -> None:
     with pytest.raises(PassError, match="the program has states already"):
         sharded(apply, "state s: row i32[4] group=g unit=sequence\nreturn s=%s, x=%x\n")

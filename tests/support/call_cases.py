@@ -91,15 +91,21 @@ def _rope(op: str, draw: Draw, g: torch.Generator) -> Calls:
     ]
 
 
+# Values narrower than keys and wider; latent caches, whose heads of q are cut into groups.
+_OTHER_FORMS = [Heads(4, 2, 192, 128), Heads(3, 1, 40, 72), Heads(40, 1, 576, 512, shared=True)]
+
+
 def _attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
     dtype = draw(1).dtype
     places = [(mix, _HEADS[0], 16) for mix in _MIXES] + [(_MIXES[1], heads, 16) for heads in _HEADS[1:]]
     # One page holds everything; 13 is a page of a prime size.
     places += [([(1, 31), (2, 0)], _HEADS[0], 32), (_MIXES[2], _HEADS[2], 13)]
+    if op in ("paged_attention", "partial_attention", "kv_append"):
+        places += [(mix, heads, 16) for mix in _MIXES[:3] for heads in _OTHER_FORMS]
     calls: Calls = []
     for number, (mix, heads, page) in enumerate(places):
         step = paged_step(g, dtype, heads, mix, page=page, gap=number % 2, behind=number % 3)
-        scale = {"scale": heads.dim**-0.5}
+        scale = {**heads.options}
         if number % 4 == 3:
             scale["mask"] = "window_21"
         gains = (draw(heads.dim), draw(heads.dim)) if number % 2 else (None, None)

@@ -77,7 +77,14 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 {"scale": 0.5, "layer": 3, "mask": "window_4", "soft_cap": 2.0},
             ),
         ],
-        "kv_append": [Sample((kv, rand(4, 2, 5), merged[:4, :10].view(4, 2, 5), torch.tensor([20, -1, 0, 7])))],
+        "kv_append": [
+            Sample((cache, rand(4, 2, 5), v, torch.tensor([20, -1, 0, 7])))
+            for cache, v in (
+                (kv, merged[:4, :10].view(4, 2, 5)),
+                (rand(*kv.shape[:1], 1, *kv.shape[2:4], 8), merged[:4, :10].view(4, 2, 5)[..., 2:]),
+                (rand(*kv.shape[:1], 1, *kv.shape[2:]), None),
+            )
+        ],
         "paged_attention": [
             Sample(
                 (rand(4, 6, 5), kv, ints(3, 0, 6, 6, 1, 2).view(3, 2), ints(0, 2, 2), counts, ints(5, 0, 2)),

@@ -2,17 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from ingot.ir.cache_form import CacheForm
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of q, of k and v, and their size."""
+    """Heads of q, of k and v, and their size; `value`: that of v where it is another one. `shared`: values are the
+    first numbers of keys."""
 
     q: int
     kv: int
     dim: int
+    value: int = 0
+    shared: bool = False
+
+    @property
+    def form(self) -> CacheForm:
+        return CacheForm(self.dim, self.value or self.dim, self.shared)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Attributes of attention over such a cache."""
+        return {"scale": self.dim**-0.5, **({"value_width": self.form.value_width} if self.shared else {})}
 
 
 @dataclass(frozen=True)
@@ -25,7 +40,7 @@ class PagedStep:
     kv: torch.Tensor
     q: torch.Tensor
     k: torch.Tensor
-    v: torch.Tensor
+    v: torch.Tensor | None
     positions: torch.Tensor
     slots: torch.Tensor
     page_table: torch.Tensor
@@ -61,7 +76,8 @@ def paged_step(
     width = max(needed, default=1) + 1
     pages = sum(needed) + 2
     order = list(reversed(range(pages))) if runs else torch.randperm(pages, generator=g).tolist()
-    kv = torch.full((pages, 2, page, heads.kv, heads.dim), float("nan"))
+    form = heads.form
+    kv = torch.full((pages, *form.shape(page, heads.kv)[1:]), float("nan"))
     table = torch.zeros(len(sequences) + behind, width, dtype=torch.int32)
     starts, positions, slots = [], [], []
     for b, (fed, before) in enumerate(sequences):
@@ -70,16 +86,17 @@ def paged_step(
         places = range(before + fed)
         where = [own[place // page] * page + place % page for place in places]
         for slot in where[:before]:
-            kv[slot // page, :, slot % page] = torch.randn(2, heads.kv, heads.dim, generator=g)
+            kv[slot // page, :, slot % page] = torch.randn(form.parts, heads.kv, form.row, generator=g)
         starts.append(len(positions))
         positions += [*places[before:], *[0] * gap]
         slots += [*where[before:], *[-1] * gap]
     positions += [0] * behind
     slots += [-1] * behind
     tokens = len(positions)
-    sizes = [heads.q * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim]
+    sizes = [heads.q * heads.dim, heads.kv * heads.dim, 0 if heads.shared else heads.kv * form.value_width]
     parts = torch.randn(tokens, sum(sizes), generator=g).to(dtype).split(sizes, 1)
-    q, k, v = (part.view(tokens, -1, heads.dim) for part in parts)
+    q, k = (part.view(tokens, -1, heads.dim) for part in parts[:2])
+    v = None if heads.shared else parts[2].view(tokens, heads.kv, -1)
 
     def ints(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention, partial_attention
 from ingot.ir.ops.attention import cached_keys
@@ -27,7 +28,8 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
     functions = kernels.by_dtype(
         "paged_attention",
         *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
-        *(INT, INT, INT, INT, REAL, INT, INT, REAL),
+        *[INT] * 10,
+        *(REAL, INT, INT, REAL),
     )
 
     def attend(
@@ -42,17 +44,21 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         scale: float,
         mask: str = CAUSAL.name,
         soft_cap: float | None = None,
+        value_width: int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         by = Mask.named(mask)
-        sequences, heads, kv_heads = q_lens.shape[0], q.shape[1], kv.shape[3]
+        form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+        sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
         if q.shape[0] >= _MANY * sequences:
-            if partial:
-                both: tuple[torch.Tensor, torch.Tensor] = partial_attention.reference(
-                    q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
-                )
-                return both
-            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, mask, soft_cap)
-        out = torch.zeros(q.shape, dtype=q.dtype)
+            if not partial and fused_by_torch(form, sinks, soft_cap):
+                return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale, by)
+            op = partial_attention if partial else paged_attention
+            attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = op.reference(
+                q, kv, page_table, q_starts, q_lens, kv_lens, sinks,
+                scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width,
+            )  # fmt: skip
+            return attended
+        out = torch.zeros(*q.shape[:2], form.value_width, dtype=q.dtype)
         lse = torch.full(q.shape[:2], float("-inf")) if partial else None
         functions[q.dtype](
             out.data_ptr(),
@@ -69,8 +75,14 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
             None if sinks is None else sinks.data_ptr(),
             heads,
             kv_heads,
-            q.shape[2],
-            kv.shape[2],
+            form.key_width,
+            form.value_width,
+            page,
+            q.stride(1),
+            kv.stride(0),
+            kv.stride(2),
+            kv.stride(3),
+            form.value_offset(page, kv_heads),
             scale,
             KINDS.index(by.kind),
             by.size,
@@ -81,6 +93,11 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
     return attend
 
 
+def fused_by_torch(form: CacheForm, sinks: torch.Tensor | None, soft_cap: float | None) -> bool:
+    """Whether torch's fused attention has what a call needs; the reference computes the others."""
+    return form.equal and sinks is None and soft_cap is None
+
+
 def _by_sequence(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -88,23 +105,16 @@ def _by_sequence(
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
-    sinks: torch.Tensor | None,
     scale: float,
-    mask: str,
-    soft_cap: float | None,
+    by: Mask,
 ) -> torch.Tensor:
-    """One sequence after the other, through torch's fused attention where it has what the model needs."""
-    if sinks is not None or soft_cap is not None:
-        attended: torch.Tensor = paged_attention.reference(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
-        )
-        return attended
+    """One sequence after the other, through torch's fused attention."""
     out = torch.zeros(q.shape, dtype=q.dtype)
-    by = Mask.named(mask)
+    form = CacheForm(q.shape[2], q.shape[2])
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count == 0:
             continue
-        k, v, places = cached_keys(kv, page_table[b], by, length - count, length)
+        k, v, places = cached_keys(kv, form, page_table[b], by, length - count, length)
         query = q[start : start + count].transpose(0, 1)[None]
         mixed = F.scaled_dot_product_attention(
             query,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+from ingot.ir.cache_form import CacheForm
 
 
 def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
@@ -91,20 +92,23 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _kv_append(kernels: Kernels) -> Callable[..., None]:
-    function = kernels.one("kv_append", *[POINTER] * 4, *[INT] * 5)
+    function = kernels.one("kv_append", *[POINTER] * 4, *[INT] * 13)
 
-    def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        size = kv.element_size()
+    def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
+        size, form = kv.element_size(), CacheForm.of(k, v)
+        values = (0, 0) if v is None else v.stride()[:2]
+        strides = (*k.stride()[:2], *values, kv.stride(0), kv.stride(2), kv.stride(3))
         function(
             kv.data_ptr(),
             k.data_ptr(),
-            v.data_ptr(),
+            None if v is None else v.data_ptr(),
             slots.data_ptr(),
             k.shape[0],
             kv.shape[2],
-            k.shape[1] * k.shape[2] * size,
-            k.stride(0) * size,
-            v.stride(0) * size,
+            kv.shape[3],
+            form.key_width * size,
+            form.value_width * size,
+            *(stride * size for stride in (*strides, form.value_offset(kv.shape[2], kv.shape[3]))),
         )
 
     return kv_append

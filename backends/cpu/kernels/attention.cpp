@@ -1,6 +1,6 @@
 // Attention over a paged KV cache, a token and a kv head at a time.
 //
-// A cache is [pages, 2, page, kv_heads, head_dim], row-major: keys at index 0 of the second axis, values at 1.
+// Of a cache (ir/cache_form.py) the caller says how far apart pages, positions and heads lie, and a value after its key.
 
 #include <algorithm>
 #include <vector>
@@ -11,7 +11,8 @@
 namespace {
 
 struct Shape {
-  int64_t heads, kv_heads, head_dim, page;
+  int64_t heads, kv_heads, key_dim, value_dim, page;
+  int64_t q_head, page_stride, slot_stride, head_stride, value_offset;  // in elements
   float scale, soft_cap;  // soft_cap 0: none
   int64_t mask, size;     // of `KINDS` in ir/masks.py the place, and what the kind is of
 };
@@ -40,7 +41,7 @@ inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
 // Floats that one task needs: queries and results, padded with zeros; peaks and sums of the softmax.
 inline int64_t scratch_size(const Shape &shape) {
-  return shape.heads / shape.kv_heads * 2 * (padded(shape.head_dim) + 1);
+  return shape.heads / shape.kv_heads * (padded(shape.key_dim) + padded(shape.value_dim) + 2);
 }
 
 // Calls f(offset, load) for each sixteen elements of a head, the last ones by a load that stops at `dim`.
@@ -71,19 +72,21 @@ Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int
 template <typename T>
 void attend(const Shape &shape, const T *query, const T *cache, const int32_t *table, int64_t position, int64_t length,
             int64_t kv_head, const T *sinks, T *out, float *lse, float *scratch) {
-  const int64_t group = shape.heads / shape.kv_heads, dim = shape.head_dim, width = padded(dim);
+  const int64_t group = shape.heads / shape.kv_heads, dim = shape.key_dim, width = padded(dim);
+  const int64_t value_dim = shape.value_dim, value_width = padded(value_dim);
   const int64_t first = first_seen(shape, position), end = end_seen(shape, position, length);
-  const int64_t row = shape.kv_heads * dim, half = shape.page * row;
-  float *q = scratch, *sums = q + group * width, *peak = sums + group * width, *total = peak + group;
+  const int64_t row = shape.slot_stride;
+  float *q = scratch, *sums = q + group * width, *peak = sums + group * value_width, *total = peak + group;
   std::fill(scratch, scratch + scratch_size(shape), 0.0f);
   std::fill(peak, peak + group, -std::numeric_limits<float>::infinity());
   for (int64_t g = 0; g < group; ++g)
-    for (int64_t d = 0; d < dim; ++d) q[g * width + d] = to_float(query[(kv_head * group + g) * dim + d]) * shape.scale;
+    for (int64_t d = 0; d < dim; ++d)
+      q[g * width + d] = to_float(query[(kv_head * group + g) * shape.q_head + d]) * shape.scale;
   for (int64_t begin = first, count; begin < end; begin += count) {
     const int64_t page = begin / shape.page, place = begin % shape.page;
     count = std::min({LANES, shape.page - place, end - begin});
-    const T *keys = cache + table[page] * 2 * half + place * row + kv_head * dim;
-    const T *values = keys + half;
+    const T *keys = cache + table[page] * shape.page_stride + place * row + kv_head * shape.head_stride;
+    const T *values = keys + shape.value_offset;
     for (int64_t g = 0; g < group; ++g) {
       const Vec scores = scores_of(q + g * width, keys, row, count, dim);
       float weights[LANES];
@@ -98,23 +101,23 @@ void attend(const Shape &shape, const T *query, const T *cache, const int32_t *t
       peak[g] = highest;
       total[g] *= shrink;
       for (int64_t i = 0; i < count; ++i) total[g] += weights[i];
-      each_lanes(dim, [&](int64_t d, auto load_at) {
-        Vec sum = load(sums + g * width + d) * splat(shrink);
+      each_lanes(value_dim, [&](int64_t d, auto load_at) {
+        Vec sum = load(sums + g * value_width + d) * splat(shrink);
         for (int64_t i = 0; i < count; ++i) sum += splat(weights[i]) * load_at(values + i * row + d);
-        std::memcpy(sums + g * width + d, &sum, sizeof sum);
+        std::memcpy(sums + g * value_width + d, &sum, sizeof sum);
       });
     }
   }
   for (int64_t g = 0; g < group; ++g) {
     const int64_t head = kv_head * group + g;
     if (first >= end) {  // of a part that the token sees nothing of
-      for (int64_t d = 0; d < dim; ++d) store(0.0f, out + head * dim + d);
+      for (int64_t d = 0; d < value_dim; ++d) store(0.0f, out + head * value_dim + d);
       if (lse) lse[head] = sinks ? to_float(sinks[head]) : -std::numeric_limits<float>::infinity();
       continue;
     }
     float all = total[g];
     if (sinks) all += fast_exp(to_float(sinks[head]) - peak[g]);
-    for (int64_t d = 0; d < dim; ++d) store(sums[g * width + d] / all, out + head * dim + d);
+    for (int64_t d = 0; d < value_dim; ++d) store(sums[g * value_width + d] / all, out + head * value_dim + d);
     if (lse) lse[head] = peak[g] + std::log(all);
   }
 }
@@ -128,7 +131,7 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *
   for (int64_t b = 0; b < sequences; ++b) first[b + 1] = first[b] + q_lens[b];
   const int64_t tasks = first[sequences] * shape.kv_heads;
   int64_t work = 0;
-  for (int64_t b = 0; b < sequences; ++b) work += int64_t{q_lens[b]} * kv_lens[b] * shape.heads * shape.head_dim;
+  for (int64_t b = 0; b < sequences; ++b) work += int64_t{q_lens[b]} * kv_lens[b] * shape.heads * shape.key_dim;
   // Waking another thread takes some microseconds: as long as about this many multiplications.
   const bool parallel = work > 200000;
   parallel_for(tasks, 1, parallel, [&](int64_t begin, int64_t end) {
@@ -138,7 +141,7 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
-             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.head_dim,
+             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.value_dim,
              lse ? lse + row * shape.heads : nullptr, scratch.data());
     }
   });
@@ -150,10 +153,11 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *
   extern "C" void paged_attention_##SUFFIX(                                                                            \
       T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,\
       const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
-      int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t page, double scale, int64_t mask,                     \
+      int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, int64_t page, int64_t q_head,               \
+      int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double scale, int64_t mask, \
       int64_t size, double soft_cap) {                                                                                 \
-    const Shape shape{heads, kv_heads, head_dim, page, static_cast<float>(scale), static_cast<float>(soft_cap), mask,  \
-                      size};                                                                                           \
+    const Shape shape{heads, kv_heads, key_dim, value_dim, page, q_head, page_stride, slot_stride, head_stride,        \
+                      value_offset, static_cast<float>(scale), static_cast<float>(soft_cap), mask, size};              \
     paged_attention(out, lse, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences,       \
                     sinks, shape);                                                                                     \
   }

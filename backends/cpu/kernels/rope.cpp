@@ -93,14 +93,18 @@ void qk_norm_rope_append(T *out, T *cache, const Heads<T> &q, const Heads<T> &k,
 
 FOR_EACH_DTYPE(ROPE)
 
-// Rows of k and v, each `row_bytes` long and `k_stride`, `v_stride` bytes apart, go to their slots; a negative slot is
-// padding.
+// The heads of k and v go to their slots; a negative slot is padding, and v may be null. All sizes and strides are bytes.
 extern "C" void kv_append(char *cache, const char *k, const char *v, const int64_t *slots, int64_t tokens, int64_t page,
-                          int64_t row_bytes, int64_t k_stride, int64_t v_stride) {
+                          int64_t heads, int64_t key_size, int64_t value_size, int64_t k_token, int64_t k_head,
+                          int64_t v_token, int64_t v_head, int64_t page_stride, int64_t slot_stride,
+                          int64_t head_stride, int64_t value_offset) {
   for (int64_t t = 0; t < tokens; ++t) {
     if (slots[t] < 0) continue;
-    char *place = cache + row_of(slots[t], page) * row_bytes;
-    std::memcpy(place, k + t * k_stride, row_bytes);
-    std::memcpy(place + page * row_bytes, v + t * v_stride, row_bytes);
+    char *row = cache + slots[t] / page * page_stride + slots[t] % page * slot_stride;
+    for (int64_t h = 0; h < heads; ++h) {
+      char *place = row + h * head_stride;
+      std::memcpy(place, k + t * k_token + h * k_head, key_size);
+      if (v) std::memcpy(place + value_offset, v + t * v_token + h * v_head, value_size);
+    }
   }
 }

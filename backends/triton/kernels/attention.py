@@ -7,6 +7,8 @@ largest score, the sum of weights against it, and the weighted sum of values.
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.cache_form import cached_head
+
 # Stands for the largest score of no scores at all: below every score, and finite, so that differences are numbers.
 LOWEST = tl.constexpr(-1.0e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -125,12 +127,12 @@ def rows_of(
     PAGE_STRIDE: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     PAGE: tl.constexpr,
-    DIM: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """Where the cache holds a head's keys at the positions `place` [N] of the sequence with page ids `pages`, as
-    pointers; those not `inside` are on page 0."""
+    pointers; those not `inside` are on page 0. Heads lie ROW numbers apart."""
     page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
-    return kv + page * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * DIM
+    return kv + page * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * ROW
 
 
 @triton.jit
@@ -139,6 +141,7 @@ def attended(
     weight_sum,
     peak,
     query,
+    query_tail,
     query_places,
     kv,
     pages,
@@ -157,23 +160,35 @@ def attended(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
     join the state of M rows.
 
-    `query` is [M, BLOCK_DIM], and `query_places` [M] are the rows' own positions. AHEAD: some positions may lie after
-    the last one that a row sees.
+    `query` is [M, BLOCK_DIM], `query_tail` what that leaves over, as FORM says, and `query_places` [M] are the rows'
+    own positions. AHEAD: some positions may lie after the last one that a row sees.
     """
     d = tl.arange(0, BLOCK_DIM)
+    VALUE_DIM: tl.constexpr = FORM.value_dim
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
     for start in range(begin, end, step):
         place = start + tl.arange(0, BLOCK_N)
         inside = place < end
-        rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
+        rows = rows_of(kv, pages, place, inside, cached_head(head, FORM), PAGE_STRIDE, SLOT_STRIDE, PAGE, FORM.row)
         held = inside[:, None] & (d < DIM)[None, :]
         keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if FORM.tail > 0:
+            t = BLOCK_DIM + tl.arange(0, FORM.tail)
+            ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < DIM)[None, :], other=0.0)
+            scores = tl.dot(query_tail, tl.trans(ends), scores, input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
-        values = tl.load(rows[:, None] + PART_STRIDE + d[None, :], mask=held, other=0.0)
+        if FORM.same:
+            values = keys
+        else:
+            held = inside[:, None] & (e < VALUE_DIM)[None, :]
+            values = tl.load(rows[:, None] + PART_STRIDE + e[None, :], mask=held, other=0.0)
         total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCALE, SOFT_CAP)
     return total, weight_sum, peak
 

@@ -38,6 +38,7 @@ from ingot.backends.triton.kernels.attention_splits import (
     splits_of,
     taken,
 )
+from ingot.backends.triton.kernels.cache_form import tail_of
 from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepared, turned, with_partners
 
 
@@ -173,12 +174,14 @@ def decode_attention(
     AHEAD: tl.constexpr,
     EARLY_TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """Grid: tokens * KV_HEADS * BASE items, and SHARES * KV_HEADS further ones; SHARES may be 0.
 
-    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each split, `sizes` f32[tokens,
-    KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, KV_HEADS]
-    counts the splits that have ended. `lse` f32[tokens, heads] takes the log-sum-exp of each row, if it is asked for.
+    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, V] takes the attention of each split (V: numbers of a value),
+    `sizes` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived`
+    i32[tokens, KV_HEADS] counts the splits that have ended. `lse` f32[tokens, heads] takes the log-sum-exp of each row,
+    if it is asked for.
 
     With SINGLE, only sequences that feed one token are computed, and no other row of `out` is written. Then the grid,
     `partial`, `sizes` and `arrived` have sequences in place of tokens. Lengths are looked at SCAN sequences at a time.
@@ -207,8 +210,11 @@ def decode_attention(
     token = item // KV_HEADS % fed_by
     split = item // pairs
     d = tl.arange(0, BLOCK_DIM)
+    VALUE_DIM: tl.constexpr = FORM.value_dim
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
     g = tl.arange(0, BLOCK_GROUP)
-    own = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    own = (g < GROUP)[:, None] & (e < VALUE_DIM)[None, :]
     sequence = -1
     if item < first_items:
         sequence = token if SINGLE else owner_of(token, q_starts, q_lens, sequences, SCAN)
@@ -247,8 +253,10 @@ def decode_attention(
 
     if not SINGLE:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
-            into = out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
-            tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty), mask=own)
+            into = (
+                out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * VALUE_DIM) + g[:, None] * VALUE_DIM + e[None, :]
+            )
+            tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_VALUE), out.dtype.element_ty), mask=own)
             if lse is not None:
                 nothing = tl.full((BLOCK_GROUP,), float("-inf"), tl.float32)
                 tl.store(lse + (token * KV_HEADS + head).to(tl.int64) * GROUP + g, nothing, mask=g < GROUP)
@@ -291,10 +299,12 @@ def decode_attention(
         if position != guess:
             cos, sin = angles(table, position + tl.zeros_like(g), HEAD)
         dtype: tl.constexpr = q.dtype.element_ty
+        query_tail = None
         query = turned(own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype, EPS, HEAD)
         new_key = turned(own_k, other_k, cos, sin, k_gain, other_k_gain, k_weight is not None, dtype, EPS, HEAD)
     else:
-        query = tl.load(q + rows[:, None] + d[None, :], mask=own, other=0.0)
+        query = tl.load(q + rows[:, None] + d[None, :], mask=(g < GROUP)[:, None] & (d < DIM)[None, :], other=0.0)
+        query_tail = tail_of(q, rows, g < GROUP, DIM, BLOCK_DIM, FORM)
 
     splits = BASE
     if SHARES > 0:
@@ -324,7 +334,7 @@ def decode_attention(
     if split >= splits:
         return
 
-    total = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
+    total = tl.zeros((BLOCK_GROUP, BLOCK_VALUE), tl.float32)
     weight_sum = tl.zeros((BLOCK_GROUP,), tl.float32)
     peak = tl.full((BLOCK_GROUP,), LOWEST, tl.float32)
     if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
@@ -385,21 +395,22 @@ def decode_attention(
         places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
         # Every cached position from `low` on is seen.
         total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, places, kv, pages, head, begin, end, splits * CHUNK,
+            total, weight_sum, peak, query, query_tail, places, kv, pages, head, begin, end, splits * CHUNK,
             SCALE, "bidirectional", SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
+            FORM,
         )  # fmt: skip
 
     row = token * KV_HEADS + head
     mean = mean_of(total, weight_sum, lse)
     if splits == 1:
-        into = out + row.to(tl.int64) * (GROUP * DIM) + g[:, None] * DIM + d[None, :]
+        into = out + row.to(tl.int64) * (GROUP * VALUE_DIM) + g[:, None] * VALUE_DIM + e[None, :]
         tl.store(into, mean.to(out.dtype.element_ty), mask=own)
         if lse is not None:
             tl.store(lse + row.to(tl.int64) * GROUP + g, log_sum_exp(weight_sum, peak), mask=g < GROUP)
         return
     pair = sequence * KV_HEADS + head if SINGLE else row
     here = pair * MAX_SPLITS + split
-    tl.store(partial + here * (GROUP * DIM) + g[:, None] * DIM + d[None, :], mean, mask=own)
+    tl.store(partial + here * (GROUP * VALUE_DIM) + g[:, None] * VALUE_DIM + e[None, :], mean, mask=own)
     tl.store(sizes + here * GROUP + g, peak + tl.log2(weight_sum), mask=g < GROUP)
     # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
     tl.debug_barrier()
@@ -408,5 +419,6 @@ def decode_attention(
     if ended == splits - 1:
         tl.store(arrived + pair, 0)
         put_together(
-            out, lse, partial, sizes, row, pair, splits, GROUP, DIM, BLOCK_DIM, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS
+            out, lse, partial, sizes, row, pair, splits,
+            GROUP, VALUE_DIM, BLOCK_VALUE, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS,
         )  # fmt: skip

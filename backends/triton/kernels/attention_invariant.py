@@ -26,6 +26,7 @@ from ingot.backends.triton.kernels.attention import (
     owned_between,
     unowned,
 )
+from ingot.backends.triton.kernels.cache_form import tail_of
 
 
 @triton.jit
@@ -76,13 +77,14 @@ def invariant_attention(
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """Grid: KV_HEADS, blocks of tokens of a sequence, ways; a program without a block ends.
 
-    With more than one way, `partial` f32[tokens, KV_HEADS, cdiv(width * PAGE, SPLIT), GROUP, DIM] takes the sums of
-    each split, `sizes` f32[tokens, KV_HEADS, splits, 2, GROUP] its weights' sum and its peak, and `arrived` i32[tokens,
-    KV_HEADS] counts the programs that have ended, at the first token of a tile. `lse` f32[tokens, heads] takes the
-    log-sum-exp of each row, where it is asked for.
+    With more than one way, `partial` f32[tokens, KV_HEADS, cdiv(width * PAGE, SPLIT), GROUP, V] takes the sums of
+    each split (V: numbers of a value), `sizes` f32[tokens, KV_HEADS, splits, 2, GROUP] its weights' sum and its peak,
+    and `arrived` i32[tokens, KV_HEADS] counts the programs that have ended, at the first token of a tile. `lse`
+    f32[tokens, heads] takes the log-sum-exp of each row, where it is asked for.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -92,6 +94,9 @@ def invariant_attention(
     way = tl.program_id(2)
     sequence, block, _ = block_of_item(item, q_lens, sequences, TILE_TOKENS, 1, 32)
     d = tl.arange(0, BLOCK_DIM)
+    VALUE_DIM: tl.constexpr = FORM.value_dim
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
     r = tl.arange(0, TILE_TOKENS * BLOCK_GROUP)
     g = r % BLOCK_GROUP
     begin = item * TILE_TOKENS
@@ -99,9 +104,9 @@ def invariant_attention(
     if (way == 0) & (owned_between(begin, last, q_starts, q_lens, sequences, 32) < last - begin):
         row = begin + r // BLOCK_GROUP
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < GROUP)
-        into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g)[:, None] * DIM + d[None, :]
-        empty = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_DIM), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (d < DIM)[None, :])
+        into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g)[:, None] * VALUE_DIM + e[None, :]
+        empty = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_VALUE), out.dtype.element_ty)
+        tl.store(into, empty, mask=free[:, None] & (e < VALUE_DIM)[None, :])
         if lse is not None:
             nothing = tl.full((TILE_TOKENS * BLOCK_GROUP,), float("-inf"), tl.float32)
             tl.store(lse + row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g, nothing, mask=free)
@@ -117,6 +122,8 @@ def invariant_attention(
     token = (start + nth).to(tl.int64)
     heads = head * GROUP + g
     query = tl.load(q + (token * Q_TOKEN + heads * Q_HEAD)[:, None] + d[None, :], mask=held, other=0.0)
+    query_tail = tail_of(q, token * Q_TOKEN + heads * Q_HEAD, own, DIM, BLOCK_DIM, FORM)
+    held = own[:, None] & (e < VALUE_DIM)[None, :]
     places = cached + nth
     pages = page_table + sequence.to(tl.int64) * width
     end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, MASK), cached + count)
@@ -131,7 +138,7 @@ def invariant_attention(
     if way >= sharing:
         return
 
-    total = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_DIM), tl.float32)
+    total = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_VALUE), tl.float32)
     weight_sum = tl.zeros((TILE_TOKENS * BLOCK_GROUP,), tl.float32)
     peak = tl.full((TILE_TOKENS * BLOCK_GROUP,), LOWEST, tl.float32)
     if sinks is not None:
@@ -140,19 +147,19 @@ def invariant_attention(
     stored = tl.cdiv(width * PAGE, SPLIT)
     pair = (token * KV_HEADS + head) * stored
     for split in range(first + way, splits, sharing):
-        part = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_DIM), tl.float32)
+        part = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_VALUE), tl.float32)
         part_sum = tl.zeros((TILE_TOKENS * BLOCK_GROUP,), tl.float32)
         part_peak = tl.full((TILE_TOKENS * BLOCK_GROUP,), LOWEST, tl.float32)
         part, part_sum, part_peak = attended(
-            part, part_sum, part_peak, query, places, kv, pages, head,
+            part, part_sum, part_peak, query, query_tail, places, kv, pages, head,
             tl.maximum(split * SPLIT, low), tl.minimum((split + 1) * SPLIT, end), BLOCK_N,
-            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
         )  # fmt: skip
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
         else:
             here = (pair + split) * GROUP + g
-            tl.store(partial + here[:, None] * DIM + d[None, :], part, mask=held)
+            tl.store(partial + here[:, None] * VALUE_DIM + e[None, :], part, mask=held)
             here = (pair + split) * (2 * GROUP) + g
             tl.store(sizes + here, part_sum, mask=own)
             tl.store(sizes + here + GROUP, part_peak, mask=own)
@@ -168,13 +175,13 @@ def invariant_attention(
         # Other multiprocessors wrote them during this launch: they are read past the first cache.
         for split in range(first, splits):
             here = (pair + split) * GROUP + g
-            part = tl.load(partial + here[:, None] * DIM + d[None, :], mask=held, other=0.0, cache_modifier=".cg")
+            part = tl.load(partial + here[:, None] * VALUE_DIM + e[None, :], mask=held, other=0.0, cache_modifier=".cg")
             here = (pair + split) * (2 * GROUP) + g
             part_sum = tl.load(sizes + here, mask=own, other=0.0, cache_modifier=".cg")
             part_peak = tl.load(sizes + here + GROUP, mask=own, other=LOWEST, cache_modifier=".cg")
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
     result = mean_of(total, weight_sum, lse)
-    into = out + (token * (KV_HEADS * GROUP) + heads)[:, None] * DIM + d[None, :]
+    into = out + (token * (KV_HEADS * GROUP) + heads)[:, None] * VALUE_DIM + e[None, :]
     tl.store(into, result.to(out.dtype.element_ty), mask=held)
     if lse is not None:
         tl.store(lse + token * (KV_HEADS * GROUP) + heads, log_sum_exp(weight_sum, peak), mask=own)

@@ -17,6 +17,7 @@ from ingot.backends.triton.kernels.attention import (
     owned_between,
     unowned,
 )
+from ingot.backends.triton.kernels.cache_form import tail_of
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -51,6 +52,7 @@ def prefill_attention(
     LEAST: tl.constexpr,
     SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M), since each also writes zeros
     where no sequence owns a token among BLOCK_M. Rows of sequences that feed fewer than LEAST tokens are not written.
@@ -64,14 +66,17 @@ def prefill_attention(
     head = tl.program_id(0)
     item = tl.program_id(1)
     d = tl.arange(0, BLOCK_DIM)
+    VALUE_DIM: tl.constexpr = FORM.value_dim
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
     first = item * BLOCK_M
     last = tl.minimum(first + BLOCK_M, tokens)
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
-        empty = tl.zeros((BLOCK_M, BLOCK_DIM), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (d < DIM)[None, :])
+        into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + e[None, :]
+        empty = tl.zeros((BLOCK_M, BLOCK_VALUE), out.dtype.element_ty)
+        tl.store(into, empty, mask=free[:, None] & (e < VALUE_DIM)[None, :])
         if lse is not None:
             nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
             tl.store(lse + row.to(tl.int64) * (KV_HEADS * GROUP) + head, nothing, mask=free)
@@ -84,8 +89,9 @@ def prefill_attention(
         held = (nth < count)[:, None] & (d < DIM)[None, :]
         row = (start + nth).to(tl.int64)
         query = tl.load(q + row[:, None] * Q_TOKEN + head * Q_HEAD + d[None, :], mask=held, other=0.0)
+        query_tail = tail_of(q, row * Q_TOKEN + head * Q_HEAD, nth < count, DIM, BLOCK_DIM, FORM)
         places = cached + nth
-        total = tl.zeros((BLOCK_M, BLOCK_DIM), tl.float32)
+        total = tl.zeros((BLOCK_M, BLOCK_VALUE), tl.float32)
         weight_sum = tl.zeros((BLOCK_M,), tl.float32)
         peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
         if sinks is not None:
@@ -100,15 +106,16 @@ def prefill_attention(
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
-            SCALE, MASK, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            total, weight_sum, peak, query, query_tail, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
+            SCALE, MASK, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
         )  # fmt: skip
         total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
-            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            total, weight_sum, peak, query, query_tail, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
+            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
         )  # fmt: skip
         result = mean_of(total, weight_sum, lse)
-        into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
+        into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + e[None, :]
+        held = (nth < count)[:, None] & (e < VALUE_DIM)[None, :]
         tl.store(into, result.to(out.dtype.element_ty), mask=held)
         if lse is not None:
             tl.store(lse + row * (KV_HEADS * GROUP) + head, log_sum_exp(weight_sum, peak), mask=nth < count)

@@ -101,6 +101,7 @@ def shared_attention(
     MAX_SPLITS: tl.constexpr,
     GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """Grid: as many items as there can be * KV_HEADS.
 
@@ -141,9 +142,9 @@ def shared_attention(
     peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
     # Every row sees the whole prefix.
     total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, nth, kv, page_table + leader.to(tl.int64) * width, head,
+        total, weight_sum, peak, query, None, nth, kv, page_table + leader.to(tl.int64) * width, head,
         split * each, tl.minimum((split + 1) * each, length), BLOCK_N, SCALE, "bidirectional", SOFT_CAP, False,
-        PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+        PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
     )  # fmt: skip
     row = ((sequence * KV_HEADS + head).to(tl.int64) * MAX_SPLITS + split) * GROUP + nth % GROUP
     tl.store(

@@ -142,7 +142,7 @@ def rope(
 
 @triton.jit
 def cache_rows(slots, SLOT_STRIDE: tl.constexpr, PAGE_STRIDE: tl.constexpr, PAGE: tl.constexpr):
-    """Offsets of slots in a cache [pages, 2, page, kv_heads, head_dim]."""
+    """Offsets of slots in a cache."""
     slots = slots.to(tl.int64)
     return slots // PAGE * PAGE_STRIDE + slots % PAGE * SLOT_STRIDE
 
@@ -166,8 +166,9 @@ def kv_append(
     BLOCK_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    FORM: tl.constexpr,
 ):
-    """Grid: tokens, blocks of heads."""
+    """Grid: tokens, blocks of heads. `v` is None where values are numbers of the keys."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -176,9 +177,12 @@ def kv_append(
     d = tl.arange(0, BLOCK_DIM)[None, :]
     slot = tl.load(slots + token)
     inside = (head < KV_HEADS) & (d < DIM) & (slot >= 0)
-    into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * DIM + d
-    tl.store(into, tl.load(k + token * K_TOKEN + head * K_HEAD + d, mask=inside), mask=inside)
-    tl.store(into + PART_STRIDE, tl.load(v + token * V_TOKEN + head * V_HEAD + d, mask=inside), mask=inside)
+    row = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * FORM.row
+    tl.store(row + d, tl.load(k + token * K_TOKEN + head * K_HEAD + d, mask=inside), mask=inside)
+    if v is not None:
+        e = tl.arange(0, FORM.block_value)[None, :]
+        inside = (head < KV_HEADS) & (e < FORM.value_dim) & (slot >= 0)
+        tl.store(row + e + PART_STRIDE, tl.load(v + token * V_TOKEN + head * V_HEAD + e, mask=inside), mask=inside)
 
 
 @triton.jit

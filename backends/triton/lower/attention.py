@@ -30,7 +30,7 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     # A sequence that feeds one token would fill a row of a tile of prompts. One of few tokens does not come often
     # enough for a tile of its own size. Alone in a step of many tokens, a sequence feeds more than one.
     beside = schedule.most_sequences > 1
-    schedule_prefill(attention, schedule, out, lse, least=2 if beside else 1)
+    schedule_prefill(call, attention, schedule, out, lse, least=2 if beside else 1)
     if beside:
         schedule_single(call, attention, schedule, out, lse)
     return (out,) if lse is None else (out, lse)

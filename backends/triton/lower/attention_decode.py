@@ -7,19 +7,25 @@ import torch
 from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
+from ingot.backends.triton.lower.attention_form_tiles import form_tiles
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of, results_of
 from ingot.backends.triton.lower.attention_shared import Prefixes, schedule_shared, sharing_of, when
-from ingot.backends.triton.lower.attention_split_limits import split_limits
+from ingot.backends.triton.lower.attention_split_limits import MAX_SPLITS, split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_one_dtype
+from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_equal, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS
 
 # Elements of partial results that are added at once: 128 for each thread of 4 warps, and 64 where more programs run.
 _COMBINED = {True: 16384, False: 8192}
+# Heads of q in a tile where values are not beside keys of their width: all that read one head of the cache may be 128.
+_MOST_HEADS = 32
+# Rounds in which the splits of such a tile are put together. There is no loop: each is code, which takes its time to
+# compile.
+_ROUNDS = 16
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
@@ -27,7 +33,7 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
     attention = attention_of(call)
     out, lse = results_of(call, schedule)
     _launch(
-        call, attention, schedule, (out, lse), schedule.bucket.tokens[1], sharing_of(call, schedule),
+        call, attention, schedule, (out, lse), schedule.bucket.tokens[1], sharing_of(call, attention, schedule),
         append=append, single=False,
     )  # fmt: skip
     return (out,) if lse is None else (out, lse)
@@ -61,20 +67,31 @@ def _launch(
     """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
     and others are left out. Where there is a table `sharing`, that launch is for steps that share no prefix, and there
     are two more for those that do."""
-    cache, heads = attention.cache, power_of_two(attention.group)
+    fitting = None
+    if not attention.equal:
+        rows = min(_MOST_HEADS, max(16, power_of_two(attention.group)))
+        fitting = form_tiles(attention.held(1), schedule.sm, call.want, rows)
+        attention = attention.divided(fitting.rows)
+    kv_heads, heads = attention.kv_heads, power_of_two(attention.group)
     problem = DecodeProblem(
-        cache.kv_heads, attention.group, cache.dim, cache.page, call.dtype_name("q"), min(most_tokens, MOST_DECODED),
-        append,
+        kv_heads, attention.group, attention.cache.form.key_width, attention.cache.page, call.dtype_name("q"),
+        min(most_tokens, MOST_DECODED), append,
     )  # fmt: skip
-    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
-    limits = split_limits(problem, tiles, schedule.cores)
+    if fitting is None:
+        tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
+    else:
+        tiles = DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0)
+    at_once = max(1, _COMBINED[most_tokens == 1] // (heads * attention.form.block_value))
+    most_splits = MAX_SPLITS if fitting is None else min(MAX_SPLITS, _ROUNDS * at_once)
+    limits = split_limits(problem, tiles, schedule.cores, most_splits)
     rows = attention.sequences if single else attention.tokens
-    items = Term(op="add", left=times(times(rows, cache.kv_heads), limits.base), right=limits.shares * cache.kv_heads)
-    left = (rows, cache.kv_heads, limits.most)
+    items = Term(op="add", left=times(times(rows, kv_heads), limits.base), right=limits.shares * kv_heads)
+    left = (rows, kv_heads, limits.most)
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
     fixed: dict[str, Any] = {"EPS": 0.0, "HEAD": None, "POSITIONS": 0}
     fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
     if append:
+        want_equal(call, attention.cache)
         want_one_dtype(call, "kv", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         fixed = {"EPS": float(call.attributes["eps"]), "HEAD": rotated_head(call, "q", attention.block_dim)}
@@ -90,9 +107,7 @@ def _launch(
         "SHARES": limits.shares,
         "MAX_SPLITS": limits.most,
         "BLOCK_HEADS": heads,
-        "BLOCK_SPLITS": min(
-            power_of_two(limits.most), max(1, _COMBINED[most_tokens == 1] // (heads * attention.block_dim))
-        ),
+        "BLOCK_SPLITS": min(power_of_two(limits.most), at_once),
         "SCAN": _scan(problem.tokens, tiles.warps, single=single),
         "AHEAD": tiles.ahead,
         "EARLY_TILE": tiles.early,
@@ -101,9 +116,9 @@ def _launch(
     arguments = {
         "out": results[0],
         "lse": results[1],
-        "partial": schedule.scratch(torch.float32, (*left, attention.group, cache.dim)),
+        "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.form.value_dim)),
         "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
-        "arrived": schedule.counter((most_tokens, cache.kv_heads)),
+        "arrived": schedule.counter((most_tokens, kv_heads)),
         **attention.arguments,
         **prologue,
     }

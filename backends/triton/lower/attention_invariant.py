@@ -4,6 +4,7 @@ import torch
 
 from ingot.backends.triton.kernels.attention_invariant import invariant_attention
 from ingot.backends.triton.launches import Expr, Term, cdiv, times
+from ingot.backends.triton.lower.attention_form_tiles import FormTiles, form_tiles
 from ingot.backends.triton.lower.attention_shapes import attention_of, results_of
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import power_of_two
@@ -21,12 +22,16 @@ _WAYS = {16: 16, 32: 8, 64: 4}
 
 def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     attention = attention_of(call)
-    kv_heads, page, heads = attention.cache.kv_heads, attention.cache.page, power_of_two(attention.group)
-    call.want(heads <= _ROWS, f"{attention.group} heads of q for each of k, more than {_ROWS}")
     # Tiles by what registers and shared memory hold: two sums of 64 rows of 128 elements in 4 warps; float32, which no
     # tensor core multiplies, a quarter of that.
     wide = attention.itemsize == 4
-    rows = max(heads, 16) if wide else _ROWS
+    tiles = FormTiles(_ROWS, 32 if wide or attention.block_dim > 128 else 64, 8 if attention.block_dim > 128 else 4, 3)
+    if not attention.equal:
+        tiles = form_tiles(attention.held(2), schedule.sm, call.want, _ROWS)
+        attention = attention.divided(tiles.rows)
+    kv_heads, page, heads = attention.kv_heads, attention.cache.page, power_of_two(attention.group)
+    call.want(heads <= _ROWS, f"{attention.group} heads of q for each of k, more than {_ROWS}")
+    rows = max(heads, 16) if wide else tiles.rows
     tile_tokens = rows // heads
     most = schedule.bucket.tokens[1]
     ways = next((ways for tokens, ways in _WAYS.items() if most <= tokens), 1)
@@ -41,7 +46,7 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {
             "out": out,
             "lse": lse,
-            "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.cache.dim)),
+            "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.form.value_dim)),
             "sizes": schedule.scratch(torch.float32, (*left, 2, attention.group)),
             "arrived": schedule.counter((most if ways > 1 else 1, kv_heads)),
             **attention.arguments,
@@ -51,12 +56,12 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             **attention.constants,
             "BLOCK_GROUP": heads,
             "TILE_TOKENS": tile_tokens,
-            "BLOCK_N": 32 if wide or attention.block_dim > 128 else 64,
+            "BLOCK_N": tiles.keys,
             "SPLIT": SPLIT,
             "DEPENDENT": schedule.dependent,
         },
-        warps=8 if attention.block_dim > 128 else 4,
-        stages=3,
+        warps=tiles.warps,
+        stages=tiles.stages,
         dependent=schedule.dependent,
     )
     return (out,) if lse is None else (out, lse)

@@ -30,9 +30,10 @@ class Prefixes(NamedTuple):
     most_splits: int = 0
 
 
-def sharing_of(call: Call, schedule: Schedule) -> Value | None:
-    """The table of shared prefixes, where steps of the bucket class may have several sequences."""
-    return call.optional("sharing") if schedule.bucket.tokens[1] > 1 else None
+def sharing_of(call: Call, attention: Attention, schedule: Schedule) -> Value | None:
+    """The table of shared prefixes, where steps of the bucket class may have several sequences. A cache that is not of
+    equal widths is read for each of them."""
+    return call.optional("sharing") if schedule.bucket.tokens[1] > 1 and attention.equal else None
 
 
 def when(sharing: Value, *, shared: bool) -> Expr:
@@ -53,7 +54,7 @@ def schedule_shared(
     call: Call, attention: Attention, schedule: Schedule, sharing: Value, fixed: dict[str, Any]
 ) -> Prefixes:
     """Adds the launch. `fixed` are constants of `decode_attention` that say how q is prepared."""
-    cache, dim = attention.cache, attention.cache.dim
+    kv_heads, dim = attention.kv_heads, attention.form.value_dim
     rows, most = sharing.type.shape[0], schedule.bucket.tokens[1]
     wide = attention.itemsize == 4
     # Without tensor cores, which float32 does not use, a tile has a quarter of the rows. Wider heads fill registers.
@@ -64,19 +65,19 @@ def schedule_shared(
         op="add", left=cdiv(times(rows, attention.group), block), right=Term(op="min", left=rows, right=MOST_GROUPS)
     )
     # A tile has an item at least; the others are as many as multiprocessors.
-    programs = max(1, schedule.cores // cache.kv_heads)
+    programs = max(1, schedule.cores // kv_heads)
     items = Term(op="add", left=tiles, right=programs)
     splits = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // power_of_two(most)))
     results = (
-        schedule.scratch(torch.float32, (rows, cache.kv_heads, splits, attention.group, dim)),
-        schedule.scratch(torch.float32, (rows, cache.kv_heads, splits, attention.group)),
+        schedule.scratch(torch.float32, (rows, kv_heads, splits, attention.group, dim)),
+        schedule.scratch(torch.float32, (rows, kv_heads, splits, attention.group)),
         schedule.scratch(torch.int32, (rows,)),
     )
     append = fixed["HEAD"] is not None
     given = attention.arguments
     schedule.launch(
         shared_attention,
-        (times(times(items, cache.kv_heads), when(sharing, shared=True)), 1, 1),
+        (times(times(items, kv_heads), when(sharing, shared=True)), 1, 1),
         {
             "out": results[0],
             "sizes": results[1],
@@ -108,5 +109,5 @@ def schedule_shared(
 
 _CONSTANTS = (
     *("Q_TOKEN", "Q_HEAD", "PAGE_STRIDE", "PART_STRIDE", "SLOT_STRIDE", "PAGE", "KV_HEADS", "GROUP"),
-    *("SCALE", "SOFT_CAP", "DIM", "BLOCK_DIM"),
+    *("SCALE", "SOFT_CAP", "DIM", "BLOCK_DIM", "FORM"),
 )

@@ -6,7 +6,7 @@ from ingot.backends.triton.lower.attention_problem import MOST_DECODED, DecodePr
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 
 # The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
-_MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
+MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
 # However many tokens: a context of 32k among hundreds of short ones would else keep its multiprocessor busy for longer
 # than all others take.
 _LEAST_SPLITS = 8
@@ -24,11 +24,11 @@ class SplitLimits:
     shares: int
 
 
-def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
+def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int, most_splits: int = MAX_SPLITS) -> SplitLimits:
     """On a GPU of so many multiprocessors. With many tokens, long contexts get what is to spare."""
     shares = max(1, tiles.programs * cores // problem.kv_heads)
     if problem.tokens == 1:
-        base = min(_MAX_SPLITS, 1 << (shares.bit_length() - 1))
+        base = min(most_splits, 1 << (shares.bit_length() - 1))
         return SplitLimits(base, base, 0)
-    most = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // problem.tokens))
+    most = min(most_splits, max(_LEAST_SPLITS, _ALL_SPLITS // problem.tokens))
     return SplitLimits(2 if problem.tokens <= _HALVED else 1, most, shares)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Value
+from ingot.ir.cache_form import CacheForm
 
 # The widest head that kernels hold in registers (Gemma's).
 WIDEST = 256
@@ -25,11 +26,12 @@ def static(value: Value, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Cache:
-    """How a cache [pages, 2, page, kv_heads, head_dim] lies in memory, in elements."""
+    """How a cache of a form (`ingot.ir.cache_form`) lies in memory, in elements; a value lies `part_stride` after its
+    key."""
 
     page: int
     kv_heads: int
-    dim: int
+    form: CacheForm
     page_stride: int
     part_stride: int
     slot_stride: int
@@ -45,19 +47,33 @@ class Cache:
 
 
 def cache_of(call: Call) -> Cache:
-    kv = call.value("kv")
-    page, kv_heads, dim = (static(kv, axis) for axis in (2, 3, 4))
+    """The cache that a call writes k and v into, or that it reads."""
+    kv, v = call.value("kv"), call.optional("v")
+    page, kv_heads = static(kv, 2), static(kv, 3)
+    if "k" in call.values:
+        form = CacheForm.of(call.value("k").type, None if v is None else v.type)
+    else:
+        form = CacheForm.of_cache(kv.type.shape, static(call.value("q"), 2), call.attributes.get("value_width"))
     page_stride, part_stride, slot_stride, head_stride, step = kv.strides
-    call.want((head_stride, step) == (dim, 1), f"the heads of the cache do not lie side by side: {kv.type}")
-    return Cache(page, kv_heads, dim, page_stride, part_stride, slot_stride)
+    call.want((head_stride, step) == (form.row, 1), f"the heads of the cache do not lie side by side: {kv.type}")
+    offset = part_stride if form.equal else form.value_offset(page, kv_heads)
+    return Cache(page, kv_heads, form, page_stride, offset, slot_stride)
+
+
+def want_equal(call: Call, cache: Cache) -> None:
+    """Refuse a call over a cache whose values are not beside keys of their width."""
+    call.want(cache.form.equal, f"{cache.form}, and the kernel is for values beside keys of their width")
 
 
 def strides_of(call: Call, *names: str) -> dict[str, int]:
-    """Constants that say where tokens and heads of q, k or v [T, H, D] begin, as kernels name them."""
+    """Constants that say where tokens and heads of q, k or v [T, H, D] begin, as kernels name them; 0 for what a call
+    does not give."""
     call.want_dense_rows(*names)
     found = {}
     for name in names:
-        found[f"{name.upper()}_TOKEN"], found[f"{name.upper()}_HEAD"], _ = call.value(name).strides
+        value = call.optional(name)
+        strides = (0, 0, 1) if value is None else value.strides
+        found[f"{name.upper()}_TOKEN"], found[f"{name.upper()}_HEAD"], _ = strides
     return found
 
 
@@ -70,7 +86,7 @@ def dim_constants(call: Call, name: str) -> dict[str, int]:
 
 def want_one_dtype(call: Call, *names: str) -> None:
     """Refuse a call where these differ in dtype."""
-    dtypes = {name: call.dtype_name(name) for name in names}
+    dtypes = {name: call.dtype_name(name) for name in names if call.optional(name) is not None}
     call.want(len(set(dtypes.values())) == 1, "dtypes differ: " + ", ".join(f"{n} {d}" for n, d in dtypes.items()))
 
 

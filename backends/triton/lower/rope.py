@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ingot.backends.triton.kernels import rope as kernels
+from ingot.backends.triton.kernels.cache_form import Form
 from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.heads import (
@@ -12,6 +13,7 @@ from ingot.backends.triton.lower.heads import (
     static,
     strides_of,
     tokens_of,
+    want_equal,
     want_one_dtype,
 )
 from ingot.backends.triton.schedule import Schedule, Value
@@ -61,18 +63,20 @@ def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     cache = cache_of(call)
     want_one_dtype(call, "kv", "k", "v")
-    dim = dim_constants(call, "k")
-    block = _block_heads(cache.kv_heads, dim["BLOCK_DIM"])
+    form = cache.form
+    blocks = {"DIM": form.key_width, "BLOCK_DIM": power_of_two(form.key_width)}
+    block = _block_heads(cache.kv_heads, blocks["BLOCK_DIM"])
     schedule.launch(
         kernels.kv_append,
         (tokens_of(call, "k"), cdiv(cache.kv_heads, block), 1),
-        {name: call.value(name) for name in ("kv", "k", "v", "slots")},
+        {name: call.optional(name) for name in ("kv", "k", "v", "slots")},
         {
             "BLOCK_HEADS": block,
             "DEPENDENT": schedule.dependent,
             **strides_of(call, "k", "v"),
             **cache.constants(),
-            **dim,
+            **blocks,
+            "FORM": Form(form.row, 0, form.value_width, power_of_two(form.value_width)),
         },
         dependent=schedule.dependent,
     )
@@ -81,6 +85,7 @@ def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     cache = cache_of(call)
+    want_equal(call, cache)
     want_one_dtype(call, "kv", "q", "k", "v")
     head = rotated_head(call, "k")
     heads = static(call.value("q"), 1)

@@ -11,7 +11,11 @@ from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, some
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.attention import LOWERINGS
+from ingot.backends.triton.lower.attention_form_tiles import form_tiles
+from ingot.backends.triton.lower.attention_shapes import attention_of
 from ingot.backends.triton.lower.call import Call, Refused
+from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.lower.table import LOWERINGS as ALL
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
@@ -75,6 +79,15 @@ def over_pages(step: PagedStep, most: int, sinks: torch.Tensor | None = None, **
     """`paged_attention` of the step, over a cache that holds what it feeds."""
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
     agree("paged_attention", step, (step.q, kv, *step.lens, sinks), {"scale": step.q.shape[2] ** -0.5, **options}, most)
+
+
+def filled(step: PagedStep) -> torch.Tensor:
+    """The cache with what the step feeds, by the kernel that writes it, to the bit."""
+    given = (step.kv, step.k, step.v, step.slots)
+    (found,) = run_lowering(OPS["kv_append"], ALL["kv_append"], given, {}, dims={"T": len(step.q)})
+    expected = OPS["kv_append"].reference(*given)
+    assert torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
+    return expected
 
 
 def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) -> PagedStep:
@@ -322,7 +335,87 @@ def test_nan_stays_with_its_sequence(dtype: torch.dtype) -> None:
         assert bool(found[0].isnan().all()) and bool(found[1].isfinite().all())
 
 
+# Values that are narrower than keys and wider, beside them and the first of them; keys in one tile and in two; groups
+# of more heads than a tile has. The last are those of DeepSeek's prompts and latent caches.
+FORMS = [
+    Heads(4, 2, 48, 32),
+    Heads(3, 1, 17, 40),
+    Heads(4, 2, 40, 32, shared=True),
+    Heads(36, 1, 24, 12, shared=True),
+    Heads(2, 1, 16, 16, shared=True),
+    Heads(2, 2, 192, 128),
+    Heads(34, 1, 576, 512, shared=True),
+]
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"mask": "window_30"},
+    {"mask": "chunked_20", "soft_cap": 1.5},
+    {"mask": "bidirectional"},
+    {"mask": "block_causal_8", "sinks": True},
+]
+
+
+@dtypes
+@pytest.mark.parametrize(("heads", "options"), some(4, itertools.product(FORMS, OTHERS)))
+def test_every_form_of_cache(heads: Heads, options: dict[str, Any], dtype: torch.dtype) -> None:
+    """In steps of one token, of few and of many."""
+    options = {**heads.options, **options}
+    sinks = torch.linspace(-1.0, 2.0, heads.q).to(dtype) if options.pop("sinks", False) else None
+    mixes: list[tuple[Mix, int]] = [([(1, 90)], 1), ([(1, 70), (3, 20)], 32), ([(19, 30), (0, 4), (1, 65)], 2048)]
+    for mix, most in mixes[1:] if DEVICE == "cpu" and heads.dim > 100 else mixes:
+        step = a_step(mix, dtype, heads, gap=1)
+        args = (step.q, filled(step), *step.lens, sinks)
+        agree("paged_attention", step, args, options, most)
+        if most > 1 and heads.dim < 100:
+            agree("partial_attention", step, args, options, most)
+
+
+def test_tiles_fit_or_are_refused_by_name() -> None:
+    """Of DeepSeek's latent cache, for the kernels of few tokens, of prompts and of deterministic steps."""
+    q, kv = (TensorType(torch.bfloat16, shape) for shape in (("T", 128, 576), ("pages", 1, 16, 1, 576)))
+    call = a_call()
+    types = {"q": q, "kv": kv}
+    values = {
+        name: Value(types.get(name, value.type), input=value.input) for name, value in call.values.items() if value
+    }
+    latent = Call(
+        "paged_attention", values, {"scale": 1.0, "value_width": 512}, (TensorType(q.dtype, ("T", 128, 512)),)
+    )
+    attention = attention_of(latent)
+    for sums, rows in ((1, 64), (2, 32)):
+        tiles = form_tiles(attention.held(sums), 90, latent.want, 64)
+        assert (tiles.rows, tiles.warps) == (rows, 8) and tiles.keys >= 16
+        assert attention.held(sums).shared(tiles.rows, tiles.keys) <= shared_memory(90)
+    for tokens, invariant in (((1, 16), False), ((65, 128), False), ((1, 16), True)):
+        LOWERINGS["paged_attention"](latent, new_schedule(tokens, sm=86, invariant=invariant))
+        with pytest.raises(
+            Refused, match=r"the least tiles take 111616 bytes of shared memory, and a block has 101376"
+        ):
+            float32 = {"q": Value(TensorType(torch.float32, q.shape), input=0)}
+            float32["kv"] = Value(TensorType(torch.float32, kv.shape), input=1)
+            wide = Call(latent.op, {**values, **float32}, latent.attributes, latent.results)
+            LOWERINGS["paged_attention"](wide, new_schedule(tokens, sm=86, invariant=invariant))
+
+
 def test_refusals() -> None:
+    two_widths, shared = (
+        Call(
+            "paged_attention",
+            {**a_call(dim).values, "kv": Value(TensorType(torch.float32, shape), input=1)},
+            options,
+            (),
+        )
+        for dim, shape, options in (
+            (64, ("pages", 1, 16, 2, 64 + 600), {"scale": 1.0}),
+            (1100, ("pages", 1, 16, 2, 1100), {"scale": 1.0, "value_width": 64}),
+        )
+    )
+    for call, form in (
+        (two_widths, "keys of 64 numbers and values of 600"),
+        (shared, "keys of 1100 numbers, of which"),
+    ):
+        with pytest.raises(Refused, match=f"{form}.*, and tiles hold up to 512"):
+            LOWERINGS["paged_attention"](call, new_schedule())
     refused = {
         "heads of 512 elements, more than 256": a_call(512),
         "dtypes differ: kv f32, q bf16": a_call(64, torch.bfloat16),

@@ -39,12 +39,17 @@ def test_attention_compiles_for_heads_of_all_sizes(op: str, tmp_path: Path) -> N
                 assert future.result().executable is not None, f"{op} {dtype} {number}: {future.result().refused}"
 
 
-def test_heads_that_end_within_a_power_of_two_of_lines_compile(tmp_path: Path) -> None:
-    """80 float32 are three lines of the cache, which are asked for ahead: a range in a kernel has a power of two."""
-    number = next(at for at, call in enumerate(calls("append_attention", torch.float32)) if call.args[1].shape[2] == 80)
+def test_odd_heads_compile(tmp_path: Path) -> None:
+    """80 float32 are three lines of the cache, which are asked for ahead: a range in a kernel has a power of two. A key
+    of a latent cache lies in two tiles."""
+    odd = (("append_attention", torch.float32, 1, 80), ("paged_attention", torch.bfloat16, 0, 576))
     with emitting(tmp_path) as compiling:
-        made = compiling.pool.submit(emit_call, "append_attention", torch.float32, number, tmp_path).result()
-    assert made.executable is not None, made.refused
+        made = []
+        for op, dtype, q, dim in odd:
+            number = next(at for at, call in enumerate(calls(op, dtype)) if call.args[q].shape[2] == dim)
+            made.append(compiling.pool.submit(emit_call, op, dtype, number, tmp_path))
+        for one in made:
+            assert one.result().executable is not None, one.result().refused
 
 
 @by_op

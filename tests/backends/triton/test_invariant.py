@@ -108,6 +108,9 @@ CUTS = [(99, 1), (0, 100), (40, 40), (97, 3), (31, 2)]
         (Heads(3, 1, 16), {"soft_cap": 1.5}),
         (Heads(2, 1, 16), {"mask": "window_50", "sinks": True}),
         (Heads(2, 1, 16), {"mask": "chunked_40"}),
+        (Heads(3, 1, 40, 32, shared=True), {"mask": "window_50"}),
+        pytest.param(Heads(4, 2, 48, 20), {"soft_cap": 1.5}, marks=pytest.mark.slow),
+        pytest.param(Heads(36, 1, 24, 12, shared=True), {}, marks=pytest.mark.slow),
         pytest.param(Heads(4, 2, 32), {}, marks=pytest.mark.slow),
         pytest.param(Heads(2, 2, 80), {"mask": "window_50", "soft_cap": 1.5}, marks=pytest.mark.slow),
         pytest.param(Heads(1, 1, 256), {"sinks": True}, marks=pytest.mark.slow),
@@ -123,7 +126,7 @@ def test_rows_of_attention(
     g = torch.Generator().manual_seed(8)
     step = paged_step(g, dtype, heads, [(LENGTH, 0)])
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
-    options = {"scale": heads.dim**-0.5, **options}
+    options = {**heads.options, **options}
     sinks = torch.randn(heads.q, generator=g).to(dtype) if options.pop("sinks", False) else None
 
     def attention(cuts: list[tuple[int, int]], tokens: tuple[int, int]) -> list[torch.Tensor]:

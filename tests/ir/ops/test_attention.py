@@ -12,6 +12,8 @@ from op_values import F32, F64, FLOATS, check, generator, ints, randn
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
+from ingot.ir.cache_form import CacheForm
+from ingot.ir.errors import VerifyError
 from ingot.ir.ops import OPS
 
 
@@ -122,7 +124,7 @@ def attention_by_hand(
 ) -> torch.Tensor:
     """In float64, one query and one head at a time: the last q.shape[0] positions of one sequence."""
     q, k, v = q.double(), k.double(), v.double()
-    out, group = torch.empty_like(q), q.shape[1] // k.shape[1]
+    out, group = q.new_empty(*q.shape[:2], v.shape[2]), q.shape[1] // k.shape[1]
     for row in range(q.shape[0]):
         place = k.shape[0] - q.shape[0] + row
         seen = seen_by_hand(variant.get("mask", "causal"), place, k.shape[0])
@@ -200,3 +202,78 @@ def test_paged_attention_with_masks_soft_cap_and_sinks(dtype: torch.dtype, varia
     args = (q, kv, table, ints(0, 2, 8), ints(*counts), ints(*lengths), sinks)
     for function in (OPS["paged_attention"].reference, OPS["paged_attention"].rowwise):
         check(function(*args, scale=0.3, **options), expected, dtype)
+
+
+# Of keys and values; `shared`: values are the first numbers of keys.
+FORMS = [CacheForm(8, 5), CacheForm(5, 9), CacheForm(8, 1), CacheForm(9, 6, shared=True), CacheForm(8, 8, shared=True)]
+every_form = pytest.mark.parametrize("form", FORMS, ids=str)
+
+
+def drawn_values(form: CacheForm, k: torch.Tensor, g: torch.Generator) -> torch.Tensor:
+    if form.shared:
+        return k[..., : form.value_width]
+    return randn(g, k.dtype, *k.shape[:2], form.value_width)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@every_form
+@pytest.mark.parametrize("variant", VARIANTS[:2] + VARIANTS[4:5] + VARIANTS[6:9] + VARIANTS[10:], ids=str)
+def test_every_form_of_cache(form: CacheForm, variant: dict[str, Any], dtype: torch.dtype) -> None:
+    """Pure, and over pages of which what is not written holds NaN; row by row too."""
+    g = generator(41)
+    lengths, counts, page, kv_heads, heads = [13, 6, 1], [2, 6, 1], 4, 2, 6
+    k = [randn(g, dtype, n, kv_heads, form.key_width) for n in lengths]
+    v = [drawn_values(form, keys, g) for keys in k]
+    q = [randn(g, dtype, n, heads, form.key_width) for n in lengths]
+    sinks = randn(g, dtype, heads) if variant.get("sinks") else None
+    options: dict[str, Any] = {"scale": 0.3, **{name: value for name, value in variant.items() if name != "sinks"}}
+    options |= {"value_width": form.value_width} if form.shared else {}
+    expected = [attention_by_hand(*part, 0.3, variant, sinks) for part in zip(q, k, v, strict=True)]
+    positions = torch.cat([torch.arange(n) for n in lengths]).int()
+    seqs = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).int()
+    pure = (torch.cat(q), torch.cat(k), None if form.shared else torch.cat(v), positions, seqs, sinks)
+    for function in (OPS["attention"].reference, OPS["attention"].rowwise):
+        check(function(*pure, layer=0, **options), torch.cat(expected), dtype)
+    table = torch.randperm(20, generator=g)[:12].view(3, 4).int()
+    kv = torch.full((20, *form.shape(page, kv_heads)[1:]), math.nan, dtype=dtype)
+    for b, length in enumerate(lengths):
+        places = torch.arange(length)
+        slots = table[b, places // page].long() * page + places % page
+        kv = OPS["kv_append"].reference(kv, k[b], None if form.shared else v[b], slots)
+    assert int((~kv.isnan()).sum()) == sum(lengths) * kv_heads * form.row
+    last = [slice(length - count, length) for length, count in zip(lengths, counts, strict=True)]
+    args = (torch.cat([rows[part] for rows, part in zip(q, last, strict=True)]), kv, table, ints(0, 2, 8))
+    for name, form_of_op in (
+        ("paged_attention", "reference"),
+        ("paged_attention", "rowwise"),
+        ("partial_attention", "rowwise"),
+    ):
+        found = getattr(OPS[name], form_of_op)(*args, ints(*counts), ints(*lengths), sinks, **options)
+        wanted = torch.cat([rows[part] for rows, part in zip(expected, last, strict=True)])
+        check(found[0] if isinstance(found, tuple) else found, wanted, dtype)
+
+
+def test_forms_that_are_none() -> None:
+    q, k, v = torch.zeros(3, 4, 8), torch.zeros(3, 2, 8), torch.zeros(3, 2, 5)
+    step = (torch.zeros(3).int(), torch.zeros(3).int())
+    refused: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((q, k, None), {}, "attention without values"),
+        ((q, k, v), {"value_width": 5}, "with v and with value_width"),
+        ((q, k, None), {"value_width": 9}, "values of 9 numbers with keys of 8"),
+        ((q, k, None), {"value_width": 0}, "values of 0 numbers with keys of 8"),
+        ((q, k[..., :7], v), {}, "q has heads of 8 numbers and k of 7"),
+    ]
+    for args, options, reason in refused:
+        for function in (OPS["attention"].reference, OPS["attention"].fake):
+            with pytest.raises(VerifyError, match=reason):
+                function(*args, *step, scale=1.0, layer=0, **options)
+    lens = (torch.zeros(1, 1).int(), *(torch.zeros(1).int() for _ in range(3)))
+    for shape, asked in (((2, 8), 5), ((1, 16), None), ((1, 13), 5), ((1, 8), None), ((2, 7), None), ((3, 8), None)):
+        kv = torch.zeros(1, shape[0], 16, 2, shape[1])
+        with pytest.raises(VerifyError, match="a cache"):
+            OPS["paged_attention"].fake(q, kv, *lens, scale=1.0, value_width=asked)
+    with pytest.raises(VerifyError, match=r"keys of 8 numbers and values of 5.*\n.*pages, 1, page, kv_heads, 13"):
+        OPS["kv_append"].fake(torch.zeros(1, 2, 16, 2, 8), k, v, torch.zeros(3).long())
+    for name in ("qk_norm_rope_append", "append_attention"):  # the fused ops write caches of equal widths
+        with pytest.raises(VerifyError, match="keys of 8 numbers and values of 5"):
+            OPS[name].fake(torch.zeros(1, 1, 16, 2, 13), q, k, v, eps=1.0)

@@ -21,6 +21,7 @@ from ingot.debug.bisect.programs.schedule import (
     with_pages,
 )
 from ingot.ir import ops
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features import turn_of
@@ -31,6 +32,8 @@ from ingot.ir.program import Program, StateSpec
 GENERATED = 2
 # Beside outputs it is known what the only call of this op must give, by its printed name.
 OP_NAMES = ("ingot.select_rows",)
+
+_KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -140,13 +143,13 @@ def expect(
         for index, prompt in enumerate(prompts[:rows])
     ]
     logits, cached = torch.empty(0), {} if program.mesh else _cached(program)
-    names = {node.name for pair in cached.values() for node in pair}
-    keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    names = {node.name for pair in cached.values() for node in pair if node is not None}
+    keys: dict[str, _KeysAndValues] = {}
     for generated in range(GENERATED + 1):
         (seen,) = observe(program, params, whole(requests, (1, page_size)), 1, exact=True, watch=names)
         logits = seen.outputs["logits"]
         value = {name: by_token(program, [seen], name)[0] for name in names}
-        keys = {name: (value[k.name], value[v.name]) for name, (k, v) in cached.items()}
+        keys = {name: (value[k.name], None if v is None else value[v.name]) for name, (k, v) in cached.items()}
         if generated < GENERATED:
             ends = torch.tensor([len(request.tokens) for request in requests]).cumsum(0) - 1
             requests = [
@@ -217,17 +220,16 @@ def _chosen(step: Step, logits: torch.Tensor, counts: torch.Tensor) -> torch.Ten
 
 def _outputs(
     requests: Sequence[Request],
-    keys: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    keys: Mapping[str, _KeysAndValues],
     logits: torch.Tensor,
     pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """By step what a cached program gives beside logits. `keys` are k and v of all tokens by the name of a cache."""
+    """By step what a cached program gives beside logits. `keys` are k and v of all tokens by the name of a cache, which
+    may hold no v."""
     pages, page_size = pool
-    caches = {
-        name: torch.full((pages, 2, page_size, *k.shape[1:]), float("nan"), dtype=torch.float64)
-        for name, (k, _) in keys.items()
-    }
+    shapes = {name: CacheForm.of(k, v).shape(page_size, k.shape[1])[1:] for name, (k, v) in keys.items()}
+    caches = {name: torch.full((pages, *shape), float("nan"), dtype=torch.float64) for name, shape in shapes.items()}
     counts = torch.full((rows, logits.shape[-1]), -1, dtype=torch.int32)
     last_token = torch.full((rows,), -1, dtype=torch.int32)
     position = torch.full((rows,), -1, dtype=torch.int32)
@@ -246,11 +248,9 @@ def _outputs(
             position[row] = length
             if at >= 0:
                 last_token[row] = tokens[at]
-        caches = {name: cache.clone() for name, cache in caches.items()}
-        page, within = given["slots"] // page_size, given["slots"] % page_size
         for name, (k, v) in keys.items():
-            caches[name][page, 0, within] = k[step.places]
-            caches[name][page, 1, within] = v[step.places]
+            fed = (k[step.places], None if v is None else v[step.places])
+            caches[name] = ops.kv_append.reference(caches[name], *fed, given["slots"])
         results.append(
             {
                 "tokens": tokens,
@@ -267,8 +267,8 @@ def _outputs(
     return results
 
 
-def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node]]:
-    """The k and v that go into the cache of each layer, by the name of its state."""
+def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
+    """The k and v that go into the cache of each layer, by the name of its state; no v where keys hold the values."""
     return {
         f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
     }
