@@ -64,6 +64,13 @@ class Mask:
         """Whether a query sees positions after its own."""
         return self.kind in ("bidirectional", "block_causal")
 
+    @property
+    def granule(self) -> int:
+        """Positions of which a query sees all or none: what a step feeds ends with a multiple, or with the sequence."""
+        if self.kind == "bidirectional":
+            return _FAR
+        return self.size if self.kind == "block_causal" else 1
+
     def first(self, position: Positions) -> Positions:
         """The first position that a query at `position` sees; of a window it may lie below 0."""
         if self.kind == "window":

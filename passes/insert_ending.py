@@ -39,9 +39,17 @@ class InsertEnding(Pass):
             )
         if not rewriter.take(outputs[ending.needs[0]]):
             return
+        attributes = _attributes(program.ending.attributes, ending)
+        fed = ending.lengths(attributes)
+        if ending.whole and context.max_seq_len % fed:
+            raise PassError(
+                f"max_seq_len = {context.max_seq_len}, and the ending '{ending.name}' takes {fed} tokens at once",
+                where=f"entry {program.name}",
+                expected=f"a multiple of {fed}",
+            )
         program.dims.setdefault("B", Dim("B", 1, context.max_batch))
         program.dims["S"] = Dim("S", 1, context.max_batch)
-        _Builder(rewriter, ending, _attributes(program.ending.attributes, ending)).build(features)
+        _Builder(rewriter, ending, attributes).build(features)
 
 
 def _attributes(given: Sequence[tuple[str, int]], ending: Ending) -> dict[str, int]:

@@ -66,3 +66,27 @@ PROPOSE = register_ending(
         calls=(OpCall("write_rows", ("drafts",), {"state": "drafts", "values": "proposed"}),),
     )
 )
+
+# All tokens of a block at once, when each of its positions has one: until then a step finds some of them, and the block
+# is fed again. The step that is fed the whole block leaves its keys and values as they stay. `mask_token`, which each
+# definition says, is fed where no token is found. A step fills the positions whose likeliest token has more than
+# `sure_percent` hundredths, and so many that a block takes `steps` steps at most, and the one that commits it.
+BLOCK = register_ending(
+    Ending(
+        "block",
+        needs=("logits",),
+        features=("blocks", "sequences"),
+        calls=(
+            OpCall("fill_block", ("committed", "rejected", "taken", "filled"), {"logits": "choices"}),
+            OpCall("write_rows", ("blocks",), {"state": "blocks", "values": "filled"}),
+            OpCall("advance", ("last_token", "position"), {"sampled": "committed", "sample_index": "taken"}),
+        ),
+        outputs=(
+            Output("tokens", "committed", TensorType(torch.int32, ("L",)), read=True),
+            Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True),
+        ),
+        attributes={"block": 8, "mask_token": -1, "steps": 8, "sure_percent": 90},
+        lengths=lambda attributes: attributes["block"],
+        whole=True,
+    )
+)

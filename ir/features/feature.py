@@ -74,6 +74,8 @@ class Ending:
     outputs      what the entry gives before its own outputs
     attributes   numbers of the ending, with their defaults: a definition may set them
     lengths      tokens of one sequence that a decode step feeds at most, from the attributes
+    whole        a decode step feeds just so many, at places whose number they divide, and commits all of them or none:
+                 they are then fed again
     """
 
     name: str
@@ -83,6 +85,7 @@ class Ending:
     outputs: tuple[Output, ...] = ()
     attributes: Mapping[str, int] = field(default_factory=dict)
     lengths: Callable[[Mapping[str, int]], int] = lambda attributes: 1
+    whole: bool = False
 
     @property
     def read(self) -> tuple[str, ...]:

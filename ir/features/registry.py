@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from ingot.ir.cache_groups import group_of_input
 from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.features.blocks import BLOCKS
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
 from ingot.ir.features.feature import Ending, Feature
 from ingot.ir.features.logprobs import LOGPROBS
@@ -119,5 +120,5 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
-for _feature in (SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS):
+for _feature in (SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS, BLOCKS):
     register_feature(_feature)

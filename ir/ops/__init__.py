@@ -2,6 +2,7 @@
 
 from ingot.ir.ops.append_attention import append_attention
 from ingot.ir.ops.attention import attention, kv_append, paged_attention
+from ingot.ir.ops.blocks import fill_block, take_block
 from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
     add_rms_norm,
@@ -46,6 +47,7 @@ __all__ = [
     "define",
     "embedding",
     "feed",
+    "fill_block",
     "gelu_mul",
     "kv_append",
     "layer_norm",
@@ -70,6 +72,7 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "take_block",
     "take_drafts",
     "take_part",
     "top_logprobs",

@@ -172,6 +172,8 @@ def test_claims() -> None:
         "page_slots",
         "accept_drafts",
         "read_rows",
+        "take_block",
+        "fill_block",
         "take_drafts",
         "write_rows",
         "advance",

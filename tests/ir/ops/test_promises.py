@@ -61,6 +61,8 @@ WHOLE = (
     "count_tokens",
     "take_drafts",
     "accept_drafts",
+    "take_block",
+    "fill_block",
     "read_rows",
     "write_rows",
     *MOVERS,
