@@ -104,8 +104,8 @@ def fill_block(
 
     A block whose tokens were all `found` before the step is final, and so are its keys and values: none is rejected,
     `committed` has its tokens, and its row of `blocks` is masked anew, -1. Of any other all `block` tokens are
-    `rejected`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` then has the found tokens and new ones:
-    the likeliest token of each masked position whose probability is above `sure_percent` hundredths, and of the
+    `rejected`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` has the tokens found before and new
+    ones: the likeliest token of each masked position whose probability is above `sure_percent` hundredths, and of the
     ceil(block / steps) surest in any case, the first among equals.
 
     A sequence with fewer rows, as a piece of a prompt has, rejects none, and its row of `blocks` is masked. A block
