@@ -47,7 +47,7 @@ def _fill_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     seqs = (_ints(0, 2, 4, 7, 0), _ints(2, 2, 3, 2, 0), _ints(1, 3, 5, -1, -1))
     logits = torch.randn(6, 11, generator=g).to(dtype)
     sharp = torch.where(torch.randint(2, (6, 1), generator=g).bool(), logits * 40, logits)
-    sharp[3, 4] = float("nan")
+    sharp[3, 4] = float("inf")
     rows = _ints(0, 1, 2, 3, 5, 6)
     return [
         Sample((one, tokens, found, rows, *seqs), {"block": 2, "steps": steps, "sure_percent": 90})
