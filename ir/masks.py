@@ -1,13 +1,15 @@
 """Masks of attention: which positions of its sequence a query sees.
 
-A mask has a kind and, but for `causal` and `bidirectional`, a size; its name says both. What a query sees is one range,
-from `first` to below `end`, cut where the sequence begins and where it ends:
+A mask has a kind and, but for `causal`, `bidirectional` and `tree`, a size; its name says both. What a query sees is
+one range, from `first` to below `end`, cut where the sequence begins and where it ends:
 
 causal           itself and all positions before it
 window_N         the last N positions, its own among them
 chunked_N        those before it in its chunk of N positions, as in the local layers of Llama 4
 bidirectional    every position, as in an encoder
 block_causal_N   every position of its block of N and of the blocks before it, as in diffusion over blocks
+tree             all positions before the step, and of those that the step feeds the ancestors that `paged_attention` is
+                 given for each token, itself among them: between its bounds, which are those of `causal`, it has gaps
 
 Neither bound falls while the position of the query rises, so a range of queries sees from the first bound of its first
 query to the last bound of its last one.
@@ -24,7 +26,7 @@ if TYPE_CHECKING:  # `--help` loads no torch
     import torch
 
 # In the order in which compiled kernels number them.
-KINDS = ("causal", "window", "chunked", "bidirectional", "block_causal")
+KINDS = ("causal", "window", "chunked", "bidirectional", "block_causal", "tree")
 _SIZED = ("window", "chunked", "block_causal")
 _NAME = re.compile(r"([a-z_]+?)(?:_([1-9]\d{0,8}))?")
 _FAR = 1 << 30  # above every position: sequences are shorter

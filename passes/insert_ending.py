@@ -103,12 +103,23 @@ class _Builder:
         after = [call for feature in features for call in feature.after]
         for call in (*between, *self.ending.calls, *after):
             self._call(call, end)
+        kept = [name for name, node in outputs.items() if isinstance(node.meta["type"], StateType)]
+        for name in kept:
+            self._end_cache(name, end)
         states = {name: self.values[name] for name in program.states if name in self.values}
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())
         own = {one.name: self.values[one.value] for one in self.ending.outputs}
         passed = {name: node for name, node in outputs.items() if not isinstance(node.meta["type"], StateType)}
-        caches_out = {name: node for name, node in outputs.items() if isinstance(node.meta["type"], StateType)}
+        caches_out = {name: self.values[name] for name in kept}
         program.set_outputs({**own, **passed, **caches_out, **states})
+
+    def _end_cache(self, name: str, end: fx.Node) -> None:
+        """The ending's calls for a paged cache, by the name of its state."""
+        if self.rewriter.program.states[name].kind == "paged_kv":
+            for call in self.ending.caches:
+                self.values["kv"] = self.values[name]
+                self._call(call, end)
+                self.values[name] = self.values.pop("kv")
 
     def _row(self, row: RowState) -> fx.Node:
         """The state of a row for each running sequence."""

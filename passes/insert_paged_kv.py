@@ -9,14 +9,15 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
+from ingot.ir.features import find_ending
 from ingot.ir.infer_placement import cache_placement, placement_of
-from ingot.ir.masks import Mask
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.rewrite import Rewriter
+from ingot.passes.rewrite import Rewriter, trimmed
 
 # A pool is addressed by int32 page numbers.
 _MAX_PAGES = 2**31 - 1
@@ -52,6 +53,8 @@ class InsertPagedKV(Pass):
             program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("q_starts", "q_lens", "kv_lens")
         )
         caches: dict[str, fx.Node] = {}
+        tree = find_ending(program.ending.name).tree
+        ancestors = [program.add_input("ancestors", TensorType(torch.int64, ("T",)))] if tree else []
         for node in attentions:
             if not rewriter.take(node):
                 break
@@ -64,6 +67,9 @@ class InsertPagedKV(Pass):
                     expected="masks by which a token sees itself and what is fed before it",
                     hint="compile without deterministic",
                 )
+            if tree:
+                _check_tree(node, bound["mask"], context)
+                bound["mask"] = "tree"
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
             shape = ("pages", 2, self.page_size, *kv_type.shape[1:])
@@ -79,7 +85,7 @@ class InsertPagedKV(Pass):
                 q_starts,
                 q_lens,
                 kv_lens,
-                *([] if bound["sinks"] is None else [bound["sinks"]]),
+                *trimmed([bound["sinks"], *ancestors]),
                 before=node,
                 scale=bound["scale"],
                 **stated_options(bound),
@@ -87,6 +93,25 @@ class InsertPagedKV(Pass):
             rewriter.replace(node, attended)
             caches[name] = written
         program.set_outputs({**program.output_nodes(), **caches})
+
+
+def _check_tree(node: fx.Node, mask: str, context: PassContext) -> None:
+    """Raises OptionError for attention that cannot see a tree of drafts."""
+    where = f"{InsertPagedKV.name}, %{node.name}"
+    if mask != CAUSAL.name:
+        raise OptionError(
+            f"a tree of drafts is verified by attention with the mask {mask}",
+            where=where,
+            expected=f"the mask {CAUSAL.name} in every layer",
+            hint="compile a definition whose ending is 'verify', which feeds drafts one after the other",
+        )
+    if context.deterministic:
+        raise OptionError(
+            "a tree of drafts: a token is one of several at its position, and is added up in another order than alone",
+            where=where,
+            expected="drafts one after the other, by the ending 'verify'",
+            hint="compile without deterministic",
+        )
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:

@@ -12,7 +12,7 @@ import torch
 
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, partial_attention, sample
-from ingot.ir.ops.attention import cached_keys, longest_read
+from ingot.ir.ops.attention import cached_keys, longest_read, seen_in_step
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
 # each thread holds a block of scores, its maxima and sums and a block of results in float32, and the scores again in
@@ -46,6 +46,7 @@ def _attention(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -54,14 +55,15 @@ def _attention(
     """All tokens are of one sequence at the end of its pages."""
     if sinks is not None or soft_cap is not None:
         paged_attention.costliest(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors, scale=scale, mask=mask, soft_cap=soft_cap
         )
         return
     out = torch.zeros(q.shape, dtype=q.dtype)
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     k, v, places = cached_keys(kv, page_table[0], by, length - count, length)
-    seen = by.seen(places[-count:], places)
+    own = None if ancestors is None else ancestors[:count]
+    seen = seen_in_step(by, places[-count:], places, own, length - count)
     # Inside torch: the mask as numbers, the result, the sums of the softmax, the blocks of each thread.
     bias = torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q[:count], memory_format=torch.contiguous_format)

@@ -57,6 +57,32 @@ VERIFY = register_ending(
     )
 )
 
+# As `verify`, of drafts that are a tree: those on the longest path of sampled tokens are kept. Their keys and values
+# are moved to where they stand one after the other.
+VERIFY_TREE = register_ending(
+    Ending(
+        "verify_tree",
+        needs=("logits",),
+        features=("tree", "drafts", "sequences", "tree_positions", "penalties", "bans", "sampling", "logprobs"),
+        calls=(
+            *_CHOSEN,
+            OpCall("accept_tree", ("order", "rejected", "taken", "source")),
+            OpCall("select_rows", ("committed",), {"x": "sampled", "rows": "order"}),
+            *(OpCall("select_rows", (name,), {"x": name, "rows": "order"}) for name in _SCORES),
+            OpCall("advance", ("last_token", "position"), {"sampled": "committed"}),
+        ),
+        outputs=(
+            Output("tokens", "committed", TensorType(torch.int32, ("L",)), read=True),
+            Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True),
+            *_RATED,
+        ),
+        attributes={"drafted": 1},
+        lengths=_fed,
+        caches=(OpCall("move_slots", ("kv",)),),
+        tree=True,
+    )
+)
+
 # Drafts of the tokens that follow the last one, for the next step to feed. Such an entry has rows, and no cache.
 PROPOSE = register_ending(
     Ending(
@@ -64,6 +90,20 @@ PROPOSE = register_ending(
         needs=("proposed",),
         features=("proposals",),
         calls=(OpCall("write_rows", ("drafts",), {"state": "drafts", "values": "proposed"}),),
+    )
+)
+
+# The same as a tree: `proposed_parents` i32[B, K] says of each draft which node it follows, 0 for the last token and
+# 1 + i for draft i, which comes before it.
+PROPOSE_TREE = register_ending(
+    Ending(
+        "propose_tree",
+        needs=("proposed", "proposed_parents"),
+        features=("proposals", "tree_proposals"),
+        calls=(
+            OpCall("write_rows", ("drafts",), {"state": "drafts", "values": "proposed"}),
+            OpCall("write_rows", ("parents",), {"state": "parents", "values": "proposed_parents"}),
+        ),
     )
 )
 

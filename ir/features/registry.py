@@ -14,6 +14,7 @@ from ingot.ir.features.sampling import SAMPLING
 from ingot.ir.features.sequences import SEQUENCES
 from ingot.ir.features.slots import SLOTS
 from ingot.ir.features.step_input import RowTable, ServedParam, StepInput
+from ingot.ir.features.tree import TREE, TREE_POSITIONS, TREE_PROPOSALS
 
 FEATURES: dict[str, Feature] = {}
 ENDINGS: dict[str, Ending] = {}
@@ -120,5 +121,8 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
-for _feature in (SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS, BLOCKS):
+for _feature in (
+    *(SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS),
+    *(DRAFTS, HIDDEN, PROPOSALS, TREE, TREE_POSITIONS, TREE_PROPOSALS, BLOCKS),
+):
     register_feature(_feature)

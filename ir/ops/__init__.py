@@ -28,6 +28,7 @@ from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed, page_slots
+from ingot.ir.ops.tree import accept_tree, move_slots, tree_ancestors, tree_positions
 
 __all__ = [
     "OPS",
@@ -36,6 +37,7 @@ __all__ = [
     "Op",
     "Sample",
     "accept_drafts",
+    "accept_tree",
     "add_rms_norm",
     "advance",
     "all_gather",
@@ -54,6 +56,7 @@ __all__ = [
     "linear",
     "merge_attention",
     "moe",
+    "move_slots",
     "op_of",
     "page_slots",
     "paged_attention",
@@ -76,6 +79,8 @@ __all__ = [
     "take_drafts",
     "take_part",
     "top_logprobs",
+    "tree_ancestors",
+    "tree_positions",
     "vocab_embedding",
     "write_rows",
 ]

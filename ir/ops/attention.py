@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
+from ingot.ir.ops.tree import MAX_NODES, bits_of
 
 
 def attention_scores(
@@ -50,9 +52,48 @@ def _attend(
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """A result of attention, without data. Raises VerifyError for an unknown mask: while the model is traced."""
-    Mask.named(mask)
+    """A result of attention, without data. Raises VerifyError for an unknown mask, while the model is traced, and for
+    one of trees."""
+    if Mask.named(mask).kind == "tree":
+        raise VerifyError(
+            "the mask 'tree' without the ancestors of each token",
+            expected="paged_attention with ancestors, as the ending 'verify_tree' has it",
+        )
     return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _paged_fake(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    if ancestors is None:
+        return like_q(q, mask=mask)
+    if mask != "tree":
+        raise VerifyError(f"ancestors for the mask '{mask:.80}'", where="ingot.paged_attention", expected="tree")
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def seen_in_step(
+    mask: Mask, queries: torch.Tensor, places: torch.Tensor, ancestors: torch.Tensor | None, cached: int
+) -> torch.Tensor:
+    """bool[n, m]: which of the positions `places` [m] queries at positions [n] see; with their `ancestors` i64[n] of
+    those from `cached` on, which the step feeds, only these."""
+    seen = mask.seen(queries, places)
+    if ancestors is None:
+        return seen
+    node = places - cached
+    own = bits_of(ancestors)[:, node.clamp(min=0, max=MAX_NODES - 1).long()] & (node < MAX_NODES)
+    return seen & (own | (node < 0) | (ancestors == 0)[:, None])
 
 
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +238,13 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
+def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Those, and a tree of three nodes beside a token that is none."""
+    found = paged_samples(g, dtype)
+    args = found[0].args
+    return [*found, Sample((*args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})]
+
+
 def _paged_rowwise(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -205,6 +253,7 @@ def _paged_rowwise(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -217,8 +266,9 @@ def _paged_rowwise(
             position = length - count + i
             k, v, places = cached_keys(kv, page_table[b], by, position, min(by.end(position), length))
             own = torch.tensor([position], device=q.device)
-            query = own_row(q, start + i)
-            out[start + i : start + i + 1] = _attend(query, k, v, by.seen(own, places), scale, soft_cap, sinks)
+            row = slice(start + i, start + i + 1)
+            seen = seen_in_step(by, own, places, None if ancestors is None else ancestors[row], length - count)
+            out[row] = _attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks)
     return out
 
 
@@ -233,7 +283,7 @@ def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor,
     if by.kind == "chunked":
         seen = _seen_in_chunks(length, by.size) - _seen_in_chunks(length - count, by.size)
         return seen / count, length - (length - count) // by.size * by.size
-    if by.kind == "causal":
+    if by.kind in ("causal", "tree"):  # of a tree at most
         return length - (count - 1) / 2, length
     # The last token sees a whole window of keys, and each one before it one key that those after it do not.
     full = max(0.0, min(count, length - by.size + 1))  # tokens with a whole window in front of them
@@ -289,10 +339,13 @@ def _attend_pages(
     scale: float,
     mask: Mask,
     soft_cap: float | None,
+    ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
-    k, v, places = cached_keys(kv, table, mask, length - q.shape[0], length)
-    return _attend(q, k, v, mask.seen(places[-q.shape[0] :], places), scale, soft_cap, sinks)
+    cached = length - q.shape[0]
+    k, v, places = cached_keys(kv, table, mask, cached, length)
+    seen = seen_in_step(mask, places[-q.shape[0] :], places, ancestors, cached)
+    return _attend(q, k, v, seen, scale, soft_cap, sinks)
 
 
 @cache
@@ -315,6 +368,7 @@ def _paged_costliest(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -324,15 +378,16 @@ def _paged_costliest(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
-    out[:count] = _attend_pages(q[:count], kv, page_table[0], length, sinks, scale, by, soft_cap)
+    own = None if ancestors is None else ancestors[:count]
+    out[:count] = _attend_pages(q[:count], kv, page_table[0], length, sinks, scale, by, soft_cap, own)
     return out
 
 
 @define(
-    samples=paged_samples,
+    samples=_paged_samples,
     rows=("q",),
     rowwise=_paged_rowwise,
-    fake=like_q,
+    fake=_paged_fake,
     flops=_paged_flops,
     traffic=_paged_traffic,
     costliest=_paged_costliest,
@@ -348,6 +403,7 @@ def paged_attention(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -357,12 +413,14 @@ def paged_attention(
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
     position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
-    `soft_cap` are those of `attention`.
+    `soft_cap` are those of `attention`. `ancestors` i64[T] go with the mask `tree`: what each token sees of those that
+    its sequence feeds (`ingot.ir.ops.tree`).
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     by = Mask.named(mask)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
-            out[row] = _attend_pages(q[row], kv, page_table[b], length, sinks, scale, by, soft_cap)
+            own = None if ancestors is None else ancestors[row]
+            out[row] = _attend_pages(q[row], kv, page_table[b], length, sinks, scale, by, soft_cap, own)
     return out

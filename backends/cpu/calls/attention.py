@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
 from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention, partial_attention
-from ingot.ir.ops.attention import cached_keys
+from ingot.ir.ops.attention import cached_keys, seen_in_step
 
 # From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
 _MANY = 16
@@ -38,6 +38,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         q_lens: torch.Tensor,
         kv_lens: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        ancestors: torch.Tensor | None = None,
         *,
         scale: float,
         mask: str = CAUSAL.name,
@@ -45,13 +46,14 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         by = Mask.named(mask)
         sequences, heads, kv_heads = q_lens.shape[0], q.shape[1], kv.shape[3]
-        if q.shape[0] >= _MANY * sequences:
+        # The kernel takes what a token sees as one range; that of a node of a tree has gaps.
+        if q.shape[0] >= _MANY * sequences or ancestors is not None:
             if partial:
                 both: tuple[torch.Tensor, torch.Tensor] = partial_attention.reference(
                     q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
                 )
                 return both
-            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, mask, soft_cap)
+            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors, scale, mask, soft_cap)
         out = torch.zeros(q.shape, dtype=q.dtype)
         lse = torch.full(q.shape[:2], float("-inf")) if partial else None
         functions[q.dtype](
@@ -89,6 +91,7 @@ def _by_sequence(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None,
+    ancestors: torch.Tensor | None,
     scale: float,
     mask: str,
     soft_cap: float | None,
@@ -96,7 +99,7 @@ def _by_sequence(
     """One sequence after the other, through torch's fused attention where it has what the model needs."""
     if sinks is not None or soft_cap is not None:
         attended: torch.Tensor = paged_attention.reference(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors, scale=scale, mask=mask, soft_cap=soft_cap
         )
         return attended
     out = torch.zeros(q.shape, dtype=q.dtype)
@@ -105,13 +108,15 @@ def _by_sequence(
         if count == 0:
             continue
         k, v, places = cached_keys(kv, page_table[b], by, length - count, length)
-        query = q[start : start + count].transpose(0, 1)[None]
+        row = slice(start, start + count)
+        query = q[row].transpose(0, 1)[None]
+        own = None if ancestors is None else ancestors[row]
         mixed = F.scaled_dot_product_attention(
             query,
             *(part.transpose(0, 1)[None] for part in (k, v)),
-            attn_mask=by.seen(places[-count:], places),
+            attn_mask=seen_in_step(by, places[-count:], places, own, length - count),
             scale=scale,
             enable_gqa=q.shape[1] != kv.shape[3],
         )
-        out[start : start + count] = mixed[0].transpose(0, 1)
+        out[row] = mixed[0].transpose(0, 1)
     return out

@@ -21,6 +21,7 @@ def _decodes(bucket: BucketClass) -> bool:
 
 
 def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    call.want(mask_of(call).kind != "tree", "the kernels take what a token sees as one range, and a tree has gaps")
     if schedule.bucket.batch_invariant:
         return schedule_invariant(call, schedule)
     if _decodes(schedule.bucket):
