@@ -53,7 +53,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
                     q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
                 )
                 return both
-            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors, scale, mask, soft_cap)
+            return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, sinks, scale, mask, soft_cap, ancestors)
         out = torch.zeros(q.shape, dtype=q.dtype)
         lse = torch.full(q.shape[:2], float("-inf")) if partial else None
         functions[q.dtype](
@@ -91,10 +91,10 @@ def _by_sequence(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None,
-    ancestors: torch.Tensor | None,
     scale: float,
     mask: str,
     soft_cap: float | None,
+    ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One sequence after the other, through torch's fused attention where it has what the model needs."""
     if sinks is not None or soft_cap is not None:

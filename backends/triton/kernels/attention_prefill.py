@@ -30,6 +30,7 @@ def prefill_attention(
     q_lens,
     kv_lens,
     sinks,
+    ancestors,
     tokens,
     sequences,
     width,
@@ -85,6 +86,9 @@ def prefill_attention(
         row = (start + nth).to(tl.int64)
         query = tl.load(q + row[:, None] * Q_TOKEN + head * Q_HEAD + d[None, :], mask=held, other=0.0)
         places = cached + nth
+        bits = None
+        if ancestors is not None:
+            bits = tl.load(ancestors + row, mask=nth < count, other=0)
         total = tl.zeros((BLOCK_M, BLOCK_DIM), tl.float32)
         weight_sum = tl.zeros((BLOCK_M,), tl.float32)
         peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -96,7 +100,7 @@ def prefill_attention(
         if forgets(MASK):
             low = first_seen(cached + block * BLOCK_M, MASK)
         # What all rows see, and then what some of them do.
-        seen_by_all = end_seen(cached + block * BLOCK_M, cached + count, MASK)
+        seen_by_all = cached if MASK == "tree" else end_seen(cached + block * BLOCK_M, cached + count, MASK)
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
@@ -106,6 +110,7 @@ def prefill_attention(
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
             SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N,
+            bits, cached,
         )  # fmt: skip
         result = mean_of(total, weight_sum, lse)
         into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
