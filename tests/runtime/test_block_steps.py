@@ -12,8 +12,9 @@ import pytest
 from fake_device import VOCAB, hashed
 from small_scheduler import request_of, scheduler_of, values
 
-from ingot.ir.errors import OptionError, RequestError
-from ingot.runtime.blocks import Blocks
+from ingot.ir.errors import ArtifactError, OptionError, RequestError
+from ingot.ir.plan import Plan, Plans, ResidentMemory
+from ingot.runtime.blocks import Blocks, blocks_of, max_drafts
 from ingot.runtime.engine import Engine
 from ingot.runtime.pages import PagePool
 from ingot.runtime.sampling_params import SamplingParams
@@ -226,6 +227,32 @@ def test_whole_blocks_are_found_and_no_others(block: int, prompt: int, found: in
     scheduler.add(later := request_of("b", prompt))
     scheduler.schedule()
     assert later.cached.num_found == found
+
+
+@pytest.mark.parametrize(
+    ("ending", "granule", "blocks"),
+    [
+        ("sample", 1, Blocks()),
+        ("sample", 6, Blocks(6)),
+        ("verify(drafted=3)", 1, Blocks()),
+        ("block(block=8, mask_token=3)", 8, Blocks(8, 8)),
+        ("block(block=8, mask_token=3)", 4, Blocks(4, 8)),
+    ],
+)
+def test_plans_say_what_the_blocks_are(ending: str, granule: int, blocks: Blocks) -> None:
+    assert blocks_of(plans(ending, granule)) == blocks
+    assert max_drafts(plans(ending, granule)) == (3 if "drafted" in ending else 0)
+
+
+def test_a_block_holds_what_sees_itself_whole() -> None:
+    with pytest.raises(ArtifactError, match="blocks of 8 positions are denoised, where 16 positions see each other"):
+        blocks_of(plans("block(block=8, mask_token=3)", 16))
+
+
+def plans(ending: str, granule: int) -> Plans:
+    parts: dict = {name: {} for name in ("dims", "inputs", "params", "states", "outputs", "executables")}
+    memory = ResidentMemory(weights=0, states=0, inputs=0, outputs=0)
+    return Plans(plans={"main": Plan(entry="main", ending=ending, granule=granule, memory=memory, buckets=(), **parts)})
 
 
 def test_each_running_sequence_can_feed_its_block() -> None:

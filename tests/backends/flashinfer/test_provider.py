@@ -155,11 +155,13 @@ def test_refusals(machine: Machine) -> None:
     odd = torch.randn(66, 4 * 68, dtype=torch.bfloat16).view(66, 4, 68)[:, :, :64]
     whole = OneCall("paged_attention", tuple(part.float() for part in (wide.q, wide.kv)) + wide.lens, {"scale": 1.0})
     strided = OneCall("paged_attention", (odd, *attention(wide).args[1:]), {"scale": 1.0})
+    tree = (*attention(wide).args[:6], None, torch.zeros(66, dtype=torch.int64))
     refused = {
         "no kernel for f32": whole,
         "no kernel for attention sinks": attention(a_step(), torch.zeros(4)),
         "no kernel for the mask chunked_8": attention(a_step(), mask="chunked_8"),
         "no kernel for the mask bidirectional": attention(a_step(), mask="bidirectional"),
+        "no kernel for the mask tree": OneCall("paged_attention", tree, {"scale": 1.0, "mask": "tree"}),
         "heads of 48 elements, and it has 64, 128, 256": attention(a_step(heads=Heads(4, 2, 48))),
         "q is strided in no multiples of 16 bytes": strided,
         "no kernel for ingot.silu_mul": OneCall("silu_mul", (torch.zeros(66, 8), torch.zeros(66, 8))),
