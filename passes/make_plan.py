@@ -1,6 +1,5 @@
 """make-plan: the program as instructions, with the life of every value and states updated in place."""
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import PassError
-from ingot.ir.masks import Mask
+from ingot.ir.granule import granule_of
 from ingot.ir.ops import op_of
 from ingot.ir.plan import Argument, BucketPlan, DType, Executable, Instruction, Plan, Ref, State, Value
 from ingot.ir.program import Program, RegionCall, target_name
@@ -44,7 +43,7 @@ class MakePlan(Pass):
         program.plan = Plan(
             entry=program.name,
             ending=str(program.ending),
-            granule=_granule(program),
+            granule=granule_of(program),
             dims={dim.name: (dim.lo, dim.hi) for dim in program.dims.values()},
             inputs={name: str(value_type) for name, value_type in program.input_types().items()},
             params={name: str(spec.type) for name, spec in program.params.items()},
@@ -70,13 +69,6 @@ class MakePlan(Pass):
                 ),
             ),
         )
-
-
-def _granule(program: Program) -> int:
-    """The positions that see each other by the masks of all attention."""
-    calls = [(op, node) for node in program.calls() if (op := op_of(node.target)) is not None]
-    masks = [op.bind(node.args, node.kwargs)["mask"] for op, node in calls if "mask" in op.parameters()]
-    return math.lcm(*(Mask.named(mask).granule for mask in masks))
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
