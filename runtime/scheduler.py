@@ -24,6 +24,7 @@ from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode
 from ingot.runtime.batch import Chunk, StepBatch, build_step
+from ingot.runtime.draft_count import take_room
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -335,7 +336,8 @@ class Scheduler:
             elif not request.in_flight or request.miscounted:
                 chunks.append(self._chunk(request, 1, num_tokens))
             elif self.config.max_drafts and not request.params.penalizes:
-                chunks.append(self._drafted(request, self._drafts(request, chunks)))
+                drafts = take_room(request, self.config, self.pages, len(self.running), chunks)
+                chunks.append(self._drafted(request, drafts))
             else:
                 steady_decode.enter(request, self.pages.tokens_held(request))
         return steady_decode.steady(self.running), chunks, prefilling, short
@@ -353,23 +355,6 @@ class Scheduler:
             start = request.num_computed
             chunks.append(Chunk(request, request.row, start, size, on_device=True, rows=size, block=size))
         return True
-
-    def _drafts(self, request: Request, chunks: Sequence[Chunk]) -> int:
-        """How many drafts a sequence feeds after its last token, which the step in flight takes.
-
-        None where what a token is taken from depends on how many there are: penalties, and tokens that may not end the
-        sequence yet. No more than the length, the pages at hand and the step's tokens allow.
-        """
-        params = request.params
-        if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
-            return 0
-        step = self.config.max_tokens - len(self.running) - sum(chunk.length - 1 for chunk in chunks)
-        wanted = min(self.config.max_drafts, request.max_total - request.num_tokens - 1, step)
-        tokens = request.num_computed + 1 + max(0, wanted)
-        pages = -(-(tokens - self.pages.tokens_held(request)) // self.pages.page_size)
-        if 0 < pages <= self.pages.num_free - len(self.running):  # drafts preempt none
-            self.pages.take(request, tokens)
-        return max(0, min(wanted, self.pages.tokens_held(request) - request.num_computed - 1))
 
     def _drafted(self, request: Request, drafts: int) -> Chunk:
         count = 1 + drafts
