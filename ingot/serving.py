@@ -7,10 +7,10 @@ from typing import Any
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.features import unserved_params
 from ingot.ir.plan import Plan
+from ingot.runtime.blocks import blocks_of, max_drafts
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
 from ingot.runtime.prompt import Prompt, PromptLike
-from ingot.runtime.round import max_drafts
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, SchedulerConfig
@@ -45,6 +45,7 @@ def make_engine(
         policy=policy,
         max_drafts=max_drafts(loaded.plans),
         least_shared=_least_shared(loaded) if cascade else None,
+        blocks=blocks_of(loaded.plans),
         unserved=unserved_params(loaded.plan.inputs),
     )
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)

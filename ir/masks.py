@@ -1,13 +1,15 @@
 """Masks of attention: which positions of its sequence a query sees.
 
-A mask has a kind and, but for `causal` and `bidirectional`, a size; its name says both. What a query sees is one range,
-from `first` to below `end`, cut where the sequence begins and where it ends:
+A mask has a kind and, but for `causal`, `bidirectional` and `tree`, a size; its name says both. What a query sees is
+one range, from `first` to below `end`, cut where the sequence begins and where it ends:
 
 causal           itself and all positions before it
 window_N         the last N positions, its own among them
 chunked_N        those before it in its chunk of N positions, as in the local layers of Llama 4
 bidirectional    every position, as in an encoder
 block_causal_N   every position of its block of N and of the blocks before it, as in diffusion over blocks
+tree             all positions before the step, and of those that the step feeds the ancestors that `paged_attention` is
+                 given for each token, itself among them: between its bounds, which are those of `causal`, it has gaps
 
 Neither bound falls while the position of the query rises, so a range of queries sees from the first bound of its first
 query to the last bound of its last one.
@@ -24,7 +26,7 @@ if TYPE_CHECKING:  # `--help` loads no torch
     import torch
 
 # In the order in which compiled kernels number them.
-KINDS = ("causal", "window", "chunked", "bidirectional", "block_causal")
+KINDS = ("causal", "window", "chunked", "bidirectional", "block_causal", "tree")
 _SIZED = ("window", "chunked", "block_causal")
 _NAME = re.compile(r"([a-z_]+?)(?:_([1-9]\d{0,8}))?")
 _FAR = 1 << 30  # above every position: sequences are shorter
@@ -63,6 +65,13 @@ class Mask:
     def looks_ahead(self) -> bool:
         """Whether a query sees positions after its own."""
         return self.kind in ("bidirectional", "block_causal")
+
+    @property
+    def granule(self) -> int:
+        """Positions of which a query sees all or none: what a step feeds ends with a multiple, or with the sequence."""
+        if self.kind == "bidirectional":
+            return _FAR
+        return self.size if self.kind == "block_causal" else 1
 
     def first(self, position: Positions) -> Positions:
         """The first position that a query at `position` sees; of a window it may lie below 0."""

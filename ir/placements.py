@@ -185,6 +185,10 @@ def _kv_append(call: Call) -> Fit:
     return _by_heads(call, {"kv": 3, "k": 1, "v": 1}, call.shard(3))
 
 
+def _move_slots(call: Call) -> Fit:
+    return _by_heads(call, {"kv": 3}, call.shard(3))
+
+
 def _paged_attention(call: Call) -> Fit:
     return _by_heads(call, {"q": 1, "kv": 3, "sinks": 0}, call.shard(1))
 
@@ -310,6 +314,7 @@ RULES: Mapping[str, Rule] = {
     "aten.slice.Tensor": _slice,
     "aten.view.default": _view,
     "ingot.accept_drafts": whole,
+    "ingot.accept_tree": whole,
     "ingot.add_rms_norm": whole,
     "ingot.advance": whole,
     "ingot.all_gather": _collective("shard", "replicated"),
@@ -320,6 +325,8 @@ RULES: Mapping[str, Rule] = {
     "ingot.count_tokens": whole,
     "ingot.embedding": whole,
     "ingot.feed": whole,
+    "ingot.fill_block": whole,
+    "ingot.move_slots": _move_slots,
     "ingot.page_slots": whole,
     "ingot.gelu_mul": _elementwise,
     "ingot.kv_append": _kv_append,
@@ -343,9 +350,12 @@ RULES: Mapping[str, Rule] = {
     "ingot.state_copy": _between_steps,
     "ingot.state_move": _between_steps,
     "ingot.state_zero": _between_steps,
+    "ingot.take_block": whole,
     "ingot.take_drafts": whole,
     "ingot.take_part": _collective("replicated", "shard"),
     "ingot.top_logprobs": whole,
+    "ingot.tree_ancestors": whole,
+    "ingot.tree_positions": whole,
     "ingot.vocab_embedding": _vocab_embedding,
     "ingot.write_rows": whole,
 }

@@ -214,14 +214,16 @@ class BucketPlan(BaseModel):
 class Plan(BaseModel):
     """The plan of one entry: what the executor needs, and nothing that it would have to decide.
 
-    `ending` is that of the entry, as text (`ingot.ir.features.EndingUse`). `outputs` are the types of what each bucket
-    class gives; logits of one may be of a narrower dtype (`ir.outputs`). `executables` are regions by id, `libraries`
-    the kernels of op providers by provider.
+    `ending` is that of the entry, as text (`ingot.ir.features.EndingUse`). `granule`: so many positions of a sequence
+    see each other, and what a step feeds of it ends with a multiple, or with the sequence. `outputs` are the types of
+    what each bucket class gives; logits of one may be of a narrower dtype (`ir.outputs`). `executables` are regions by
+    id, `libraries` the kernels of op providers by provider.
     """
 
     model_config = _FROZEN
     entry: str
     ending: str
+    granule: Annotated[int, Field(ge=1)] = 1
     dims: dict[str, tuple[int, int]]
     inputs: dict[str, str]
     params: dict[str, str]

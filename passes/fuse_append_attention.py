@@ -29,6 +29,8 @@ class FuseAppendAttention(Pass):
         writes = (ops.kv_append.overload, ops.qk_norm_rope_append.overload)
         for write in [node for node in rewriter.program.calls() if node.target in writes]:
             found = _from_parts(write) if is_call(write, ops.kv_append.overload) else _from_fused(write)
+            if not isinstance(found, str) and "tree" in found.attention.kwargs.values():
+                found = "tokens of a tree do not lie in the cache by their positions"
             if isinstance(found, str):
                 rewriter.refuse(write, found)
                 continue

@@ -39,9 +39,17 @@ class InsertEnding(Pass):
             )
         if not rewriter.take(outputs[ending.needs[0]]):
             return
+        attributes = _attributes(program.ending.attributes, ending)
+        fed = ending.lengths(attributes)
+        if ending.whole and context.max_seq_len % fed:
+            raise PassError(
+                f"max_seq_len = {context.max_seq_len}, and the ending '{ending.name}' takes {fed} tokens at once",
+                where=f"entry {program.name}",
+                expected=f"a multiple of {fed}",
+            )
         program.dims.setdefault("B", Dim("B", 1, context.max_batch))
         program.dims["S"] = Dim("S", 1, context.max_batch)
-        _Builder(rewriter, ending, _attributes(program.ending.attributes, ending)).build(features)
+        _Builder(rewriter, ending, attributes).build(features)
 
 
 def _attributes(given: Sequence[tuple[str, int]], ending: Ending) -> dict[str, int]:
@@ -95,12 +103,23 @@ class _Builder:
         after = [call for feature in features for call in feature.after]
         for call in (*between, *self.ending.calls, *after):
             self._call(call, end)
+        kept = [name for name, node in outputs.items() if isinstance(node.meta["type"], StateType)]
+        for name in kept:
+            self._end_cache(name, end)
         states = {name: self.values[name] for name in program.states if name in self.values}
         assert all(isinstance(node.meta["type"], StateType) for node in states.values())
         own = {one.name: self.values[one.value] for one in self.ending.outputs}
         passed = {name: node for name, node in outputs.items() if not isinstance(node.meta["type"], StateType)}
-        caches_out = {name: node for name, node in outputs.items() if isinstance(node.meta["type"], StateType)}
+        caches_out = {name: self.values[name] for name in kept}
         program.set_outputs({**own, **passed, **caches_out, **states})
+
+    def _end_cache(self, name: str, end: fx.Node) -> None:
+        """The ending's calls for a paged cache, by the name of its state."""
+        if self.rewriter.program.states[name].kind == "paged_kv":
+            for call in self.ending.caches:
+                self.values["kv"] = self.values[name]
+                self._call(call, end)
+                self.values[name] = self.values.pop("kv")
 
     def _row(self, row: RowState) -> fx.Node:
         """The state of a row for each running sequence."""

@@ -11,9 +11,10 @@ from ingot.ir import ops
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError
+from ingot.ir.features import find_ending
 from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.infer_placement import cache_placement, placement_of
-from ingot.ir.masks import Mask
+from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import Program, StateSpec, tensor_type
 from ingot.ir.record import Numerics
@@ -54,7 +55,10 @@ class InsertPagedKV(Pass):
         q_starts, q_lens, kv_lens = (
             program.add_input(name, TensorType(torch.int32, ("B",))) for name in ("q_starts", "q_lens", "kv_lens")
         )
-        sharing = _sharing(program, groups, context)
+        tree = find_ending(program.ending.name).tree
+        ancestors = program.add_input("ancestors", TensorType(torch.int64, ("T",))) if tree else None
+        # A sequence feeds the nodes of its tree, and shared prefixes are for steps that feed one token of each.
+        sharing = None if tree else _sharing(program, groups, context)
         caches: dict[str, fx.Node] = {}
         for node in attentions:
             if not rewriter.take(node):
@@ -68,6 +72,9 @@ class InsertPagedKV(Pass):
                     expected="masks by which a token sees itself and what is fed before it",
                     hint="compile without deterministic",
                 )
+            if tree:
+                _check_tree(node, bound["mask"], context)
+                bound["mask"] = "tree"
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
             shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
@@ -83,7 +90,7 @@ class InsertPagedKV(Pass):
                 q_starts,
                 q_lens,
                 kv_lens,
-                *trimmed([bound["sinks"], sharing if group == FULL else None]),
+                *trimmed([bound["sinks"], ancestors, sharing if group == FULL else None]),
                 before=node,
                 scale=bound["scale"],
                 **stated_options(bound),
@@ -91,6 +98,25 @@ class InsertPagedKV(Pass):
             rewriter.replace(node, attended)
             caches[name] = written
         program.set_outputs({**program.output_nodes(), **caches})
+
+
+def _check_tree(node: fx.Node, mask: str, context: PassContext) -> None:
+    """Raises OptionError for attention that cannot see a tree of drafts."""
+    where = f"{InsertPagedKV.name}, %{node.name}"
+    if mask != CAUSAL.name:
+        raise OptionError(
+            f"a tree of drafts is verified by attention with the mask {mask}",
+            where=where,
+            expected=f"the mask {CAUSAL.name} in every layer",
+            hint="compile a definition whose ending is 'verify', which feeds drafts one after the other",
+        )
+    if context.deterministic:
+        raise OptionError(
+            "a tree of drafts: a token is one of several at its position, and is added up in another order than alone",
+            where=where,
+            expected="drafts one after the other, by the ending 'verify'",
+            hint="compile without deterministic",
+        )
 
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:

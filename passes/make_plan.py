@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ingot.ir.errors import PassError
+from ingot.ir.granule import granule_of
 from ingot.ir.ops import op_of
 from ingot.ir.plan import Argument, BucketPlan, DType, Executable, Instruction, Plan, Ref, State, Value
 from ingot.ir.program import Program, RegionCall, target_name
@@ -42,6 +43,7 @@ class MakePlan(Pass):
         program.plan = Plan(
             entry=program.name,
             ending=str(program.ending),
+            granule=granule_of(program),
             dims={dim.name: (dim.lo, dim.hi) for dim in program.dims.values()},
             inputs={name: str(value_type) for name, value_type in program.input_types().items()},
             params={name: str(spec.type) for name, spec in program.params.items()},

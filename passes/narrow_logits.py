@@ -1,7 +1,7 @@
 """narrow-logits: where logits are only cast to a wider dtype, what follows the cast reads what is in front of it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -12,11 +12,14 @@ from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
+# Ops of endings that compute in float32 whatever they are given.
+_READERS = (ops.sample, ops.top_logprobs, ops.fill_block)
+
 
 @dataclass(frozen=True)
 class NarrowLogits(Pass):
-    """The output `logits` becomes what its `cast` reads, and so does the argument of `sample` and `top_logprobs`, which
-    compute in float32 whatever they are given.
+    """The output `logits` becomes what its `cast` reads, and so does the argument of `sample`, `top_logprobs` and
+    `fill_block`, which compute in float32 whatever they are given.
 
     A region that ends in the cast gives wide logits for nothing: it rounds once. A cast that is a call of its own
     writes all logits of a step once more, and doubles what is read of them; only such a one goes. So this pass runs
@@ -57,12 +60,13 @@ def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | Non
 
 def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node, context: PassContext) -> str | None:
     """Why the provider of a call that reads the cast does not take what the cast reads; None when it does."""
-    if not is_call(reader, ops.sample.overload) and not is_call(reader, ops.top_logprobs.overload):
+    if not any(is_call(reader, op.overload) for op in _READERS):
         return f"%{reader.name} reads it too"
     provider = reader.meta["provider"]
     (backend,) = (one for one in context.backends if one.name == provider)
     args = [source if argument is cast else argument for argument in reader.args]
-    tried = rewriter.call(reader.target, *args, before=reader)
+    attributes: dict[str, Any] = dict(reader.kwargs)
+    tried = rewriter.call(reader.target, *args, before=reader, **attributes)
     answer = backend.claim([tried], context.target, context.any_bucket())
     rewriter.program.graph.erase_node(tried)
     if any(context.counts(yes) for yes in alternatives(answer)):

@@ -23,6 +23,8 @@ class Chunk(NamedTuple):
                 and those after it from the row's drafts. `start` is then the furthest that the first may stand at
     rows        rows of logits from which its next tokens are taken: those of its last tokens fed; 0 in the middle of a
                 prompt
+    block       positions of the block that is denoised, where its ending denoises blocks: the row holds them
+                `on_device`, else those of which the host knows no token are masked
     scored      positions among those fed whose logits rate the prompt's next token
     recounts    its row does not count the tokens before `start`, and has to
     """
@@ -35,6 +37,17 @@ class Chunk(NamedTuple):
     rows: int
     scored: range = range(0)
     recounts: bool = False
+    block: int = 0
+
+    def tokens(self) -> Sequence[int] | Array:
+        """What it feeds, as `Fed.tokens` says."""
+        if self.on_device:
+            return (-2 if self.block else -1) - np.arange(self.length)
+        end = self.start + self.length
+        if not self.block:
+            return self.request.known_tokens(self.start, end)
+        known = self.request.known_tokens(self.start, min(end, self.request.num_known))
+        return known + [-1] * (self.length - len(known))
 
 
 @dataclass(frozen=True)
@@ -150,11 +163,7 @@ def _fed(
     ends = np.cumsum(lengths)
     tokens = np.full(sizes.T, -1, np.int32)
     for chunk, end in zip(chunks, ends[num_decodes:].tolist(), strict=True):
-        tokens[end - chunk.length : end] = (
-            -1 - np.arange(chunk.length)
-            if chunk.on_device
-            else chunk.request.known_tokens(chunk.start, chunk.start + chunk.length)
-        )
+        tokens[end - chunk.length : end] = chunk.tokens()
     last = np.cumsum(samples)
     count = int(last[-1])
     asking, logit_rows = np.full(sizes.L, -1, np.int32), np.zeros(sizes.L, np.int32)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ingot.ir.cache_groups import CacheGroup
 from ingot.runtime.block_hashes import BlockHashes
+from ingot.runtime.blocks import Blocks
 from ingot.runtime.request import Request
 from ingot.runtime.sequence_pages import Found, SequencePages
 
@@ -37,10 +38,11 @@ class PrefixCacheStats:
 class PrefixCache:
     """Finds pages for requests in `pool`, and keeps theirs. Not `enabled`: finds none and keeps none."""
 
-    def __init__(self, pages: SequencePages, *, enabled: bool) -> None:
+    def __init__(self, pages: SequencePages, blocks: Blocks, *, enabled: bool) -> None:
         self.enabled = enabled
         self.stats = PrefixCacheStats()
         self._pages = pages
+        self._blocks = blocks
         self._page_size = pages.page_size
         self._coming: set[bytes] = set()  # what others can find when the step that is being made has been launched
 
@@ -65,19 +67,19 @@ class PrefixCache:
         of each group with a window those that the next token reads."""
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
-        digests = request.cached.hashes.digests[: _most_cached(request) // self._page_size]
+        digests = request.cached.hashes.digests[: self._most_cached(request) // self._page_size]
         whole = [
             pool.find(digests)
             for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
             if not group.forgets
         ]
-        count = min([len(digests), *map(len, whole)])
+        count = self._blocks.shared(min([len(digests), *map(len, whole)]), self._page_size)
         windows = [
             (group, [pool.find_one(digest) for digest in digests[:count]])
             for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
             if group.forgets
         ]
-        count = _readable(count, windows, self._page_size)
+        count = _readable(count, windows, self._page_size, self._blocks)
         pages = [found[:count] for found in whole]
         for group, kept in windows:
             first = group.first_page(count * self._page_size, self._page_size)
@@ -92,7 +94,8 @@ class PrefixCache:
         """The step feeds so many tokens of a prompt."""
         if request.cached.hashes is not None:
             size, start = self._page_size, request.num_computed
-            self._coming.update(request.cached.hashes.digests[start // size : (start + length) // size])
+            end = self._blocks.final(min(start + length, request.num_known))
+            self._coming.update(request.cached.hashes.digests[start // size : end // size])
 
     def is_coming(self, request: Request, found: int) -> bool:
         """Whether a waiting request that has found so many pages finds in the next step what it had better not feed in
@@ -100,7 +103,7 @@ class PrefixCache:
         if request.cached.hashes is None or not self._coming:
             return False
         size = self._page_size
-        behind = request.cached.hashes.digests[found : _most_cached(request) // size]
+        behind = request.cached.hashes.digests[found : self._most_cached(request) // size]
         coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
         return 2 * coming * size >= request.num_tokens - found * size
 
@@ -108,7 +111,7 @@ class PrefixCache:
         """Count what a request that is admitted with `found` tokens has found."""
         if request.cached.num_found is None:
             request.cached.num_found = found
-            if request.cached.hashes is not None and _most_cached(request):
+            if request.cached.hashes is not None and self._most_cached(request):
                 self.stats.queries += request.num_tokens
                 self.stats.hits += found
         else:
@@ -123,7 +126,7 @@ class PrefixCache:
         size, cached = self._page_size, request.cached
         if cached.hashes is None or request.num_computed < (cached.num_kept + 1) * size:
             return None
-        full = min(request.num_known, request.num_computed) // size
+        full = self._blocks.final(min(request.num_known, request.num_computed)) // size
         others: list[list[tuple[int, int]]] | None = None
         for number, pool in self._pages.numbered:
             held = request.pages[number]
@@ -135,8 +138,16 @@ class PrefixCache:
         cached.num_kept = max(full, cached.num_kept)
         return others
 
+    def _most_cached(self, request: Request) -> int:
+        """How many tokens a request may find instead of feeding them."""
+        if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
+            return request.num_scored  # the others' logits are asked for
+        return self._blocks.findable(request.num_tokens)
 
-def _readable(count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int) -> int:
+
+def _readable(
+    count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int, blocks: Blocks
+) -> int:
     """The most pages, up to `count`, after which every window finds the pages that the next token reads. `windows` has
     for each group with a window the page of each block, None where it is gone."""
     gone = [[0] for _ in windows]  # by group: of the first blocks how many are gone
@@ -147,12 +158,5 @@ def _readable(count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | Non
         firsts = [group.first_page(count * page_size, page_size) for group, _ in windows]
         if all(before[count] == before[min(first, count)] for before, first in zip(gone, firsts, strict=True)):
             break
-        count -= 1
+        count = blocks.shared(count - 1, page_size)
     return count
-
-
-def _most_cached(request: Request) -> int:
-    """How many tokens a request may find instead of feeding them."""
-    if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
-        return request.num_scored  # the others' logits are asked for
-    return request.num_tokens - 1

@@ -85,6 +85,7 @@ class Request:
                    flight feeds it is not known how many are kept
     in_flight      tokens to come from steps in flight, at most
     miscounted     penalties ask for its tokens, and its row does not count those that are computed
+    denoises       its row holds the block that it is denoising
     preemptions    how often its pages were taken away
     decodes_until  see `ingot.runtime.steady_decode`
     looks_at       outputs with which a block is full or the sequence may end; set when it is added
@@ -105,6 +106,7 @@ class Request:
     num_computed: int = 0
     in_flight: int = 0
     miscounted: bool = False
+    denoises: bool = False
     preemptions: int = 0
     decodes_until: int = 0
     looks_at: int = 0

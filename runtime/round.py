@@ -3,9 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from ingot.ir.features import find_ending
-from ingot.ir.parse import parse_ending
-from ingot.ir.plan import Plans
 from ingot.runtime.executor import Executor, SampledStep, StepHandle
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepInputs
@@ -39,9 +36,3 @@ class Round:
     def prepare(self, seconds: float = math.inf) -> bool:
         """As `Executor.prepare`, of every entry."""
         return any(entry.prepare(seconds) for entry in self._entries)
-
-
-def max_drafts(plans: Plans) -> int:
-    """Tokens that a sequence may feed after its last one, as the ending of `main` says."""
-    use = parse_ending(plans.plans["main"].ending)
-    return find_ending(use.name).fed(use) - 1

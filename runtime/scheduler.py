@@ -9,13 +9,14 @@ admitted. The first of those that run is never preempted, so it comes to an end;
 no request starves.
 
 Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
-of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped.
+of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped. Where drafts are fed, or
+blocks that are denoised (`ingot.runtime.blocks`), only the most tokens that may come are known ahead.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 
@@ -24,6 +25,7 @@ from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode
 from ingot.runtime.batch import Chunk, StepBatch, build_step
+from ingot.runtime.draft_count import take_room
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -32,29 +34,12 @@ from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.sequence_pages import Pools, SequencePages
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
+from ingot.runtime.step_room import StepRoom
 
 _rank = attrgetter("rank")
 # A token that counts: whose it is, which, and the row of logits that it was chosen from. A step makes one for each
 # sequence, hence no class.
 Accepted = tuple[Request, int, int]
-
-
-@dataclass
-class _Room:
-    """What a step can still take: tokens, and rows of logits that rate prompts."""
-
-    tokens: int
-    scored: int = MAX_SCORED
-
-    def fit(self, request: Request, start: int) -> int:
-        """How many tokens of a prompt go into the step, from position `start` on."""
-        length = min(request.num_tokens - start, self.tokens)
-        scored = request.scored_in(start, start + length)
-        return length if len(scored) <= self.scored else scored.start + self.scored - start
-
-    def take(self, chunk: Chunk) -> None:
-        self.tokens -= chunk.length
-        self.scored -= len(chunk.scored)
 
 
 class Scheduler:
@@ -66,13 +51,14 @@ class Scheduler:
         if odd := [pool.page_size for pool in pools.values() if pool.page_size != config.page_size]:
             raise InternalError(f"pages of {odd[0]} tokens in the pool, {config.page_size} in the scheduler")
         self.config = config
+        self.blocks = config.blocks
         self.requests: dict[str, Request] = {}  # not finished, by id
         self.waiting: list[Request] = []  # by rank, as those that run
         self.running: list[Request] = []
         max_pages = -(-config.max_seq_len // config.page_size)
         layout = layout or StepLayout.usual()
         # A token fed gives at most one row of logits.
-        max_rows = min(config.max_tokens, config.max_batch * (1 + config.max_drafts) + MAX_SCORED)
+        max_rows = min(config.max_tokens, config.max_batch * config.rows + MAX_SCORED)
         largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages, G=config.max_batch)
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
@@ -82,7 +68,7 @@ class Scheduler:
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
         self._most_running: int | None = None  # sequences, since a step of more had no memory
-        self._cache = PrefixCache(self.pages, enabled=config.prefix_caching)
+        self._cache = PrefixCache(self.pages, self.blocks, enabled=config.prefix_caching)
         # Windows give back what they would share, and drafts feed several tokens of a sequence.
         shares = FULL in self.pages.groups and "sharing" in layout.names and not config.max_drafts
         self._least_shared = config.least_shared if shares else None
@@ -157,7 +143,7 @@ class Scheduler:
             )
         self._cache.begin_step()
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
-        room = _Room(self._prompt_tokens(decodes, chunks) if prefilling or self.waiting else 0)
+        room = StepRoom(self.blocks, self._prompt_tokens(decodes, chunks) if prefilling or self.waiting else 0)
         for request in prefilling:
             if request.status is Status.RUNNING:  # and was not preempted just now
                 self._feed(request, chunks, room)
@@ -224,7 +210,8 @@ class Scheduler:
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
     ) -> None:
-        """The tokens of a step that fed drafts: of each sequence those after the tokens that were kept."""
+        """The tokens of a step that fed drafts: of each sequence those after the tokens that were kept. Or of one that
+        fed blocks: those of each that it has committed, but what the host knew."""
         assert batch.rows is not None
         places = [
             *range(len(batch.decodes)),
@@ -235,7 +222,8 @@ class Scheduler:
             request.in_flight -= rows
             if request.status is Status.RUNNING:
                 request.num_computed -= rejected[place]  # one that was preempted has none
-            for row in range(first, first + rows - rejected[place]):
+            known = request.num_known % self.blocks.denoised if self.blocks.denoised else 0
+            for row in range(first + known, first + rows - rejected[place]):
                 if request.end is not None:
                     break
                 accepted.append((request, tokens[row], row))
@@ -274,6 +262,7 @@ class Scheduler:
         for request in fed:
             # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
             request.miscounted = request.params.penalizes
+            request.denoises = False
             steady_decode.leave(request)
         if len(fed) == 1:
             return fed[0]
@@ -334,10 +323,14 @@ class Scheduler:
                 self.pages.exchange(request, others, self._busy_until)
             if self.pages.windows:
                 # Of drafts in flight it is not known how many are kept.
-                self.pages.give_back(request, min(request.num_computed, request.num_known), self._busy_until)
+                position = self.blocks.final(min(request.num_computed, request.num_known))
+                self.pages.give_back(request, position, self._busy_until)
+            if self.blocks.denoised:
+                short |= not self._denoise(request, chunks, prefilling)
+                continue
             num_tokens = request.num_tokens
             if request.num_computed < num_tokens - 1:
-                if self._grow(request):
+                if self._grow(request, self.blocks.least(request.num_computed, num_tokens)):
                     prefilling.append(request)
                 else:
                     short = True
@@ -346,29 +339,27 @@ class Scheduler:
             elif request.num_computed == self.pages.tokens_held(request) and not self._grow(request):
                 short = True
             elif not request.in_flight or request.miscounted:
-                chunks.append(self._chunk(request, 1))
+                chunks.append(self._chunk(request, 1, num_tokens))
             elif self.config.max_drafts and not request.params.penalizes:
-                chunks.append(self._drafted(request, self._drafts(request, chunks)))
+                drafts = take_room(request, self.config, self.pages, len(self.running), chunks)
+                chunks.append(self._drafted(request, drafts))
             else:
                 steady_decode.enter(request, self.pages.tokens_held(request))
         return steady_decode.steady(self.running), chunks, prefilling, short
 
-    def _drafts(self, request: Request, chunks: Sequence[Chunk]) -> int:
-        """How many drafts a sequence feeds after its last token, which the step in flight takes.
-
-        None where what a token is taken from depends on how many there are: penalties, and tokens that may not end the
-        sequence yet. No more than the length, the pages at hand and the step's tokens allow.
-        """
-        params = request.params
-        if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
-            return 0
-        step = self.config.max_tokens - len(self.running) - sum(chunk.length - 1 for chunk in chunks)
-        wanted = min(self.config.max_drafts, request.max_total - request.num_tokens - 1, step)
-        tokens = request.num_computed + 1 + max(0, wanted)
-        pages = -(-(tokens - self.pages.tokens_held(request)) // self.pages.page_size)
-        if 0 < pages <= self.pages.num_free - len(self.running):  # drafts preempt none
-            self.pages.take(request, tokens)
-        return max(0, min(wanted, self.pages.tokens_held(request) - request.num_computed - 1))
+    def _denoise(self, request: Request, chunks: list[Chunk], prefilling: list[Request]) -> bool:
+        """Feed the block of a sequence that its row holds, or what is left in front of it. False: pages were short."""
+        size = self.blocks.denoised
+        if request.denoises and request.num_computed >= request.max_total:
+            return True  # its last block may end in flight
+        if not self._grow(request, size):
+            return False
+        if not request.denoises:
+            prefilling.append(request)
+        else:
+            start = request.num_computed
+            chunks.append(Chunk(request, request.row, start, size, on_device=True, rows=size, block=size))
+        return True
 
     def _drafted(self, request: Request, drafts: int) -> Chunk:
         count = 1 + drafts
@@ -379,23 +370,26 @@ class Scheduler:
         step is one long wait; a prompt that may not be cut is not held back even so, or it could be for ever."""
         left = self.config.max_tokens - len(decodes) - sum(chunk.length for chunk in chunks)
         decoding = chain(decodes, (chunk.request for chunk in chunks))
-        held_back = self.config.chunked_prefill and any(request.given.streamed for request in decoding)
+        cut = self.config.chunked_prefill and self.blocks.granule <= self.config.max_mixed_tokens
+        held_back = cut and any(request.given.streamed for request in decoding)
         return min(left, self.config.max_mixed_tokens) if held_back else left
 
-    def _admit(self, chunks: list[Chunk], room: _Room) -> None:
+    def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
         """Give waiting requests rows and pages, by rank."""
         while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
             start = found.count * self.pages.page_size
-            length, fits = request.num_tokens - start, room.fit(request, start)
+            length, fits = self.blocks.fed(request.num_tokens) - start, room.fit(request, start)
             if self._cache.is_coming(request, found.count):
                 break
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
             # One more than its pages now, or it would be preempted at its first decode.
-            most = min(request.num_tokens + 1, request.max_total - 1)
-            if not self.pages.admits(request, found, most, 1 if self.config.chunked_prefill else fits):
+            more = request.num_tokens + max(1, self.blocks.denoised)
+            most = min(self.blocks.fed(more), self.blocks.most_fed(request.max_total))
+            at_once = self.blocks.least(start, start + length) if self.config.chunked_prefill else fits
+            if not self.pages.admits(request, found, most, at_once):
                 break
             del self.waiting[0]
             insort(self.running, request, key=_rank)
@@ -405,52 +399,58 @@ class Scheduler:
             request.num_computed, request.cached.num_kept = start, found.count
             request.miscounted = request.params.penalizes
             self._cache.admit(request, start)
-            self.pages.take(request, request.num_tokens, keeping=True)
+            self.pages.take(request, start + length, keeping=True)
             self._feed(request, chunks, room)
 
-    def _feed(self, request: Request, chunks: list[Chunk], room: _Room) -> None:
+    def _feed(self, request: Request, chunks: list[Chunk], room: StepRoom) -> None:
         """As much of a prompt as there is room for."""
-        length = room.fit(request, request.num_computed)
-        end = self.pages.tokens_within(request, request.num_computed + length)
-        if (length := end - request.num_computed) > 0:
-            self.pages.take(request, end)
-            chunks.append(self._chunk(request, length))
+        start, goal = request.num_computed, self.blocks.fed(request.num_tokens)
+        end = self.pages.tokens_within(request, start + room.fit(request, start))
+        if (length := self.blocks.piece(start, end, goal)) > 0:
+            self.pages.take(request, start + length)
+            chunks.append(self._chunk(request, length, goal))
             room.take(chunks[-1])
             self._cache.feed(request, length)
+        elif self.blocks.granule > 1:
+            room.tokens = 0  # or the room that it waits for would be given away again and again
 
-    def _chunk(self, request: Request, length: int) -> Chunk:
-        start, num_known = request.num_computed, request.num_known
+    def _chunk(self, request: Request, length: int, goal: int) -> Chunk:
+        """What a sequence feeds that gets new tokens at the position `goal`."""
+        start = request.num_computed
+        last, block = start + length == goal, self.blocks.denoised
+        request.denoises = last and block > 0
         return Chunk(
             request,
             request.row,
             start,
             length,
-            on_device=start >= num_known,
-            rows=int(start + length == num_known + request.in_flight),
+            on_device=start >= request.num_known and not block,
+            rows=(block or 1) if last else 0,
             scored=request.scored_in(start, start + length) if request.given.scores_prompt else range(0),
             recounts=request.miscounted and start > 0,
+            block=block,
         )
 
-    def _grow(self, request: Request) -> bool:
-        """Give a request room for one more token. False: not now, or the request itself was preempted."""
-        num_tokens = request.num_computed + 1
-        for pool in self.pages.short(request, num_tokens):
-            if not pool.num_free and not self._make_free(pool, request):
+    def _grow(self, request: Request, count: int = 1) -> bool:
+        """Give a request room for so many more tokens. False: not now, or the request itself was preempted."""
+        num_tokens = request.num_computed + count
+        for pool, pages in self.pages.short(request, num_tokens):
+            if pool.num_free < pages and not self._make_free(pool, pages, request):
                 return False
         self.pages.take(request, num_tokens)
         return True
 
-    def _make_free(self, pool: PagePool, request: Request) -> bool:
-        """Preempt the last of those that run until a page is free for a request. False: pages come when the step in
-        flight retires, or the request itself was preempted."""
-        while pool.num_free + pool.num_releasing == 0:
+    def _make_free(self, pool: PagePool, pages: int, request: Request) -> bool:
+        """Preempt the last of those that run until so many pages are free for a request. False: pages come when the
+        step in flight retires, or the request itself was preempted."""
+        while pool.num_free + pool.num_releasing < pages:
             victim = self.running[-1]
             if victim is request and request.in_flight > 1:
                 return False  # it gives pages of its windows back when it is known which drafts are kept
             self._preempt(victim)
             if victim is request:
                 return False
-        return pool.num_free > 0
+        return pool.num_free >= pages
 
     def _look_again(self, request: Request) -> None:
         """Find out with how many outputs a request needs a look."""
@@ -486,5 +486,5 @@ class Scheduler:
         self.pages.release(request, self._busy_until, worthless=failed)  # they may hold what is not finite
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
-        request.row, request.cached.num_kept = -1, 0
+        request.row, request.denoises, request.cached.num_kept = -1, False, 0
         steady_decode.leave(request)

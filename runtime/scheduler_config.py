@@ -6,6 +6,7 @@ from typing import Literal
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.features import ServedParam
 from ingot.ir.logprob_limits import MAX_SCORED
+from ingot.runtime.blocks import ONE_BY_ONE, Blocks
 from ingot.runtime.request import Request
 from ingot.runtime.sequence_pages import SequencePages
 
@@ -32,6 +33,7 @@ class SchedulerConfig:
     max_drafts        tokens that a sequence may feed after its last one, which the model proposed for it
     least_shared      positions whose reads a decode step saves at least where it reads shared prefixes once for all
                       sequences; None: each sequence reads its own
+    blocks            the blocks that tokens fall into, by the model's masks and its ending
     unserved          sampling parameters that the model's ending does not serve: a request that asks for one is refused
     """
 
@@ -46,6 +48,7 @@ class SchedulerConfig:
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
     max_drafts: int = 0
     least_shared: int | None = None
+    blocks: Blocks = ONE_BY_ONE
     unserved: tuple[ServedParam, ...] = ()
 
     def __post_init__(self) -> None:
@@ -54,14 +57,22 @@ class SchedulerConfig:
                 raise OptionError(
                     f"{name} = {getattr(self, name)}", where="SchedulerConfig", expected="an integer >= 1"
                 )
-        if self.max_tokens < self.max_batch:
+        fed = max(1, self.blocks.denoised)
+        if self.max_tokens < self.max_batch * fed:
+            each, what = ("", "one token") if fed == 1 else (f" * {fed}", f"{fed} tokens")
             raise OptionError(
-                f"max_tokens = {self.max_tokens} is less than max_batch = {self.max_batch}",
+                f"max_tokens = {self.max_tokens} is less than max_batch{each} = {self.max_batch * fed}",
                 where="SchedulerConfig",
-                expected="max_tokens >= max_batch: a step feeds at least one token to every running sequence",
+                expected=f"max_tokens >= max_batch{each}: a step feeds at least {what} to every running sequence",
+                hint="" if fed == 1 else f"LLM(max_num_seqs={max(1, self.max_tokens // fed)}), or a larger max_tokens",
             )
         if self.policy not in POLICIES:
             raise OptionError(f"policy is {self.policy!r:.80}", where="SchedulerConfig", expected=" or ".join(POLICIES))
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits that a sequence takes tokens from in a step, at most."""
+        return max(1 + self.max_drafts, self.blocks.denoised)
 
 
 def max_total(request: Request, config: SchedulerConfig) -> int:
@@ -82,25 +93,36 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
             expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
             hint="shorten the prompt, or compile with a larger max_seq_len",
         )
-    if not config.chunked_prefill and prompt_len > config.max_tokens:
+    if not config.chunked_prefill and config.blocks.fed(prompt_len) > config.max_tokens:
         raise RequestError(
             f"the prompt has {prompt_len} tokens",
             where=where,
             expected=f"at most max_tokens = {config.max_tokens}, because chunked prefill is off",
             hint="turn chunked prefill on, or compile with larger max_tokens",
         )
-    if request.given.scores_prompt and not config.chunked_prefill and prompt_len - 1 > MAX_SCORED:
+    together = min(config.blocks.granule, prompt_len)
+    if together > config.max_tokens:
         raise RequestError(
-            f"the prompt has {prompt_len} tokens, and their log-probabilities are asked for",
+            f"{together} tokens of the prompt see each other, and are fed together",
             where=where,
-            expected=f"at most {MAX_SCORED + 1}, because chunked prefill is off",
-            hint="turn chunked prefill on",
+            expected=f"at most max_tokens = {config.max_tokens}",
+            hint="compile with larger max_tokens",
+        )
+    if request.given.scores_prompt and not config.chunked_prefill:
+        together = prompt_len
+    if request.given.scores_prompt and min(together, prompt_len - 1) > MAX_SCORED:
+        raise RequestError(
+            f"{together} tokens of the prompt are fed together, and their log-probabilities are asked for",
+            where=where,
+            expected=f"at most {MAX_SCORED + 1}",
+            hint="" if config.chunked_prefill else "turn chunked prefill on",
         )
     # The last token is never fed, so it needs no place in the cache.
     # A preempted sequence may come to more than its prompt, and without pieces that is fed at once as well.
-    at_once = 1 if config.chunked_prefill else min(max_total(request, config) - 1, config.max_tokens)
+    most = config.blocks.most_fed(max_total(request, config))
+    at_once = config.blocks.least(0, most) if config.chunked_prefill else min(most, config.max_tokens)
     for group, pool in zip(pages.groups, pages.pools, strict=True):
-        if (need := pages.least(group, max_total(request, config) - 1, at_once)) > pool.capacity:
+        if (need := pages.least(group, most, at_once)) > pool.capacity:
             named = "" if len(pages.groups) == 1 else f" of the group {group.name}"
             raise RequestError(
                 f"prompt and output need {need} KV pages{named}",

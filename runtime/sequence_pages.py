@@ -103,9 +103,10 @@ class SequencePages:
                 self._tables.add_pages(place, request.row, pages, len(held))
                 held += pages
 
-    def short(self, request: Request, num_tokens: int) -> list[PagePool]:
-        """The pools of which a sequence lacks pages for so many tokens."""
-        return [pool for place, pool in self.numbered if len(request.pages[place]) * self.page_size < num_tokens]
+    def short(self, request: Request, num_tokens: int) -> list[tuple[PagePool, int]]:
+        """The pools of which a sequence lacks pages for so many tokens, and how many."""
+        needed = self.pages_for(num_tokens)
+        return [(pool, needed - held) for place, pool in self.numbered if (held := len(request.pages[place])) < needed]
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
         """Take from a sequence the pages that no token at `position` or after it reads."""

@@ -14,7 +14,7 @@ from ingot.backends.cpu.calls.attention import fused_by_torch
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, partial_attention, sample
-from ingot.ir.ops.attention import cached_keys, longest_read
+from ingot.ir.ops.attention import cached_keys, longest_read, seen_in_step
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
 # each thread holds a block of scores, its maxima and sums and a block of results in float32, and the scores again in
@@ -48,6 +48,7 @@ def _attention(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -58,7 +59,7 @@ def _attention(
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     if not fused_by_torch(form, sinks, soft_cap):
         paged_attention.costliest(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks,
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors,
             scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width,
         )  # fmt: skip
         return
@@ -66,7 +67,8 @@ def _attention(
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     k, v, places = cached_keys(kv, form, page_table[0], by, length - count, length)
-    seen = by.seen(places[-count:], places)
+    own = None if ancestors is None else ancestors[:count]
+    seen = seen_in_step(by, places[-count:], places, own, length - count)
     # Inside torch: the mask as numbers, the result, the sums of the softmax, the blocks of each thread.
     bias = torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q[:count], memory_format=torch.contiguous_format)

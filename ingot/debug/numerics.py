@@ -13,6 +13,7 @@ from ingot.frontend.trace import Limits
 from ingot.ir.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
 from ingot.ir.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
 from ingot.ir.errors import NumericsError, VerifyError
+from ingot.ir.granule import granule_of
 from ingot.ir.harness import rank_params, step_inputs
 from ingot.ir.mesh import ranks
 from ingot.ir.program import Model, Program
@@ -179,7 +180,9 @@ class NumericsCheck:
         return step_inputs(program.input_types(), self._requests, chunk=chunk, seed=_SEED)
 
     def _chunk(self) -> int:
-        return min(_CHUNK, max(map(len, self._requests)))
+        """Tokens of a sequence in a step: whole numbers of those that see each other."""
+        granule = math.lcm(*map(granule_of, self._model.entries.values()))
+        return min(-(-_CHUNK // granule) * granule, max(map(len, self._requests)))
 
 
 def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:

@@ -57,6 +57,32 @@ VERIFY = register_ending(
     )
 )
 
+# As `verify`, of drafts that are a tree: those on the longest path of sampled tokens are kept. Their keys and values
+# are moved to where they stand one after the other.
+VERIFY_TREE = register_ending(
+    Ending(
+        "verify_tree",
+        needs=("logits",),
+        features=("tree", "drafts", "sequences", "tree_positions", "penalties", "bans", "sampling", "logprobs"),
+        calls=(
+            *_CHOSEN,
+            OpCall("accept_tree", ("order", "rejected", "taken", "source")),
+            OpCall("select_rows", ("committed",), {"x": "sampled", "rows": "order"}),
+            *(OpCall("select_rows", (name,), {"x": name, "rows": "order"}) for name in _SCORES),
+            OpCall("advance", ("last_token", "position"), {"sampled": "committed"}),
+        ),
+        outputs=(
+            Output("tokens", "committed", TensorType(torch.int32, ("L",)), read=True),
+            Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True),
+            *_RATED,
+        ),
+        attributes={"drafted": 1},
+        lengths=_fed,
+        caches=(OpCall("move_slots", ("kv",)),),
+        tree=True,
+    )
+)
+
 # Drafts of the tokens that follow the last one, for the next step to feed. Such an entry has rows, and no cache.
 PROPOSE = register_ending(
     Ending(
@@ -64,5 +90,43 @@ PROPOSE = register_ending(
         needs=("proposed",),
         features=("proposals",),
         calls=(OpCall("write_rows", ("drafts",), {"state": "drafts", "values": "proposed"}),),
+    )
+)
+
+# The same as a tree: `proposed_parents` i32[B, K] says of each draft which node it follows, 0 for the last token and
+# 1 + i for draft i, which comes before it.
+PROPOSE_TREE = register_ending(
+    Ending(
+        "propose_tree",
+        needs=("proposed", "proposed_parents"),
+        features=("proposals", "tree_proposals"),
+        calls=(
+            OpCall("write_rows", ("drafts",), {"state": "drafts", "values": "proposed"}),
+            OpCall("write_rows", ("parents",), {"state": "parents", "values": "proposed_parents"}),
+        ),
+    )
+)
+
+# All tokens of a block at once, when each of its positions has one: until then a step finds some of them, and the block
+# is fed again. The step that is fed the whole block leaves its keys and values as they stay. `mask_token`, which each
+# definition says, is fed where no token is found. A step fills the positions whose likeliest token has more than
+# `sure_percent` hundredths, and so many that a block takes `steps` steps at most, and the one that commits it.
+BLOCK = register_ending(
+    Ending(
+        "block",
+        needs=("logits",),
+        features=("blocks", "sequences"),
+        calls=(
+            OpCall("fill_block", ("committed", "rejected", "taken", "filled"), {"logits": "choices"}),
+            OpCall("write_rows", ("blocks",), {"state": "blocks", "values": "filled"}),
+            OpCall("advance", ("last_token", "position"), {"sampled": "committed", "sample_index": "taken"}),
+        ),
+        outputs=(
+            Output("tokens", "committed", TensorType(torch.int32, ("L",)), read=True),
+            Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True),
+        ),
+        attributes={"block": 8, "mask_token": -1, "steps": 8, "sure_percent": 90},
+        lengths=lambda attributes: attributes["block"],
+        whole=True,
     )
 )

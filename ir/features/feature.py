@@ -74,6 +74,10 @@ class Ending:
     outputs      what the entry gives before its own outputs
     attributes   numbers of the ending, with their defaults: a definition may set them
     lengths      tokens of one sequence that a decode step feeds at most, from the attributes
+    caches       for each paged cache, after the others: `kv` is its state, and the next version of it
+    tree         attention sees, of the tokens that a step feeds, the ancestors of each, by the step input `ancestors`
+    whole        a decode step feeds just so many, at places whose number they divide, and commits all of them or none:
+                 they are then fed again
     """
 
     name: str
@@ -83,6 +87,9 @@ class Ending:
     outputs: tuple[Output, ...] = ()
     attributes: Mapping[str, int] = field(default_factory=dict)
     lengths: Callable[[Mapping[str, int]], int] = lambda attributes: 1
+    caches: tuple[OpCall, ...] = ()
+    tree: bool = False
+    whole: bool = False
 
     @property
     def read(self) -> tuple[str, ...]:

@@ -32,7 +32,8 @@ class Fed:
     lengths        i32[B], the tokens that it feeds
     starts         i32[B], the position of the first of them; -1: the device's own
     begins         bool[B], it has no state yet that stands once per sequence
-    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row
+    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. Of a block that is denoised, -1: a
+                   masked position; -2 - i: position i of the row's block
     logit_rows     i32[L], which of T
     sample_index   i32[B], the last of its rows of logits, from which a token is taken; -1: none
     asking         i32[L], the device row that says how a token is chosen there; -1: nothing is asked

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from ingot.ir.cache_groups import group_of_input
 from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.features.blocks import BLOCKS
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS
 from ingot.ir.features.feature import Ending, Feature
 from ingot.ir.features.logprobs import LOGPROBS
@@ -14,6 +15,7 @@ from ingot.ir.features.sequences import SEQUENCES
 from ingot.ir.features.sharing import SHARING
 from ingot.ir.features.slots import SLOTS
 from ingot.ir.features.step_input import RowTable, ServedParam, StepInput
+from ingot.ir.features.tree import TREE, TREE_POSITIONS, TREE_PROPOSALS
 
 FEATURES: dict[str, Feature] = {}
 ENDINGS: dict[str, Ending] = {}
@@ -120,5 +122,8 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
-for _feature in (SEQUENCES, PAGING, SHARING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS):
+for _feature in (
+    *(SEQUENCES, PAGING, SHARING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS),
+    *(DRAFTS, HIDDEN, PROPOSALS, TREE, TREE_POSITIONS, TREE_PROPOSALS, BLOCKS),
+):
     register_feature(_feature)

@@ -2,6 +2,7 @@
 
 from ingot.ir.ops.append_attention import append_attention
 from ingot.ir.ops.attention import attention, kv_append, paged_attention
+from ingot.ir.ops.blocks import fill_block, take_block
 from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
     add_rms_norm,
@@ -27,6 +28,7 @@ from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed, page_slots
+from ingot.ir.ops.tree import accept_tree, move_slots, tree_ancestors, tree_positions
 
 __all__ = [
     "OPS",
@@ -35,6 +37,7 @@ __all__ = [
     "Op",
     "Sample",
     "accept_drafts",
+    "accept_tree",
     "add_rms_norm",
     "advance",
     "all_gather",
@@ -46,12 +49,14 @@ __all__ = [
     "define",
     "embedding",
     "feed",
+    "fill_block",
     "gelu_mul",
     "kv_append",
     "layer_norm",
     "linear",
     "merge_attention",
     "moe",
+    "move_slots",
     "op_of",
     "page_slots",
     "paged_attention",
@@ -70,9 +75,12 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "take_block",
     "take_drafts",
     "take_part",
     "top_logprobs",
+    "tree_ancestors",
+    "tree_positions",
     "vocab_embedding",
     "write_rows",
 ]

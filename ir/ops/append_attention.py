@@ -48,7 +48,7 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
     """`function` of what the second part is given: `q` and `kv` of the first one."""
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
-    last = [call["sinks"], call["sharing"]]
+    last = [call["sinks"], None, call["sharing"]]
     while last and last[-1] is None:
         last.pop()
     return function(q, kv, *(call[name] for name in names), *last, scale=call["scale"], **stated_options(call))
@@ -154,6 +154,8 @@ def append_attention(
     )
     lens = (page_table, q_starts, q_lens, kv_lens)
     return (
-        paged_attention.reference(prepared, written, *lens, sinks, sharing, scale=scale, mask=mask, soft_cap=soft_cap),
+        paged_attention.reference(
+            prepared, written, *lens, sinks, None, sharing, scale=scale, mask=mask, soft_cap=soft_cap
+        ),
         written,
     )

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from ingot.ir.cache_form import CacheForm
+from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
+from ingot.ir.ops.tree import MAX_NODES, bits_of
 
 
 def attention_scores(
@@ -56,15 +58,40 @@ def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor) -> 
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """A result of attention with values as wide as keys, without data. Raises VerifyError for an unknown mask: while
-    the model is traced."""
-    Mask.named(mask)
+    """A result of attention with values as wide as keys, without data. Raises VerifyError for an unknown mask, while
+    the model is traced, and for one of trees."""
+    check_mask(mask, None)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def check_mask(mask: str, ancestors: object) -> None:
+    """Raises VerifyError for an unknown mask, for one of trees without ancestors, and for ancestors with another."""
+    tree = Mask.named(mask).kind == "tree"
+    if tree and ancestors is None:
+        raise VerifyError(
+            "the mask 'tree' without the ancestors of each token",
+            expected="paged_attention with ancestors, as the ending 'verify_tree' has it",
+        )
+    if ancestors is not None and not tree:
+        raise VerifyError(f"ancestors for the mask '{mask:.80}'", where="ingot.paged_attention", expected="tree")
 
 
 def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
     """Memory for the attention of q [T, H, D]: [T, H, V]."""
     return q.new_empty(*q.shape[:2], form.value_width)
+
+
+def seen_in_step(
+    mask: Mask, queries: torch.Tensor, places: torch.Tensor, ancestors: torch.Tensor | None, cached: int
+) -> torch.Tensor:
+    """bool[n, m]: which of the positions `places` [m] queries at positions [n] see; with their `ancestors` i64[n] of
+    those from `cached` on, which the step feeds, only these."""
+    seen = mask.seen(queries, places)
+    if ancestors is None:
+        return seen
+    node = places - cached
+    own = bits_of(ancestors)[:, node.clamp(min=0, max=MAX_NODES - 1).long()] & (node < MAX_NODES)
+    return seen & (own | (node < 0) | (ancestors == 0)[:, None])
 
 
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +153,7 @@ def _attention_fake(
     **__: object,
 ) -> torch.Tensor:
     """Raises VerifyError for an unknown mask, and for widths that do not fit: while the model is traced."""
-    Mask.named(mask)
+    check_mask(mask, None)
     return result_of(q, CacheForm.given(q, k, v, value_width))
 
 
@@ -275,15 +302,17 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
     ]
 
 
-def _sharing_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Those of `paged_samples`, and three sequences of which two begin with the same page."""
+def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Those of `paged_samples`, a tree of three nodes beside a token that is none, and three sequences of which two
+    begin with the same page."""
+    found = paged_samples(g, dtype)
+    tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
     q = torch.randn(3, 4, 8, generator=g).to(dtype)
     rows = ([[3, 0], [5, 1], [3, 2]], [0, 1, 2], [1, 1, 1], [20, 9, 31])
     sharing = [[16, 0, 0, 2, 16, 0], [0, 2, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0]]
     table, starts, counts, lens, shared = (torch.tensor(one, dtype=torch.int32) for one in (*rows, sharing))
-    alike = Sample((q, kv, table, starts, counts, lens, None, shared), {"scale": 0.35})
-    return [*paged_samples(g, dtype), alike]
+    return [*found, tree, Sample((q, kv, table, starts, counts, lens, None, None, shared), {"scale": 0.35})]
 
 
 def _paged_rowwise(
@@ -294,6 +323,7 @@ def _paged_rowwise(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
     *,
     scale: float,
@@ -309,8 +339,9 @@ def _paged_rowwise(
             position = length - count + i
             k, v, places = cached_keys(kv, form, page_table[b], by, position, min(by.end(position), length))
             own = torch.tensor([position], device=q.device)
-            query = own_row(q, start + i)
-            out[start + i : start + i + 1] = _attend(query, k, v, by.seen(own, places), scale, soft_cap, sinks)
+            row = slice(start + i, start + i + 1)
+            seen = seen_in_step(by, own, places, None if ancestors is None else ancestors[row], length - count)
+            out[row] = _attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks)
     return out
 
 
@@ -325,7 +356,7 @@ def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor,
     if by.kind == "chunked":
         seen = _seen_in_chunks(length, by.size) - _seen_in_chunks(length - count, by.size)
         return seen / count, length - (length - count) // by.size * by.size
-    if by.kind == "causal":
+    if by.kind in ("causal", "tree"):  # of a tree at most
         return length - (count - 1) / 2, length
     # The last token sees a whole window of keys, and each one before it one key that those after it do not.
     full = max(0.0, min(count, length - by.size + 1))  # tokens with a whole window in front of them
@@ -342,12 +373,18 @@ def _seen_in_chunks(length: float, size: int) -> float:
 def _paged_fake(
     q: torch.Tensor,
     kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     *_: object,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
     **__: object,
 ) -> torch.Tensor:
-    Mask.named(mask)
+    check_mask(mask, ancestors)
     return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
 
 
@@ -403,10 +440,13 @@ def _attend_pages(
     scale: float,
     mask: Mask,
     soft_cap: float | None,
+    ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
-    k, v, places = cached_keys(kv, form, table, mask, length - q.shape[0], length)
-    return _attend(q, k, v, mask.seen(places[-q.shape[0] :], places), scale, soft_cap, sinks)
+    cached = length - q.shape[0]
+    k, v, places = cached_keys(kv, form, table, mask, cached, length)
+    seen = seen_in_step(mask, places[-q.shape[0] :], places, ancestors, cached)
+    return _attend(q, k, v, seen, scale, soft_cap, sinks)
 
 
 @cache
@@ -429,6 +469,7 @@ def _paged_costliest(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
     *,
     scale: float,
@@ -441,12 +482,13 @@ def _paged_costliest(
     out = result_of(q, form).zero_()
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
-    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap)
+    own = None if ancestors is None else ancestors[:count]
+    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap, own)
     return out
 
 
 @define(
-    samples=_sharing_samples,
+    samples=_paged_samples,
     rows=("q",),
     rowwise=_paged_rowwise,
     fake=_paged_fake,
@@ -465,6 +507,7 @@ def paged_attention(
     q_lens: torch.Tensor,
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
     *,
     scale: float,
@@ -479,7 +522,8 @@ def paged_attention(
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
     position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
-    `soft_cap` are those of `attention`. `sharing` i32[G, 6] is the table of shared prefixes
+    `soft_cap` are those of `attention`. `ancestors` i64[T] go with the mask `tree`: what each token sees of those that
+    its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the table of shared prefixes
     (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that share it, or ignore this.
 
     Raises VerifyError for an unknown mask, and for a cache of no form.
@@ -490,5 +534,6 @@ def paged_attention(
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
-            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap)
+            own = None if ancestors is None else ancestors[row]
+            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap, own)
     return out

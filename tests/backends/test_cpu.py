@@ -163,6 +163,24 @@ def test_parts_of_attention_are_the_float64_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize("name", ["decode", "mixed", "padding", "long prefill"])
+def test_trees_are_the_float64_reference(name: str, sinks: bool, dtype: torch.dtype, library: Library) -> None:
+    """A token of a step sees itself and some of those that are fed before it, and one sees all."""
+    one, draw = step(*STEPS[name], dtype=dtype), random.Random(3)
+    ancestors = torch.zeros(len(one.q), dtype=torch.int64)
+    for start, count in zip(one.starts.tolist(), one.lens.tolist(), strict=True):
+        for node in range(count):
+            ancestors[start + node] = 0 if node == 5 else draw.getrandbits(node) | 1 << node
+    places = (one.q, one.kv, one.table, one.starts, one.lens, one.kv_lens, one.sinks if sinks else None, ancestors)
+    found = library["ingot.paged_attention"](*places, scale=0.4, mask="tree")
+    wide = [arg.double() if arg is not None and arg.is_floating_point() else arg for arg in places]
+    expected = OPS["paged_attention"].reference(*wide, scale=0.4, mask="tree")
+    problem = compare(found, expected, dtype, factor=2)
+    assert problem is None, problem
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (16, 8), (5, 5)])
 @pytest.mark.parametrize("dim", [16, 18, 34, 48, 57, 64, 80, 96, 128])
 def test_every_shape_of_heads(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, library: Library) -> None:

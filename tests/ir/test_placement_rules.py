@@ -150,6 +150,7 @@ WAYS: dict[str, set[str]] = {
         "x:shard1 weight:shard1",
     },
     "merge_attention": {"one:shard1 one_lse:shard1 other:shard1 other_lse:shard1"},
+    "move_slots": {"kv:shard3"},
     "moe": {"gate_up:shard1 down:shard2"},
     "paged_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},
     "partial_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},

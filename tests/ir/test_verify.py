@@ -149,8 +149,9 @@ def test_every_op_says_where_it_may_stand() -> None:
     movers = {"state_copy", "state_move", "state_zero"}
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "partial_attention"}
     over_states |= {"qk_norm_rope_append"}
-    drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows"}
-    assert named["cached"] == {*over_states, *movers, *drafts, "feed", "page_slots", "sample", "top_logprobs"}
+    drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows", "take_block", "fill_block"}
+    tree = {"tree_ancestors", "tree_positions", "accept_tree", "move_slots"}
+    assert named["cached"] == {*over_states, *movers, *drafts, *tree, "feed", "page_slots", "sample", "top_logprobs"}
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])

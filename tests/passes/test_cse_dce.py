@@ -230,6 +230,8 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
         "feed",
         "sample",
         "take_drafts",
+        "take_block",
+        "tree_ancestors",
         "read_rows",
     }
 

@@ -99,6 +99,18 @@ def test_a_mask_that_looks_ahead_is_not_deterministic(apply: Apply) -> None:
     assert error.value.where == "insert-paged-kv, %attention"
 
 
+def test_a_tree_is_verified_by_causal_attention(apply: Apply) -> None:
+    text = TWO_LAYERS.format(layer=1).replace("NORMAL\n", "NORMAL\nending verify_tree(drafted=3)\n")
+    program, _ = apply(InsertPagedKV(), text, max_seq_len=33, max_batch=4)
+    calls = [ops.paged_attention.bind(one.args, one.kwargs) for one in program.calls(ops.paged_attention.overload)]
+    assert [(call["mask"], str(call["ancestors"])) for call in calls] == [("tree", "ancestors")] * 2
+    with pytest.raises(OptionError, match="a tree of drafts is verified by attention with the mask window_8") as error:
+        apply(InsertPagedKV(), text.replace("layer=1)", 'layer=1, mask="window_8")'), max_seq_len=33)
+    assert error.value.where == "insert-paged-kv, %attention_1"
+    with pytest.raises(OptionError, match="is added up in another order than alone"):
+        apply(InsertPagedKV(), text, deterministic=True)
+
+
 @pytest.mark.parametrize("mask", ["windows_8", "window", "window_0", "causal_3", ""])
 def test_an_unknown_mask_is_refused(mask: str) -> None:
     text = TWO_LAYERS.format(layer=1).replace("layer=0)", f'layer=0, mask="{mask}")')

@@ -46,6 +46,39 @@ def test_golden() -> None:
     assert Plan.model_validate_json(after.read_text(encoding="utf-8")) == plan
 
 
+@pytest.mark.parametrize(
+    ("masks", "granule"),
+    [
+        (("causal", "window_7"), 1),
+        (("block_causal_8", "causal"), 8),
+        (("block_causal_8", "block_causal_12"), 24),
+        (("bidirectional", "causal"), 1 << 30),
+    ],
+)
+def test_a_plan_states_how_far_tokens_see_each_other(masks: tuple[str, str], granule: int) -> None:
+    lines = [
+        f'%a{i} = ingot.paged_attention(%q, %kv.0, %page_table, %q_starts, %q_lens, %kv_lens, scale=0.5, mask="{mask}")'
+        " : f32[T, 2, 8] @reference"
+        for i, mask in enumerate(masks)
+    ]
+    inputs = [
+        f"input {name}: i32[{dims}]"
+        for name, dims in {"page_table": "B, P", "q_starts": "B", "q_lens": "B", "kv_lens": "B"}.items()
+    ]
+    text = "\n".join(
+        [
+            "program main stage=LOWERED bucket=any tokens=[1, 8] q_max=any",
+            *(f"dim {name} in [1, 8]" for name in ("T", "B", "P", "pages")),
+            "input q: f32[T, 2, 8]",
+            *inputs,
+            "state kv.0: paged_kv f32[pages, 2, 16, 2, 8] group=full unit=token",
+            *lines,
+            "return one=%a0, other=%a1, kv.0=%kv.0\n",
+        ]
+    )
+    assert _planned(text).granule == granule
+
+
 @pytest.mark.parametrize("name", ["llama-biased", "qwen3-scaled"])
 def test_a_plan_computes_what_its_program_says(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Chunk after chunk the same bits as the interpreter, states included; each value freed, and none too early."""

@@ -204,6 +204,70 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((whole(50, 7), whole(50, 7), ints(6, -1, 2), ints(9, 0, 4), ints(70, 71), ints(1, 0, -1), *taken))
             for taken in ((), (ints(1, 0, 2),))
         ],
+        "tree_ancestors": [
+            Sample(
+                (
+                    ints(-1, -2, -3, -4, -1, -2, 8, 9, 0),
+                    ints(0, 0, 0, 0, 1, 1, 2, 2, -1),
+                    ints(6, 0, 1),
+                    whole(7, 50, nodes) - 2,
+                )
+            )
+            for nodes in (3, 20, 63)
+        ],
+        "tree_positions": [
+            Sample(
+                (
+                    ints(20, 21, 22, 23, 5, 6, 0),
+                    ints(0, 0, 0, 0, 1, 1, -1),
+                    ints(0, 4),
+                    torch.tensor([1, 3, 7, 9, 0, 0, 0]),
+                )
+            )
+        ],
+        # Two trees, a prompt between them whose last row is rated, and padding.
+        "accept_tree": [
+            Sample(
+                (
+                    ints(9, 4, 5, 4, 7, 7, 8, 9, 4, 5, 0),
+                    whole(2, 8) + 4,
+                    ints(0, 1, 2, 3, 6, 7, 8, 9),
+                    ints(0, 0, 0, 0, 1, 1, 1, 2, 2, 2, -1),
+                    ints(0, 4, 7, 0),
+                    ints(4, 3, 3, 0),
+                    ints(3, 4, 7, -1),
+                    torch.tensor([1, 3, 7, 9, 0, 0, 0, 1, 3, 5, 0]),
+                ),
+                {"drafted": drafted},
+            )
+            for drafted in (3, 5, 3, 5, 2)
+        ],
+        "move_slots": [
+            Sample((kv, torch.tensor([9, 8, 7, 1, -1]), ints(0, 3, 2, 3, 4))),
+            Sample((kv, torch.tensor([-1, -1]), ints(0, 1))),
+        ],
+        "take_block": [
+            Sample(
+                (ints(-2, -3, -4, 11, -1, 0), ints(0, 0, 0, 2, 2, -1), ints(6, 0, 1), whole(50, 7, 3) - 20),
+                {"mask_token": 49},
+            )
+        ],
+        # A block of three behind a prompt, one that is whole, one token, and padding.
+        "fill_block": [
+            Sample(
+                (
+                    (torch.randn(8, 37, generator=g) * 2).to(dtype),
+                    whole(37, 9),
+                    ints(1, 1, 1, 0, 0, 1, 1, 1, 1),
+                    ints(2, 3, 4, 5, 6, 7, 8, 0),
+                    ints(0, 5, 8, 0),
+                    ints(5, 3, 1, 0),
+                    ints(2, 5, 6, -1),
+                ),
+                {"block": 3, "steps": steps, "sure_percent": sure},
+            )
+            for steps, sure in ((1, 100), (3, 2), (2, 100))
+        ],
         "take_drafts": [
             Sample((ints(-1, -2, 3, -2, -3, -4, 0), ints(0, 0, 1, 2, 2, 2, -1), ints(6, 0, 1), whole(50, 7, 3))),
             Sample((ints(4, -1), ints(0, 1), ints(2, 5), whole(50, 7, 1))),  # none is fed

@@ -25,7 +25,7 @@ _QUERIES = {"q": "T", "k": "T", "v": "T", "positions": "T", "slots": "T"}
 _LENS = {"page_table": "BP", "q_starts": "B", "q_lens": "B", "kv_lens": "B"}
 SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "append_attention": {**_QUERIES, **_LENS},
-    "paged_attention": {"q": "T", **_LENS},
+    "paged_attention": {"q": "T", "ancestors": "T", **_LENS},
     "partial_attention": {"q": "T", **_LENS},
     "qk_norm_rope_append": _QUERIES,
     "kv_append": {"k": "T", "v": "T", "slots": "T"},

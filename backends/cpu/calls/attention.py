@@ -10,7 +10,7 @@ from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention, partial_attention
-from ingot.ir.ops.attention import cached_keys
+from ingot.ir.ops.attention import cached_keys, seen_in_step
 
 # From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
 _MANY = 16
@@ -40,6 +40,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         q_lens: torch.Tensor,
         kv_lens: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        ancestors: torch.Tensor | None = None,
         *,
         scale: float,
         mask: str = CAUSAL.name,
@@ -49,12 +50,13 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         by = Mask.named(mask)
         form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
-        if q.shape[0] >= _MANY * sequences:
+        # The kernel takes what a token sees as one range; that of a node of a tree has gaps.
+        if q.shape[0] >= _MANY * sequences or ancestors is not None:
             if not partial and fused_by_torch(form, sinks, soft_cap):
-                return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale, by)
-            op = partial_attention if partial else paged_attention
+                return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale, by, ancestors)
+            op, tree = (partial_attention, ()) if partial else (paged_attention, (ancestors,))
             attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = op.reference(
-                q, kv, page_table, q_starts, q_lens, kv_lens, sinks,
+                q, kv, page_table, q_starts, q_lens, kv_lens, sinks, *tree,
                 scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width,
             )  # fmt: skip
             return attended
@@ -107,6 +109,7 @@ def _by_sequence(
     kv_lens: torch.Tensor,
     scale: float,
     by: Mask,
+    ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One sequence after the other, through torch's fused attention."""
     out = torch.zeros(q.shape, dtype=q.dtype)
@@ -115,13 +118,15 @@ def _by_sequence(
         if count == 0:
             continue
         k, v, places = cached_keys(kv, form, page_table[b], by, length - count, length)
-        query = q[start : start + count].transpose(0, 1)[None]
+        row = slice(start, start + count)
+        query = q[row].transpose(0, 1)[None]
+        own = None if ancestors is None else ancestors[row]
         mixed = F.scaled_dot_product_attention(
             query,
             *(part.transpose(0, 1)[None] for part in (k, v)),
-            attn_mask=by.seen(places[-count:], places),
+            attn_mask=seen_in_step(by, places[-count:], places, own, length - count),
             scale=scale,
             enable_gqa=q.shape[1] != kv.shape[3],
         )
-        out[start : start + count] = mixed[0].transpose(0, 1)
+        out[row] = mixed[0].transpose(0, 1)
     return out

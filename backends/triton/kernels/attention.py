@@ -103,6 +103,14 @@ def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
 
 
 @triton.jit
+def seen_in_tree(seen, ancestors, node):
+    """`seen`, less the nodes `node` of the step that tokens with the bits `ancestors` do not see; below 0 a position is
+    cached, and a token without bits sees all. The three have shapes that broadcast."""
+    bit = (ancestors >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)) & 1
+    return seen & ((node < 0) | ((bit != 0) & (node < 64)) | (ancestors == 0))
+
+
+@triton.jit
 def mean_of(total, weight_sum, lse):
     """The attention of rows from what they add up to. Where log-sum-exp is asked for, a row may see nothing: zero."""
     mean = total / weight_sum[:, None]
@@ -161,12 +169,15 @@ def attended(
     BLOCK_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     FORM: tl.constexpr,
+    ancestors=None,
+    cached=0,
 ):
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
     join the state of M rows.
 
     `query` is [M, BLOCK_DIM], `query_tail` what that leaves over, as FORM says, and `query_places` [M] are the rows'
-    own positions. AHEAD: some positions may lie after the last one that a row sees.
+    own positions. AHEAD: some positions may lie after the last one that a row sees. `ancestors` [M] are bits of the
+    positions from `cached` on that a row of a tree sees.
     """
     d = tl.arange(0, BLOCK_DIM)
     VALUE_DIM: tl.constexpr = FORM.value_dim
@@ -184,6 +195,8 @@ def attended(
             ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < DIM)[None, :], other=0.0)
             scores = tl.dot(query_tail, tl.trans(ends), scores, input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
+        if ancestors is not None:
+            seen = seen_in_tree(seen, ancestors[:, None], (place - cached)[None, :])
         if FORM.same:
             values = keys
         else:

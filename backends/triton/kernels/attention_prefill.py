@@ -31,6 +31,7 @@ def prefill_attention(
     q_lens,
     kv_lens,
     sinks,
+    ancestors,
     tokens,
     sequences,
     width,
@@ -91,6 +92,9 @@ def prefill_attention(
         query = tl.load(q + row[:, None] * Q_TOKEN + head * Q_HEAD + d[None, :], mask=held, other=0.0)
         query_tail = tail_of(q, row * Q_TOKEN + head * Q_HEAD, nth < count, DIM, BLOCK_DIM, FORM)
         places = cached + nth
+        bits = None
+        if ancestors is not None:
+            bits = tl.load(ancestors + row, mask=nth < count, other=0)
         total = tl.zeros((BLOCK_M, BLOCK_VALUE), tl.float32)
         weight_sum = tl.zeros((BLOCK_M,), tl.float32)
         peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -102,7 +106,7 @@ def prefill_attention(
         if forgets(MASK):
             low = first_seen(cached + block * BLOCK_M, MASK)
         # What all rows see, and then what some of them do.
-        seen_by_all = end_seen(cached + block * BLOCK_M, cached + count, MASK)
+        seen_by_all = cached if MASK == "tree" else end_seen(cached + block * BLOCK_M, cached + count, MASK)
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
@@ -112,6 +116,7 @@ def prefill_attention(
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
             SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
+            bits, cached,
         )  # fmt: skip
         result = mean_of(total, weight_sum, lse)
         into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + e[None, :]

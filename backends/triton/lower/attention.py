@@ -21,6 +21,14 @@ def _decodes(bucket: BucketClass) -> bool:
 
 
 def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    if (ancestors := call.optional("ancestors")) is not None:
+        call.want(
+            not schedule.bucket.batch_invariant, "no kernel adds up a tree in an order that does not depend on it"
+        )
+        out, _ = results_of(call, schedule)
+        # Of few tokens too: the kernel for these takes what a token sees as one range, and a tree has gaps.
+        schedule_prefill(call, attention_of(call), schedule, out, None, least=1, ancestors=ancestors)
+        return (out,)
     if schedule.bucket.batch_invariant:
         return schedule_invariant(call, schedule)
     if _decodes(schedule.bucket):

@@ -9,10 +9,17 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 
 def schedule_prefill(
-    call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None, *, least: int
+    call: Call,
+    attention: Attention,
+    schedule: Schedule,
+    out: Value,
+    lse: Value | None,
+    *,
+    least: int,
+    ancestors: Value | None = None,
 ) -> None:
     """Adds the rows of `out` [T, heads, dim], and of `lse` [T, heads] where it is given, of sequences that feed `least`
-    tokens or more, and what those have that no sequence owns."""
+    tokens or more, and what those have that no sequence owns. `ancestors` [T] go with the mask `tree`."""
     # Tiles by what registers and shared memory hold, as ptxas says for compute capability 9.0: a total of 128 rows of
     # 128 elements in 8 warps, and without tensor cores, which float32 does not use, a quarter of that.
     wide = attention.itemsize == 4
@@ -29,7 +36,7 @@ def schedule_prefill(
     schedule.launch(
         prefill_attention,
         (attention.cache.kv_heads * attention.group, blocks, 1),
-        {"out": out, "lse": lse, **attention.arguments},
+        {"out": out, "lse": lse, "ancestors": ancestors, **attention.arguments},
         {
             **attention.constants,
             "BLOCK_M": rows,

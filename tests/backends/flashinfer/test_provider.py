@@ -156,6 +156,7 @@ def test_refusals(machine: Machine) -> None:
     whole = OneCall("paged_attention", tuple(part.float() for part in (wide.q, wide.kv)) + wide.lens, {"scale": 1.0})
     strided = OneCall("paged_attention", (odd, *attention(wide).args[1:]), {"scale": 1.0})
     two_widths, shared = (a_step(heads=Heads(4, 2, 64, 32, shared=shared)) for shared in (False, True))
+    tree = (*attention(wide).args[:6], None, torch.zeros(66, dtype=torch.int64))
     refused = {
         "keys of 64 numbers and values of 32, and": attention(two_widths),
         "keys of 64 numbers, of which 32 are values, and": attention(shared, value_width=32),
@@ -163,6 +164,7 @@ def test_refusals(machine: Machine) -> None:
         "no kernel for attention sinks": attention(a_step(), torch.zeros(4)),
         "no kernel for the mask chunked_8": attention(a_step(), mask="chunked_8"),
         "no kernel for the mask bidirectional": attention(a_step(), mask="bidirectional"),
+        "no kernel for the mask tree": OneCall("paged_attention", tree, {"scale": 1.0, "mask": "tree"}),
         "heads of 48 elements, and it has 64, 128, 256": attention(a_step(heads=Heads(4, 2, 48))),
         "q is strided in no multiples of 16 bytes": strided,
         "no kernel for ingot.silu_mul": OneCall("silu_mul", (torch.zeros(66, 8), torch.zeros(66, 8))),

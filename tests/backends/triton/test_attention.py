@@ -1,6 +1,7 @@
 """Attention kernels against their references: any mix of sequences, every option, every size of head."""
 
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -290,6 +291,22 @@ def test_masks(mask: str, dtype: torch.dtype) -> None:
     if not Mask.named(mask).looks_ahead:
         appended(step, 16, mask=mask)
     over_pages(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=40), 2048, mask=mask)
+
+
+@dtypes
+@pytest.mark.parametrize(("most", "heads"), some(2, itertools.product((16, 2048), (GROUPED, Heads(3, 1, 80)))))
+def test_trees(most: int, heads: Heads, dtype: torch.dtype) -> None:
+    """Nodes that see some of those before them, up to the 64th, beside tokens that are none."""
+    step, draw = a_step([(7, 90), (64, 5), (1, 33), (3, 0), (70, 3)], dtype, heads, gap=1, behind=2), random.Random(1)
+    ancestors = torch.zeros(len(step.q), dtype=torch.int64)
+    for start, count in zip(step.q_starts.tolist(), step.q_lens.tolist(), strict=True):
+        for node in range(count if count <= 64 else 0):
+            bits = draw.getrandbits(node) | 1 << node
+            ancestors[start + node] = bits - (1 << 64) if bits >> 63 else bits
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    sinks = torch.linspace(-1.0, 3.0, heads.q).to(dtype) if heads.q == 4 else None
+    options = {"scale": heads.dim**-0.5, "mask": "tree"}
+    agree("paged_attention", step, (step.q, kv, *step.lens, sinks, ancestors), options, most)
 
 
 @dtypes

@@ -94,4 +94,9 @@ def test_a_prefix_is_read_once(mix: str, heads: Heads, options: dict[str, Any], 
     given = {"scale": heads.dim**-0.5, **options}
     agree("append_attention", args, {"eps": 1e-5, **given}, 32)
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
-    agree("paged_attention", {"q": step.q, "kv": kv, **lens, **last}, given, 64)
+    agree(
+        "paged_attention",
+        {"q": step.q, "kv": kv, **lens, "sinks": sinks, "ancestors": None, "sharing": sharing},
+        given,
+        64,
+    )

@@ -61,6 +61,12 @@ WHOLE = (
     "count_tokens",
     "take_drafts",
     "accept_drafts",
+    "take_block",
+    "fill_block",
+    "tree_ancestors",
+    "tree_positions",
+    "accept_tree",
+    "move_slots",
     "read_rows",
     "write_rows",
     *MOVERS,
@@ -225,8 +231,9 @@ def test_rowwise_paged_attention_does_not_see_the_rest_of_the_step(dtype: torch.
     op = OPS["paged_attention"]
     for sample in cases("paged_attention", dtype):
         q, kv, table, starts, lens, kv_lens, *sinks = sample.args
-        if Mask.named(sample.kwargs.get("mask", "causal")).looks_ahead:
-            continue  # such a row sees what its sequence feeds after it
+        mask = Mask.named(sample.kwargs.get("mask", "causal"))
+        if mask.looks_ahead or mask.kind == "tree":
+            continue  # such a row sees what its sequence feeds after it, or not all that is fed before it
         whole = op.rowwise(*sample.args, **sample.kwargs)
         for b in range(table.shape[0]):
             for i in range(int(lens[b])):
@@ -296,7 +303,7 @@ def test_state_movers_against_lists(axis: int) -> None:
 
 def test_ops_that_write_states_say_how_in_place() -> None:
     fused = ("append_attention", "qk_norm_rope_append")
-    assert sorted({"advance", "count_tokens", "kv_append", "write_rows", *fused, *MOVERS}) == STATEFUL
+    assert sorted({"advance", "count_tokens", "kv_append", "move_slots", "write_rows", *fused, *MOVERS}) == STATEFUL
     assert FUSED == ["add_rms_norm", "append_attention", "qk_norm_rope_append"]
     assert all((OPS[name].in_place is not None) == bool(OPS[name].states) for name in OPS)
 

@@ -1,0 +1,29 @@
+"""How many drafts a sequence feeds after its last token."""
+
+from collections.abc import Sequence
+
+from ingot.runtime.batch import Chunk
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.runtime.sequence_pages import SequencePages
+
+
+def take_room(
+    request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
+) -> int:
+    """Drafts of a sequence whose last token the step in flight takes; gives it pages for them. `running` sequences
+    share the step, whose other pieces are `chunks`.
+
+    None where what a token is taken from depends on how many there are: penalties, and tokens that may not end the
+    sequence yet. No more than the length, the pages at hand and the step's tokens allow.
+    """
+    params = request.params
+    if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
+        return 0
+    step = config.max_tokens - running - sum(chunk.length - 1 for chunk in chunks)
+    wanted = min(config.max_drafts, request.max_total - request.num_tokens - 1, step)
+    tokens = request.num_computed + 1 + max(0, wanted)
+    count = -(-(tokens - pages.tokens_held(request)) // pages.page_size)
+    if 0 < count <= pages.num_free - running:  # drafts preempt none
+        pages.take(request, tokens)
+    return max(0, min(wanted, pages.tokens_held(request) - request.num_computed - 1))
