@@ -150,7 +150,17 @@ def test_every_op_says_where_it_may_stand() -> None:
     over_states = {"advance", "append_attention", "count_tokens", "kv_append", "paged_attention", "partial_attention"}
     over_states |= {"qk_norm_rope_append"}
     drafts = {"take_drafts", "accept_drafts", "read_rows", "write_rows"}
-    assert named["cached"] == {*over_states, *movers, *drafts, "feed", "page_slots", "sample", "top_logprobs"}
+    assert named["cached"] == {
+        *over_states,
+        *movers,
+        *drafts,
+        "feed",
+        "page_slots",
+        "sample",
+        "top_logprobs",
+        "step_attention",
+        "pool",
+    }
 
 
 @pytest.mark.parametrize("stage", ["TRACED", "FUSED"])
