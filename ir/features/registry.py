@@ -9,8 +9,9 @@ from ingot.ir.features.feature import Ending, Feature
 from ingot.ir.features.logprobs import LOGPROBS
 from ingot.ir.features.paging import PAGING, paging_of
 from ingot.ir.features.penalties import BANS, PENALTIES
+from ingot.ir.features.pooling import POOLING
 from ingot.ir.features.sampling import SAMPLING
-from ingot.ir.features.sequences import SEQUENCES
+from ingot.ir.features.sequences import LOGIT_ROWS, SEQUENCES
 from ingot.ir.features.slots import SLOTS
 from ingot.ir.features.step_input import RowTable, ServedParam, StepInput
 
@@ -119,5 +120,6 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
-for _feature in (SEQUENCES, PAGING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS, DRAFTS, HIDDEN, PROPOSALS):
+_SAMPLED = (SAMPLING, PENALTIES, BANS, LOGPROBS)
+for _feature in (SEQUENCES, LOGIT_ROWS, PAGING, SLOTS, *_SAMPLED, DRAFTS, HIDDEN, PROPOSALS, POOLING):
     register_feature(_feature)
