@@ -6,6 +6,7 @@ from typing import Literal
 from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.features import ServedParam
 from ingot.ir.logprob_limits import MAX_SCORED
+from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.request import Request
 from ingot.runtime.sequence_pages import SequencePages
 
@@ -29,6 +30,7 @@ class SchedulerConfig:
     policy            which request is served first: "fcfs", the one that came first; "priority", the one of lower
                       priority, and of equal ones the one that came first
     max_mixed_tokens  tokens of prompts in a step that gives others a token that a caller waits for
+    whole             the model sees every token of a sequence in one step: no prompt is fed in pieces
     max_drafts        tokens that a sequence may feed after its last one, which the model proposed for it
     unserved          sampling parameters that the model's ending does not serve: a request that asks for one is refused
     """
@@ -42,6 +44,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     policy: Policy = "fcfs"
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
+    whole: bool = False
     max_drafts: int = 0
     unserved: tuple[ServedParam, ...] = ()
 
@@ -61,8 +64,15 @@ class SchedulerConfig:
             raise OptionError(f"policy is {self.policy!r:.80}", where="SchedulerConfig", expected=" or ".join(POLICIES))
 
 
+def _least_outputs(request: Request) -> int:
+    """Tokens that a request makes at least. A vector stands for one that takes no place in the sequence."""
+    return 0 if isinstance(request.params, PoolingParams) else 1
+
+
 def max_total(request: Request, config: SchedulerConfig) -> int:
-    """Most tokens that a request may come to, prompt and output together."""
+    """Most tokens that a request may come to, prompt and output together, a vector counted as one."""
+    if isinstance(request.params, PoolingParams):
+        return len(request.prompt_ids) + 1
     limit, max_tokens = config.max_seq_len, request.params.max_tokens
     return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
 
@@ -72,12 +82,20 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
         raise RequestError("the prompt is empty", where=where, expected="at least one token")
-    if prompt_len + 1 > config.max_seq_len:
+    least = _least_outputs(request)
+    if prompt_len + least > config.max_seq_len:
         raise RequestError(
             f"the prompt has {prompt_len} tokens",
             where=where,
-            expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
+            expected=f"at most {config.max_seq_len - least}: max_seq_len{', less one token to generate' * least}",
             hint="shorten the prompt, or compile with a larger max_seq_len",
+        )
+    if config.whole and prompt_len > config.max_tokens:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens, and the model sees all of them in one step",
+            where=where,
+            expected=f"at most {config.max_tokens}, the tokens of a step (max_num_batched_tokens)",
+            hint="shorten the prompt, allow more tokens a step, or compile with larger max_tokens",
         )
     if not config.chunked_prefill and prompt_len > config.max_tokens:
         raise RequestError(
