@@ -1,8 +1,8 @@
 """Requests for vectors: prompts in, a vector of each out."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.batch import StepBatch
@@ -104,17 +104,16 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         self._by_request[group.request] = group, None
         self._scheduler.add(group.request)
 
-    def _read(self, handle: SampledStep) -> Sequence[list[float]]:
-        vectors: list[list[float]] = handle.vectors().tolist()
-        return vectors
+    def _read(self, handle: SampledStep) -> torch.Tensor:
+        return handle.vectors()
 
-    def _retire(self, batch: StepBatch, handle: SampledStep, read: Sequence[list[float]]) -> list[EmbeddingOutput]:
-        finite = [all(map(math.isfinite, vector)) for vector in read]
+    def _retire(self, batch: StepBatch, handle: SampledStep, read: torch.Tensor) -> list[EmbeddingOutput]:
+        finite: list[bool] = read.isfinite().all(1).tolist()
         outputs: list[EmbeddingOutput] = []
         for request, place in self._scheduler.retire_pooled(batch, finite):
             group, _ = self._by_request[request]
             if finite[place]:
-                group.vector = read[place][: group.params.dimensions]
+                group.vector = read[place, : group.params.dimensions].tolist()
             outputs.append(group.output(finished=True))
             self._forget(group)
         return outputs
