@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from ingot.ir.target import Target
     from ingot.llm import LLM
     from ingot.runtime.artifact import Artifact, open_artifact
-    from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+    from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
+    from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.sampling_params import SamplingParams
 
 # Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
@@ -24,7 +25,9 @@ _HOMES = {
     "Artifact": "ingot.runtime.artifact",
     "open_artifact": "ingot.runtime.artifact",
     "CompletionOutput": "ingot.runtime.outputs",
+    "EmbeddingOutput": "ingot.runtime.outputs",
     "Logprob": "ingot.runtime.outputs",
+    "PoolingParams": "ingot.runtime.pooling_params",
     "RequestOutput": "ingot.runtime.outputs",
     "SamplingParams": "ingot.runtime.sampling_params",
 }
@@ -34,8 +37,10 @@ __all__ = [
     "Artifact",
     "CompileReport",
     "CompletionOutput",
+    "EmbeddingOutput",
     "IngotError",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "Target",

@@ -163,11 +163,14 @@ def write_timings(
 def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
     """Run what is about to be published, and keep what it computes.
 
-    Returns how long its instructions took, or, where this machine has not the memory to serve the artifact, why there
-    is no golden run. Raises IngotError when the artifact does not run.
+    Returns how long its instructions took, or why there is no golden run: this machine has not the memory to serve the
+    artifact, or no entry gives logits. Raises IngotError when the artifact does not run.
     """
     try:
-        recording = record(bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False))
+        loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
+        if not any("logits" in plan.outputs for plan in loaded.plans.plans.values()):
+            return "no entry gives logits, which a golden run repeats"
+        recording = record(loaded)
     except OptionError as error:
         return error.what
     writer.write_json(GOLDEN, recording.run.model_dump(mode="json"))

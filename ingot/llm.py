@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ingot.error_text import raised
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ingot.runtime.cuda.graph_choice import Capture
     from ingot.runtime.engine import Engine
     from ingot.runtime.loader import Loaded
-    from ingot.runtime.outputs import RequestOutput
+    from ingot.runtime.outputs import EmbeddingOutput, RequestOutput
+    from ingot.runtime.pooling_engine import PoolingEngine
+    from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.prefix_cache import PrefixCacheStats
     from ingot.runtime.prompt import Prompt, PromptLike
     from ingot.runtime.scheduler_config import Policy
@@ -34,7 +36,7 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A language model that generates tokens.
+    """A language model that generates tokens, or makes a vector of each prompt.
 
     `model` is an artifact folder, or a Hugging Face checkpoint folder, which is then compiled once in a process of its
     own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
@@ -106,7 +108,7 @@ class LLM:
         self._start = {"import": before, "ready": process_age()}
         self._ids = itertools.count()
         # By open request: outputs that its stream has not taken, one list for all requests of a stream.
-        self._waiting: dict[str, list[RequestOutput]] = {}
+        self._waiting: dict[str, list[Any]] = {}
 
     @property
     def timings(self) -> dict[str, float]:
@@ -181,6 +183,29 @@ class LLM:
         """Like `generate`, yielding a request's output so far whenever it has grown. Leaving early aborts the rest."""
         return self._run(prompts, sampling_params, priority, stream=True)
 
+    def embed(
+        self,
+        prompts: "PromptLike | Sequence[PromptLike]",
+        pooling_params: "PoolingParams | Sequence[PoolingParams] | None" = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> "list[EmbeddingOutput]":
+        """The vector of every prompt, by a model that ends in pooling; prompts and priorities as in `generate`.
+
+        Raises RequestError before anything runs when one of them cannot be served, and for a model that makes tokens.
+        """
+        from ingot.serving import make_pooling_requests
+
+        if not self._pools:
+            raise RequestError(
+                "the model makes tokens and no vectors",
+                where="LLM.embed",
+                expected="an artifact whose entry 'main' has the ending 'pool'",
+                hint="ask generate, stream or chat for tokens",
+            )
+        outputs = self._queued(make_pooling_requests(prompts, pooling_params, ids=self._ids, priority=priority))
+        return sorted(outputs, key=lambda one: int(one.request_id))
+
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -228,7 +253,7 @@ class LLM:
         return self._chat_template.prompts(messages, options)
 
     @property
-    def llm_engine(self) -> "Engine":
+    def llm_engine(self) -> "Engine | PoolingEngine":
         """What serves the requests, as vLLM names it, for who drives it alone: `add_request`, `step`, `has_unfinished`.
         While it has requests that were added so, no other method of this object may be called."""
         return self._engine
@@ -257,6 +282,13 @@ class LLM:
     ) -> "Iterator[RequestOutput]":
         from ingot.serving import make_requests
 
+        if self._pools:
+            raise RequestError(
+                "the model makes vectors and no tokens",
+                where="LLM.generate",
+                expected="an artifact whose entry 'main' has an ending that samples",
+                hint="ask embed for the vectors of prompts",
+            )
         requests = make_requests(
             prompts,
             sampling_params,
@@ -265,14 +297,25 @@ class LLM:
             priority=priority,
             stream=stream,
         )
+        return self._queued(requests)
+
+    @property
+    def _pools(self) -> bool:
+        """Whether the model makes vectors."""
+        from ingot.runtime.pooling_engine import PoolingEngine
+
+        return isinstance(self._engine, PoolingEngine)
+
+    def _queued(self, requests: Sequence[Any]) -> "Iterator[Any]":
+        """Queue requests of the engine's kind: their outputs."""
         self._engine.add_requests(requests)
         outputs = self._drain({request.request_id for request in requests})
         next(outputs)  # a generator that was begun is ended, and its requests with it, even when nobody reads it
-        return cast("Iterator[RequestOutput]", outputs)
+        return outputs
 
-    def _drain(self, open_ids: set[str]) -> "Iterator[RequestOutput | None]":
+    def _drain(self, open_ids: set[str]) -> "Iterator[Any]":
         """The outputs of these requests. Steps serve all streams: what another one is waiting for is put aside."""
-        waiting: list[RequestOutput] = []
+        waiting: list[Any] = []
         self._waiting.update(dict.fromkeys(open_ids, waiting))
         try:
             yield None

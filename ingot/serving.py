@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.ir.errors import OptionError, RequestError
-from ingot.ir.features import unserved_params
+from ingot.ir.features import POOL, feeds_whole, unserved_params
+from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plan import Plan
 from ingot.runtime.blocks import blocks_of, max_drafts
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
+from ingot.runtime.pooling_engine import PoolingEngine, PoolingRequest
+from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
@@ -17,6 +20,7 @@ from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS, Policy, Schedul
 from ingot.runtime.sequence_pages import pools_of
 from ingot.runtime.shared_prefixes import least_saved
 from ingot.runtime.step import layout_of
+from ingot.runtime.step_outputs import VECTORS
 
 
 def make_engine(
@@ -30,29 +34,44 @@ def make_engine(
     cascade: bool,
     policy: Policy,
     seed: int,
-) -> Engine:
+) -> Engine | PoolingEngine:
     """The engine of an artifact, within the limits that it was compiled for. Raises OptionError for larger ones, and
     for `prefix_caching` (None: if it can be) of a model whose sequences cannot share pages."""
-    limits = loaded.limits
+    limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
+    pools, whole = ending.name == POOL.name, feeds_whole(ending)
     config = SchedulerConfig(
         max_batch=_within("max_num_seqs", max_num_seqs, limits.max_batch),
         max_tokens=_within("max_num_batched_tokens", max_num_batched_tokens, limits.max_tokens),
         max_mixed_tokens=_within("max_num_mixed_tokens", max_num_mixed_tokens, limits.max_tokens, DEFAULT_MIXED_TOKENS),
         max_seq_len=limits.max_seq_len,
         page_size=limits.page_size,
-        chunked_prefill=chunked_prefill,
+        chunked_prefill=chunked_prefill and not whole,
         prefix_caching=_prefix_caching(prefix_caching, loaded.plan),
         policy=policy,
+        whole=whole,
         max_drafts=max_drafts(loaded.plans),
         least_shared=_least_shared(loaded) if cascade else None,
         blocks=blocks_of(loaded.plans),
-        unserved=unserved_params(loaded.plan.inputs),
+        unserved=() if pools else unserved_params(loaded.plan.inputs),
     )
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
     steps = loaded.round
+    scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size), layout)
+    if pools:
+        width = parse_type(loaded.plan.outputs[VECTORS]).shape[-1]
+        assert isinstance(width, int)
+        return PoolingEngine(
+            steps,
+            scheduler,
+            loaded.tokenizer,
+            vocab_size=limits.vocab_size,
+            width=width,
+            unit=bool(POOL.set_by(ending)["unit"]),
+            work=steps.prepare,
+        )
     return Engine(
         steps,
-        Scheduler(config, pools_of(loaded.pages, limits.page_size), layout),
+        scheduler,
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
@@ -71,25 +90,47 @@ def make_requests(
     stream: bool,
 ) -> list[EngineRequest]:
     """A request for each prompt, numbered by `ids`; `default` gives what nobody asked for. Raises RequestError."""
+    params = default() if sampling_params is None else sampling_params
+    return [
+        EngineRequest(str(next(ids)), prompt, chosen, stream, rank)
+        for prompt, chosen, rank in _paired(prompts, "sampling params", params, SamplingParams, priority)
+    ]
+
+
+def make_pooling_requests(
+    prompts: PromptLike | Sequence[PromptLike],
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+    *,
+    ids: Iterator[int],
+    priority: Sequence[int] | None,
+) -> list[PoolingRequest]:
+    """The same of requests for vectors."""
+    params = PoolingParams() if pooling_params is None else pooling_params
+    return [
+        PoolingRequest(str(next(ids)), prompt, chosen, rank)
+        for prompt, chosen, rank in _paired(prompts, "pooling params", params, PoolingParams, priority)
+    ]
+
+
+def _paired(
+    prompts: PromptLike | Sequence[PromptLike],
+    name: str,
+    given: Any,
+    kind: type[SamplingParams] | type[PoolingParams],
+    priority: Sequence[int] | None,
+) -> list[tuple[Any, Any, int]]:
+    """Each prompt with its parameters, which are called `name` and are of a `kind`, and its priority."""
     listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
-    if sampling_params is None:
-        sampling_params = default()
-    if isinstance(sampling_params, SamplingParams):
-        params = [sampling_params] * len(listed)
-    else:
-        params = _listed("sampling params", sampling_params)
+    params = [given] * len(listed) if isinstance(given, kind) else _listed(name, given)
     if len(params) != len(listed):
-        raise RequestError(f"{len(params)} sampling params for {len(listed)} prompts", expected="one, or one each")
+        raise RequestError(f"{len(params)} {name} for {len(listed)} prompts", expected="one, or one each")
     priorities = [0] * len(listed) if priority is None else _listed("priorities", priority)
     if len(priorities) != len(listed):
         raise RequestError(f"{len(priorities)} priorities for {len(listed)} prompts", expected="one each")
     for one in priorities:
         if not isinstance(one, numbers.Integral) or isinstance(one, bool):
-            raise RequestError(f"priority is {one!r:.80}", where="LLM.generate", expected="an integer")
-    return [
-        EngineRequest(str(next(ids)), prompt, chosen, stream, int(rank))
-        for prompt, chosen, rank in zip(listed, params, priorities, strict=True)
-    ]
+            raise RequestError(f"priority is {one!r:.80}", where="priority", expected="an integer")
+    return list(zip(listed, params, map(int, priorities), strict=True))
 
 
 def _least_shared(loaded: Loaded) -> int | None:
@@ -122,7 +163,7 @@ def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
 
 def _listed(name: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} of type {type(values).__name__}", where="LLM.generate", expected="one, or a list")
+        raise RequestError(f"{name} of type {type(values).__name__}", where=name, expected="one, or a list")
     return list(values)
 
 

@@ -81,6 +81,10 @@ H200_TIMES = GpuTimes(
         "arithmetic": KernelTime(0.67 * _US, 1.2, wave=0.28 * _US),
         "convert": KernelTime(0.25 * _US, 0.94, wave=0.38 * _US),
         "gather": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
+        # Estimates, by the kernels most like them.
+        "step_attention": KernelTime(9.1 * _US, 0.8, 0.3),
+        "pool_rows": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
+        "unit_rows": KernelTime(1.3 * _US, 1.1, wave=0.24 * _US),
         "feed": KernelTime(1.6 * _US, 0.62),
         "page_slots": KernelTime(1.6 * _US, 0.62),  # an estimate, by the kernel most like it
         "count_tokens": KernelTime(2.1 * _US, 0.55),

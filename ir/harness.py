@@ -122,7 +122,8 @@ def teacher_forced(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[torch.Tensor]:
-    """Logits f32[n, vocab] of every position of each request of n tokens, all requests served together.
+    """Logits f32[n, vocab] of every position of each request of n tokens, all requests served together; hidden states
+    of a program that pools them.
 
     `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache gets whole
     sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
@@ -130,13 +131,18 @@ def teacher_forced(
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
-        return list(outputs["logits"].split([len(request) for request in requests]))
+        return list(_rows(outputs).split([len(request) for request in requests]))
     steps = chunked([len(request) for request in requests], chunk)
     results: list[list[torch.Tensor]] = [[] for _ in requests]
     for fed, outputs in zip(steps, scheduled(inputs, run, requests, steps, pages, page_size, seed), strict=True):
-        for (index, _), rows in zip(fed, outputs["logits"].split([count for _, count in fed]), strict=True):
+        for (index, _), rows in zip(fed, _rows(outputs).split([count for _, count in fed]), strict=True):
             results[index].append(rows)
     return [torch.cat(rows) for rows in results]
+
+
+def _rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """What a program gives for each token that is fed."""
+    return outputs["logits"] if "logits" in outputs else outputs["hidden"]
 
 
 def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
@@ -191,7 +197,7 @@ def step_inputs(
 
     def keep(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         steps.append(given)
-        return {"logits": torch.empty(len(given["logit_rows"]), 0)}
+        return {"logits": torch.empty(len(given["tokens"]), 0)}
 
     teacher_forced(inputs, keep, requests, chunk=chunk, pages=pages, page_size=page_size, seed=seed)
     return steps

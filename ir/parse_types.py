@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from ingot.ir.features.feature import EndingUse
+from ingot.ir.features.feature import Attribute, EndingUse
 from ingot.ir.recipe import STEPS, Attr, Recipe
 from ingot.ir.scan import Line
 from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, Split, StateType, TensorType, TupleType, ValueType
@@ -150,9 +150,9 @@ def read_recipe(line: Line) -> Recipe:
 
 
 def read_ending(line: Line) -> EndingUse:
-    """NAME(ATTRIBUTE=NUMBER, FEATURE): attributes and features in any order, or nothing after the name."""
+    """NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE): attributes and features in any order, or nothing in brackets."""
     name = line.name("an ending's name")
-    attributes: list[tuple[str, int]] = []
+    attributes: list[tuple[str, Attribute]] = []
     features: list[str] = []
 
     def item() -> None:
@@ -160,9 +160,10 @@ def read_ending(line: Line) -> EndingUse:
         if not line.skip("="):
             features.append(found)
             return
-        attributes.append((found, line.integer()))
-        if attributes[-1][1] < 0:
-            raise line.error(f"the attribute '{found}' is {attributes[-1][1]}", "0 or more", at=line.place - 1)
+        value = line.name() if line.kind() == "name" else line.integer()
+        if isinstance(value, int) and value < 0:
+            raise line.error(f"the attribute '{found}' is {value}", "0 or more", at=line.place - 1)
+        attributes.append((found, value))
 
     if line.skip("("):
         line.listed(item, ")")

@@ -181,6 +181,10 @@ def _attention(call: Call) -> Fit:
     return fit
 
 
+def _step_attention(call: Call) -> Fit:
+    return _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0}, call.shard(1))
+
+
 def _kv_append(call: Call) -> Fit:
     return _by_heads(call, {"kv": 3, "k": 1, "v": 1}, call.shard(3))
 
@@ -336,6 +340,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.moe": _moe,
     "ingot.paged_attention": _paged_attention,
     "ingot.partial_attention": _partial_attention,
+    "ingot.pool": whole,
     "ingot.qk_norm_rope_append": _qk_norm_rope_append,
     "ingot.quant_linear": _quant_linear,
     "ingot.read_rows": whole,
@@ -350,6 +355,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.state_copy": _between_steps,
     "ingot.state_move": _between_steps,
     "ingot.state_zero": _between_steps,
+    "ingot.step_attention": _step_attention,
     "ingot.take_block": whole,
     "ingot.take_drafts": whole,
     "ingot.take_part": _collective("replicated", "shard"),

@@ -9,7 +9,17 @@ from torch import fx
 
 from ingot.ir.cache_groups import FULL, table_groups
 from ingot.ir.errors import PassError
-from ingot.ir.features import Ending, Feature, OpCall, RowState, find_ending, find_feature, find_input
+from ingot.ir.features import (
+    Attribute,
+    Ending,
+    EndingUse,
+    Feature,
+    OpCall,
+    RowState,
+    find_ending,
+    find_feature,
+    find_input,
+)
 from ingot.ir.ops import OPS
 from ingot.ir.program import StateSpec, tensor_type
 from ingot.ir.record import Numerics
@@ -39,9 +49,9 @@ class InsertEnding(Pass):
             )
         if not rewriter.take(outputs[ending.needs[0]]):
             return
-        attributes = _attributes(program.ending.attributes, ending)
+        attributes = _attributes(program.ending, ending)
         fed = ending.lengths(attributes)
-        if ending.whole and context.max_seq_len % fed:
+        if ending.all_or_none and context.max_seq_len % fed:
             raise PassError(
                 f"max_seq_len = {context.max_seq_len}, and the ending '{ending.name}' takes {fed} tokens at once",
                 where=f"entry {program.name}",
@@ -52,12 +62,20 @@ class InsertEnding(Pass):
         _Builder(rewriter, ending, attributes).build(features)
 
 
-def _attributes(given: Sequence[tuple[str, int]], ending: Ending) -> dict[str, int]:
-    if odd := [name for name, _ in given if name not in ending.attributes]:
+def _attributes(use: EndingUse, ending: Ending) -> dict[str, Attribute]:
+    if odd := [name for name, _ in use.attributes if name not in ending.attributes]:
         raise PassError(
             f"the ending '{ending.name}' has no attribute '{odd[0]}'", expected=", ".join(ending.attributes)
         )
-    return {**ending.attributes, **dict(given)}
+    found = ending.set_by(use)
+    if odd := [name for name, value in found.items() if type(value) is not type(ending.attributes[name])]:
+        raise PassError(
+            f"the attribute '{odd[0]}' of the ending '{ending.name}' is {found[odd[0]]!r}",
+            expected=f"one like {ending.attributes[odd[0]]!r}",
+        )
+    if misfit := ending.misfit(found):
+        raise PassError(f"the ending '{ending.name}': {misfit}")
+    return found
 
 
 @dataclass
@@ -67,7 +85,7 @@ class _Builder:
 
     rewriter: Rewriter
     ending: Ending
-    attributes: dict[str, int]
+    attributes: dict[str, Attribute]
     values: dict[str, fx.Node] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()  # step inputs of caches, where the program has none
@@ -130,7 +148,7 @@ class _Builder:
         else:
             vocab = {"vocab": tensor_type(self.values["logits"]).shape[-1]} if "vocab" in row.shape else {}
             sizes = {**self.attributes, **vocab}
-            dtype, shape = row.dtype, tuple(sizes[one] if isinstance(one, str) else one for one in row.shape)
+            dtype, shape = row.dtype, tuple(int(sizes[one]) if isinstance(one, str) else one for one in row.shape)
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("S", *shape))))
 
     def _in_front(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
@@ -184,7 +202,7 @@ class _Builder:
                 made.add(item)
         return made
 
-    def _attribute(self, name: str, call: OpCall) -> int:
+    def _attribute(self, name: str, call: OpCall) -> Attribute:
         if name not in self.attributes:
             raise PassError(
                 f"{call.op} takes the attribute '{name}'",

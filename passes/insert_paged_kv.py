@@ -1,6 +1,8 @@
-"""insert-paged-kv: pure attention becomes attention over a paged KV cache, which is a state of the program."""
+"""insert-paged-kv: pure attention becomes attention over a paged KV cache, which is a state of the program.
 
-from collections.abc import Mapping
+Where every sequence is fed whole it becomes attention within the step, and nothing is cached."""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,8 +12,8 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
-from ingot.ir.errors import OptionError
-from ingot.ir.features import find_ending
+from ingot.ir.errors import OptionError, PassError
+from ingot.ir.features import POOL, feeds_whole, find_ending
 from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.masks import CAUSAL, Mask
@@ -31,7 +33,8 @@ class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
     `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), in the dtype of
-    the keys, and lies in the pages of the group that its attention's mask says (`ingot.ir.cache_groups`).
+    the keys, and lies in the pages of the group that its attention's mask says (`ingot.ir.cache_groups`). In an entry
+    whose ending has each sequence fed whole, no later step reads keys and values: it becomes `step_attention`.
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -44,6 +47,9 @@ class InsertPagedKV(Pass):
         program = rewriter.program
         attentions = list(program.calls(ops.attention.overload))
         if not attentions:
+            return
+        if feeds_whole(program.ending):
+            _within_steps(rewriter, attentions, context)
             return
         table_width = -(-context.max_seq_len // self.page_size)
         program.dims["B"] = Dim("B", 1, context.max_batch)
@@ -65,6 +71,12 @@ class InsertPagedKV(Pass):
                 break
             bound = ops.attention.bind(node.args, node.kwargs)
             q, k, v = bound["q"], bound["k"], bound["v"]
+            if program.ending.name == POOL.name and Mask.named(bound["mask"]).looks_ahead:
+                raise PassError(
+                    f"by the mask {bound['mask']} a token sees what is fed after it, and sequences are fed in pieces",
+                    where=f"{self.name}, %{node.name}",
+                    expected=f"the ending '{POOL.name}' with whole=1",
+                )
             if context.deterministic and Mask.named(bound["mask"]).looks_ahead:
                 raise OptionError(
                     f"by the mask {bound['mask']} a token sees what is fed after it: how a prompt is cut would show",
@@ -98,6 +110,29 @@ class InsertPagedKV(Pass):
             rewriter.replace(node, attended)
             caches[name] = written
         program.set_outputs({**program.output_nodes(), **caches})
+
+
+def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: PassContext) -> None:
+    """Each `attention` becomes `step_attention`: a sequence is fed whole."""
+    program = rewriter.program
+    program.dims["B"] = Dim("B", 1, context.max_batch)
+    by_sequence = TensorType(torch.int32, ("B",))
+    q_starts, q_lens = (program.add_input(name, by_sequence) for name in ("q_starts", "q_lens"))
+    for node in attentions:
+        if not rewriter.take(node):
+            break
+        bound = ops.attention.bind(node.args, node.kwargs)
+        if not (form := _form_of(bound)).equal:
+            raise PassError(
+                f"attention within a step, with {form}",
+                where=f"{InsertPagedKV.name}, %{node.name}",
+                expected="keys and values of one width",
+            )
+        tensors = [bound[name] for name in ("q", "k", "v")]
+        sinks = [] if bound["sinks"] is None else [bound["sinks"]]
+        options = {"scale": bound["scale"], **stated_options(bound)}
+        attended = rewriter.call(ops.step_attention, *tensors, q_starts, q_lens, *sinks, before=node, **options)
+        rewriter.replace(node, attended)
 
 
 def _check_tree(node: fx.Node, mask: str, context: PassContext) -> None:

@@ -61,7 +61,7 @@ def blocks_of(plans: Plans) -> Blocks:
     """The blocks of the entries that run in each step. Raises ArtifactError where they do not fit each other."""
     use = parse_ending(plans.plans["main"].ending)
     ending = find_ending(use.name)
-    denoised = ending.fed(use) if ending.whole else 0
+    denoised = ending.fed(use) if ending.all_or_none else 0
     granule = math.lcm(*(plans.plans[entry].granule for entry in plans.round))
     if denoised % granule:
         raise ArtifactError(
@@ -77,4 +77,4 @@ def max_drafts(plans: Plans) -> int:
     """Tokens that a sequence may feed after its last one, as the ending of `main` says."""
     use = parse_ending(plans.plans["main"].ending)
     ending = find_ending(use.name)
-    return 0 if ending.whole else ending.fed(use) - 1
+    return 0 if ending.all_or_none else ending.fed(use) - 1

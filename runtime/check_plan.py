@@ -87,7 +87,7 @@ def check_plan(plan: Plan) -> None:
     for name, text in plan.outputs.items():
         _check_type(text, f"outputs, {name}", step_dims)
     for one in ending.outputs:
-        if plan.outputs.get(one.name) != str(one.type):
+        if one.name not in plan.outputs or not one.fits(parse_type(plan.outputs[one.name])):
             raise _error(
                 f"the output '{one.name}' is {plan.outputs.get(one.name, 'missing')}", "outputs", str(one.type)
             )
@@ -116,6 +116,8 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
         if odd := [name for name, _ in use.attributes if name not in ending.attributes]:
             known = ", ".join(ending.attributes) or "none"
             raise _error(f"the ending '{use.name}' has the attribute '{odd[0]}'", "ending", known)
+        if odd := [name for name, value in use.attributes if type(value) is not type(ending.attributes[name])]:
+            raise _error(f"the attribute '{odd[0]}' is of another kind", "ending", repr(ending.attributes[odd[0]]))
         return ending, (*ending.features, *use.features)
     except ParseError as error:
         raise _error(f"the ending '{plan.ending[:80]}' does not read: {error.what}", "ending", error.expected) from None

@@ -1,26 +1,24 @@
-"""The serving loop: requests in, outputs out, one step in flight."""
+"""Requests for tokens: prompts in, completions out."""
 
-import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.ir.errors import InternalError, RequestError, StepMemoryError
+from ingot.ir.errors import RequestError
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.runtime.batch import StepBatch
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.executor import SampledStep, StepLauncher
 from ingot.runtime.growing import SoFar
 from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
-from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
-from ingot.runtime.prefix_cache import PrefixCacheStats
-from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
-from ingot.runtime.request import INVALID_TOKEN, End, Given, Request
+from ingot.runtime.prompt import Prompt, PromptLike
+from ingot.runtime.request import INVALID_TOKEN, Given, Request
 from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
 from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.spare_time import SpareTime, Work, nothing_to_do
+from ingot.runtime.serving_loop import ServingLoop
+from ingot.runtime.spare_time import Work, nothing_to_do
 from ingot.runtime.stop_strings import StopStrings
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -76,6 +74,10 @@ class _Group:
     prompt_logprobs: SequenceLogprobs | None
 
     @property
+    def requests(self) -> list[Request]:
+        return [sequence.request for sequence in self.sequences]
+
+    @property
     def finished(self) -> bool:
         return None not in [sequence.request.end for sequence in self.sequences]
 
@@ -93,15 +95,13 @@ class _Group:
         )
 
 
-class Engine:
-    """Serves requests with an executor and a scheduler.
+class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
+    """Serves requests for tokens.
 
-    vocab_size      of the model: prompt token ids are below it
     eos_token_ids   the model's end tokens; None: the tokenizer's
     seed            of the generator that seeds requests without a seed of their own, as in vLLM's `LLM(seed=0)`
-    work            what makes later steps quicker, done while the host only waits: it gets the seconds that there are
 
-    Not thread-safe: one thread adds, steps and aborts.
+    The other arguments are those of `ServingLoop`.
     """
 
     def __init__(
@@ -115,21 +115,12 @@ class Engine:
         seed: int = 0,
         work: Work = nothing_to_do,
     ) -> None:
-        self._executor = executor
-        self._work = work
-        self._spare = SpareTime(work)
-        self._scheduler = scheduler
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        super().__init__(executor, scheduler, tokenizer, vocab_size=vocab_size, work=work)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
         # Some configs name one that the model does not have: it never comes, and cannot be held back.
         self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
-        self._groups: dict[str, _Group] = {}  # not finished, by the caller's id
-        self._by_request: dict[Request, tuple[_Group, _Sequence]] = {}  # of the groups above
-        self._launched: tuple[StepBatch, SampledStep] | None = None
-        self._serial = 0
 
     def add_request(
         self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
@@ -137,91 +128,14 @@ class Engine:
         """Queue one request. Raises RequestError; then nothing has changed."""
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
-    def add_requests(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests, all or none. Raises RequestError for a bad one; then nothing has changed."""
-        groups: dict[str, _Group] = {}
-        prompts = read_prompts([request.prompt for request in requests], self._tokenizer, self._vocab_size)
-        for request, prompt in zip(requests, prompts, strict=True):
-            if request.request_id in groups or request.request_id in self._groups:
-                raise RequestError(f"request id '{request.request_id}' is in use", expected="an id of its own")
-            groups[request.request_id] = self._group(request, prompt)
-        for group in groups.values():
-            self._groups[group.request_id] = group
-            for index, sequence in enumerate(group.sequences):
-                seed = group.params.seed
-                sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
-                self._by_request[sequence.request] = group, sequence
-                self._scheduler.add(sequence.request, group.sequences[0].request if index else None)
-
-    @property
-    def occupancy(self) -> Occupancy:
-        return self._scheduler.occupancy
-
-    @property
-    def prefix_cache_stats(self) -> PrefixCacheStats:
-        return self._scheduler.prefix_cache_stats
-
-    def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. False, and nothing changes, while requests run."""
-        if not self._groups and self._launched is not None:
-            self.step()  # the surplus token of one that has stopped is in flight, and is dropped
-        return self._scheduler.reset_prefix_cache()
-
-    def has_unfinished(self) -> bool:
-        """True while a request runs or waits, or a step is in flight."""
-        return bool(self._groups) or self._launched is not None
-
-    def idle(self) -> bool:
-        """Do a piece of what makes later steps quicker, which takes some hundredths of a second; for whoever waits for
-        requests. False when nothing is left to do, or requests are there to be served.
-        """
-        return not self.has_unfinished() and self._work(math.inf)
-
-    def step(self) -> list[RequestOutput]:
-        """Launch the next step, then take the tokens of the one before. Returns the requests that changed.
-
-        The first call after a pause launches only, and returns none. A step that the device has no memory for is taken
-        back and made smaller; a sequence that does not fit alone ends as "error". When the executor fails otherwise,
-        all requests end, what they held is free again, and the error goes on; the engine can be used afterwards.
-        """
-        try:
-            batch = self._scheduler.schedule()
-            if batch is None and self._launched is None and self._groups:
-                raise InternalError("requests wait, and no step can be scheduled", where="Engine.step")
-            before, self._launched, too_large = self._launched, None, None
-            if batch is not None:
-                try:
-                    self._launched = batch, self._executor.launch(batch.inputs)
-                except StepMemoryError as error:
-                    too_large = self._scheduler.withdraw(batch), error.what
-            outputs = self._waited(before)
-            if self._launched is not None and self._launched[0].inputs.layout.late:
-                self._launched[0].inputs.fill_late()
-                self._launched[1].finish()
-            return outputs if too_large is None else outputs + self._end_alone(*too_large)
-        except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
-            self._reset()
-            raise
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; its pages are free once the step in flight has retired.
-
-        Returns its last output, unfinished sequences as "abort"; None when there is no such request.
-        """
-        group = self._groups.get(request_id)
-        if group is None:
-            return None
-        for sequence in group.sequences:
-            self._scheduler.abort(sequence.request.request_id)
-        self._forget(group)
-        return group.output(finished=True)
-
-    def launch_through(self, executor: StepLauncher) -> None:
-        """Give all later steps to `executor`, which is to pass them on to the one that the engine was made with."""
-        self._executor = executor
+    def _queue(self, group: _Group) -> None:
+        for index, sequence in enumerate(group.sequences):
+            seed = group.params.seed
+            sequence.request.seed = self._random.getrandbits(63) if seed is None else (seed + index) & MAX_SEED
+            self._by_request[sequence.request] = group, sequence
+            self._scheduler.add(sequence.request, group.sequences[0].request if index else None)
 
     def _group(self, given: EngineRequest, prompt: Prompt) -> _Group:
-        """Check everything else about a request, and queue nothing."""
         params = given.params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling parameters of type {type(params).__name__}", expected="SamplingParams")
@@ -242,11 +156,9 @@ class Engine:
         prompt_ids = list(prompt.token_ids)  # apart from the list that callers get
         cache_salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
         for index in range(params.n):
-            # The serial number keeps ids apart whatever callers choose; the rest is for people who read messages.
-            self._serial += 1
             request = Request(
                 Given(
-                    f"{given.request_id}[{index}]#{self._serial}",
+                    self._own_id(given.request_id, index),
                     prompt_ids,
                     params,
                     eos_ids=self._eos_ids,
@@ -274,24 +186,16 @@ class Engine:
                 expected=f"at most {MAX_BANNED}, the model's own and stop_token_ids together",
             )
 
-    def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[RequestOutput]:
-        """Take the tokens of a step, and use the time until they are there."""
-        if launched is None:
-            self._spare.begin()
-            return []
-        batch, handle = launched
-        self._spare.wait(batch.inputs.sizes.T)
-        tokens = handle.tokens()
-        self._spare.end(batch.inputs.sizes.T)
-        return self._retire(batch, handle, tokens)
+    def _read(self, handle: SampledStep) -> list[int]:
+        return handle.tokens()
 
-    def _retire(self, batch: StepBatch, handle: SampledStep, tokens: list[int]) -> list[RequestOutput]:
+    def _retire(self, batch: StepBatch, handle: SampledStep, read: list[int]) -> list[RequestOutput]:
         logprobs = handle.logprobs() if batch.gives_logprobs else None
         if logprobs is not None:
             self._rate_prompts(batch, logprobs)
         changed: dict[str, _Group] = {}
         rejected = None if batch.rows is None else handle.rejected()
-        for request, token, row in self._scheduler.retire(batch, tokens, rejected):
+        for request, token, row in self._scheduler.retire(batch, read, rejected):
             group, sequence = self._by_request[request]
             if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
                 sequence.logprobs.add(logprobs, row)
@@ -306,17 +210,6 @@ class Engine:
                 self._forget(group)
         return outputs
 
-    def _end_alone(self, request: Request | None, reason: str) -> list[RequestOutput]:
-        """End a sequence that a step has no memory for though it has no other; None where there is something to try."""
-        if request is None or request.finished:
-            return []
-        group, _ = self._by_request[request]
-        self._scheduler.finish(request, End("error", reason))
-        finished = group.finished
-        if finished:
-            self._forget(group)
-        return [group.output(finished)] if group.stream or finished else []
-
     def _rate_prompts(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
         """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""
         row = batch.num_sampled_rows
@@ -326,14 +219,3 @@ class Engine:
                 for index in range(row, row + count):
                     group.prompt_logprobs.add(logprobs, index)
             row += count
-
-    def _forget(self, group: _Group) -> None:
-        del self._groups[group.request_id]
-        for sequence in group.sequences:
-            del self._by_request[sequence.request]
-
-    def _reset(self) -> None:
-        self._scheduler.reset()
-        self._launched = None
-        self._groups.clear()
-        self._by_request.clear()

@@ -35,6 +35,10 @@ class SampledStep(Protocol):
         """The log-probabilities that were asked for, by row of logits; asked only of steps that give some."""
         ...
 
+    def vectors(self) -> torch.Tensor:
+        """f32[B, N] on the host: the vector of each sequence; asked only of steps that pool. Waits for the step."""
+        ...
+
 
 class StepHandle(SampledStep, Protocol):
     """A launched step with all that it computes."""

@@ -35,6 +35,9 @@ class LateStep:
     def logprobs(self) -> StepLogprobs:
         return self._ended().logprobs()
 
+    def vectors(self) -> torch.Tensor:
+        return self._ended().vectors()
+
     def _ended(self) -> StepHandle:
         if self._handle is None:
             raise InternalError("a step with late inputs is read before its ending was launched")

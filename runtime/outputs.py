@@ -1,4 +1,4 @@
-"""What a caller gets back: the shapes of vLLM's `RequestOutput` and `CompletionOutput`."""
+"""What a caller gets back: of tokens the shapes of vLLM's `RequestOutput` and `CompletionOutput`, and vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,3 +110,30 @@ class RequestOutput:
         fields["finished"] = finished
         fields["prompt_logprobs"] = prompt_logprobs
         fields["num_cached_tokens"] = num_cached_tokens
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """The vector of one prompt.
+
+    prompt             the prompt's text; None when token ids were given
+    prompt_token_ids   what was fed to the model, with what the tokenizer added
+    embedding          the vector; empty until it is there, and where the request ended without one
+    finish_reason      None while it waits or runs; "stop", "abort", or "error": the vector was not finite, or the
+                       device has no memory for a step of this sequence alone
+    stop_reason        what there was no memory for
+    num_cached_tokens  tokens of the prompt that were found in the prefix cache; None while it waits
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    finished: bool
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ingot.runtime.block_hashes import BlockHashes
 from ingot.runtime.detokenizer import Detokenizer
 from ingot.runtime.outputs import FinishReason
+from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.sampling_params import SamplingParams
 
 INVALID_TOKEN = -1  # what an executor gives for a row whose logits were not finite
@@ -38,7 +39,7 @@ class Given:
 
     request_id: str
     prompt_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     eos_ids: frozenset[int] = frozenset()
     scores_prompt: bool = False
     cache_salt: bytes = b""
@@ -123,7 +124,7 @@ class Request:
         return self.given.prompt_ids
 
     @property
-    def params(self) -> SamplingParams:
+    def params(self) -> SamplingParams | PoolingParams:
         return self.given.params
 
     @property

@@ -182,15 +182,9 @@ class Scheduler:
         Returns those that count, in order: a request that has ended meanwhile drops its tokens, and one that ends here
         those after its end. The requests that end here are finished when this returns.
         """
-        if not self._in_flight or self._in_flight[0] is not batch:
-            raise InternalError(
-                f"step {batch.step} retired", where="Scheduler.retire", expected="the oldest step in flight"
-            )
         if len(tokens) != batch.inputs.sizes.L:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
-        self._in_flight.popleft()
-        batch.inputs.let_go()
-        self.pages.retire(batch.step)
+        self._retire_step(batch)
         accepted: list[Accepted] = []
         if batch.rows is not None:
             self._retire_drafted(batch, tokens, rejected or [0] * batch.inputs.sizes.B, accepted)
@@ -206,6 +200,27 @@ class Scheduler:
                 if len(output_ids) >= request.looks_at or token in request.ends:
                     self._look_at(request, token)
         return accepted
+
+    def retire_pooled(self, batch: StepBatch, finite: Sequence[bool]) -> list[tuple[Request, int]]:
+        """Take the vectors of the oldest step in flight, one per sequence; `finite` says which hold finite numbers.
+        Gives the requests whose last tokens it fed, each with its place in the step; they are finished."""
+        self._retire_step(batch)
+        done: list[tuple[Request, int]] = []
+        for place, chunk in enumerate(batch.chunks):
+            chunk.request.in_flight -= chunk.rows
+            if chunk.rows and chunk.request.end is None:
+                done.append((chunk.request, place))
+                self.finish(chunk.request, End("stop" if finite[place] else "error"))
+        return done
+
+    def _retire_step(self, batch: StepBatch) -> None:
+        if not self._in_flight or self._in_flight[0] is not batch:
+            raise InternalError(
+                f"step {batch.step} retired", where="Scheduler.retire", expected="the oldest step in flight"
+            )
+        self._in_flight.popleft()
+        batch.inputs.let_go()
+        self.pages.retire(batch.step)
 
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]

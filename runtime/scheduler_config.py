@@ -7,6 +7,7 @@ from ingot.ir.errors import OptionError, RequestError
 from ingot.ir.features import ServedParam
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime.blocks import ONE_BY_ONE, Blocks
+from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.request import Request
 from ingot.runtime.sequence_pages import SequencePages
 
@@ -30,6 +31,7 @@ class SchedulerConfig:
     policy            which request is served first: "fcfs", the one that came first; "priority", the one of lower
                       priority, and of equal ones the one that came first
     max_mixed_tokens  tokens of prompts in a step that gives others a token that a caller waits for
+    whole             the model sees every token of a sequence in one step: no prompt is fed in pieces
     max_drafts        tokens that a sequence may feed after its last one, which the model proposed for it
     least_shared      positions whose reads a decode step saves at least where it reads shared prefixes once for all
                       sequences; None: each sequence reads its own
@@ -46,6 +48,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     policy: Policy = "fcfs"
     max_mixed_tokens: int = DEFAULT_MIXED_TOKENS
+    whole: bool = False
     max_drafts: int = 0
     least_shared: int | None = None
     blocks: Blocks = ONE_BY_ONE
@@ -75,8 +78,15 @@ class SchedulerConfig:
         return max(1 + self.max_drafts, self.blocks.denoised)
 
 
+def _least_outputs(request: Request) -> int:
+    """Tokens that a request makes at least. A vector stands for one that takes no place in the sequence."""
+    return 0 if isinstance(request.params, PoolingParams) else 1
+
+
 def max_total(request: Request, config: SchedulerConfig) -> int:
-    """Most tokens that a request may come to, prompt and output together."""
+    """Most tokens that a request may come to, prompt and output together, a vector counted as one."""
+    if isinstance(request.params, PoolingParams):
+        return len(request.prompt_ids) + 1
     limit, max_tokens = config.max_seq_len, request.params.max_tokens
     return limit if max_tokens is None else min(limit, len(request.prompt_ids) + max_tokens)
 
@@ -86,12 +96,20 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
         raise RequestError("the prompt is empty", where=where, expected="at least one token")
-    if prompt_len + 1 > config.max_seq_len:
+    least = _least_outputs(request)
+    if prompt_len + least > config.max_seq_len:
         raise RequestError(
             f"the prompt has {prompt_len} tokens",
             where=where,
-            expected=f"at most {config.max_seq_len - 1}: max_seq_len, less one token to generate",
+            expected=f"at most {config.max_seq_len - least}: max_seq_len{', less one token to generate' * least}",
             hint="shorten the prompt, or compile with a larger max_seq_len",
+        )
+    if config.whole and prompt_len > config.max_tokens:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens, and the model sees all of them in one step",
+            where=where,
+            expected=f"at most {config.max_tokens}, the tokens of a step (max_num_batched_tokens)",
+            hint="shorten the prompt, allow more tokens a step, or compile with larger max_tokens",
         )
     if not config.chunked_prefill and config.blocks.fed(prompt_len) > config.max_tokens:
         raise RequestError(

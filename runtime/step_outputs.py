@@ -10,6 +10,9 @@ from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plan import Plan
 from ingot.runtime.step import StepSizes
 
+# What an entry that pools gives.
+VECTORS = "vectors"
+
 
 @dataclass(frozen=True)
 class StepOutputs:

@@ -62,8 +62,9 @@ class Cpu:
             if reason := _CLAIMS[op.name](node):
                 return No(reason)
             cost += _BEST if bucket.few_tokens or not op.fusible else _BEHIND_REGIONS
-            # Attention takes another way for many tokens of a sequence than for few.
-            batch_invariant &= op is not ops.paged_attention
+            # Attention takes another way for many tokens of a sequence than for few, or is torch's, whose bits may show
+            # where a sequence lies in its step.
+            batch_invariant &= op not in (ops.paged_attention, ops.step_attention)
         rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
         return Yes(cost, rows, batch_invariant)
 
@@ -158,6 +159,7 @@ _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "qk_norm_rope_append": lambda node: _same_dtype(node, "q", "k", "v", "q_weight", "k_weight"),
     "kv_append": lambda node: _same_dtype(node, "k", "v"),
     "paged_attention": lambda node: _same_dtype(node, "q"),
+    "step_attention": lambda node: _same_dtype(node, "q", "k", "v"),
     "feed": lambda node: None,  # integers of one type each
     "sample": lambda node: None if _argument_type(node, "logits").dtype is torch.float32 else "logits in float32 only",
     "advance": lambda node: None,

@@ -1,8 +1,8 @@
 """What the cpu provider's calls allocate, in a form for tensors without data.
 
 The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in
-`calls/attention.py`, and a step that draws tokens or penalizes them through the reference, as such attention over a
-part of what is seen.
+`calls/attention.py` and `calls/step_attention.py`. A step that draws tokens or penalizes them goes through the
+reference, as such attention over a part of what is seen.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 from ingot.backends.cpu.calls.attention import fused_by_torch
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops import op_of, paged_attention, partial_attention, sample
+from ingot.ir.ops import op_of, paged_attention, partial_attention, sample, step_attention
 from ingot.ir.ops.attention import cached_keys, longest_read, seen_in_step
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
@@ -28,6 +28,8 @@ def costliest(target: Any, threads: int) -> Callable[..., Any]:
     assert op is not None
     if op is paged_attention:
         return lambda *args, **kwargs: _attention(threads, *args, **kwargs)
+    if op is step_attention:
+        return lambda *args, **kwargs: _step_attention(threads, *args, **kwargs)
     if op in (sample, partial_attention):
         return op.costliest
 
@@ -68,11 +70,38 @@ def _attention(
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     k, v, places = cached_keys(kv, form, page_table[0], by, length - count, length)
     own = None if ancestors is None else ancestors[:count]
-    seen = seen_in_step(by, places[-count:], places, own, length - count)
-    # Inside torch: the mask as numbers, the result, the sums of the softmax, the blocks of each thread.
-    bias = torch.empty(seen.shape, dtype=q.dtype)
-    mixed = torch.empty_like(q[:count], memory_format=torch.contiguous_format)
-    sums = torch.empty(q.shape[1], count, dtype=torch.float32)
+    _in_torch(threads, q[:count], seen_in_step(by, places[-count:], places, own, length - count))
+    del out, k, v
+
+
+def _step_attention(
+    threads: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+) -> None:
+    """All tokens are of one sequence."""
+    if sinks is not None or soft_cap is not None:
+        step_attention.costliest(q, k, v, q_starts, q_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap)
+        return
+    out, by, places = torch.zeros(q.shape, dtype=q.dtype), Mask.named(mask), torch.arange(q.shape[0])
+    _in_torch(threads, q, None if by.kind == "bidirectional" else by.seen(places, places))
+    del out
+
+
+def _in_torch(threads: int, q: torch.Tensor, seen: torch.Tensor | None) -> None:
+    """Inside torch's attention of one sequence: the mask as numbers, the result, the sums of the softmax, the blocks of
+    each thread."""
+    bias = None if seen is None else torch.empty(seen.shape, dtype=q.dtype)
+    mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
+    sums = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32)
     blocks = torch.empty(threads, _QUERIES * (_KEYS + 2 + q.shape[2]), dtype=torch.float32)
     narrow = torch.empty(threads, _QUERIES, _KEYS if q.dtype != torch.float32 else 0, dtype=q.dtype)
-    del out, k, v, bias, mixed, sums, blocks, narrow
+    del bias, mixed, sums, blocks, narrow

@@ -7,6 +7,7 @@ from pathlib import Path
 from ingot.bench.drive import Progress
 from ingot.bench.steps import WatchedExecutor
 from ingot.bench.workload import BenchRequest
+from ingot.ir.errors import OptionError
 from ingot.llm import LLM
 from ingot.runtime.engine import Engine
 from ingot.runtime.limits import Limits
@@ -48,12 +49,19 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     Raises ArtifactError, TargetError or OptionError.
     """
     llm = LLM(artifact)
+    engine = llm.llm_engine
+    if not isinstance(engine, Engine):
+        raise OptionError(
+            "the model makes vectors, and benchmarks ask for tokens",
+            where=str(artifact),
+            expected="an artifact whose entry 'main' has an ending that samples",
+        )
     while llm.idle():
         pass
     loaded = llm.loaded
     executor = WatchedExecutor(loaded.executor, loaded.context.stream)
-    llm.llm_engine.launch_through(executor)
-    return BenchEngine(llm.llm_engine, executor, loaded.limits, plain_tokens(loaded), stream)
+    engine.launch_through(executor)
+    return BenchEngine(engine, executor, loaded.limits, plain_tokens(loaded), stream)
 
 
 def plain_tokens(loaded: Loaded) -> list[int]:

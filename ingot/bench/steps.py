@@ -107,6 +107,9 @@ class _WatchedHandle:
     def logprobs(self) -> StepLogprobs:
         return self._handle.logprobs()
 
+    def vectors(self) -> torch.Tensor:
+        return self._handle.vectors()
+
 
 def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
     """How much of the time between the ends of successive decode steps a GPU had nothing to do; None without one."""

@@ -222,7 +222,9 @@ def read_golden(artifact: Artifact) -> GoldenRun:
         run = GoldenRun.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ArtifactError(
-            "the artifact has no golden run", where=str(path), hint=f"{_AGAIN}, on a machine that can run it"
+            "the artifact has no golden run",
+            where=str(path),
+            hint=f"{_AGAIN}, on a machine that can run it; a model that gives no logits has none",
         ) from None
     except OSError as error:
         raise ArtifactError(f"the golden run cannot be read: {error.strerror}", where=str(path)) from error

@@ -1,8 +1,8 @@
 """Features and endings: what a step takes from the host, what it keeps by row, what becomes of a model's outputs."""
 
-from ingot.ir.features import endings as endings  # registers them
 from ingot.ir.features.by_hand import FedSequence, fed_of, step_values, turn_of
-from ingot.ir.features.feature import Ending, EndingUse, Feature, OpCall, Output, RowState
+from ingot.ir.features.endings import POOL, feeds_whole  # registers them all
+from ingot.ir.features.feature import Attribute, Ending, EndingUse, Feature, OpCall, Output, RowState
 from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import (
     ENDINGS,
@@ -22,6 +22,8 @@ from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, asked
 __all__ = [
     "ENDINGS",
     "FEATURES",
+    "POOL",
+    "Attribute",
     "Ending",
     "EndingUse",
     "Feature",
@@ -37,6 +39,7 @@ __all__ = [
     "asked",
     "features_of",
     "fed_of",
+    "feeds_whole",
     "find_ending",
     "find_feature",
     "find_input",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.ir.features.feature import Ending, OpCall, Output
+from ingot.ir.features.feature import Attribute, Ending, EndingUse, OpCall, Output
 from ingot.ir.features.registry import register_ending
 from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.ir.types import TensorType
@@ -28,15 +28,15 @@ SAMPLE = register_ending(
     Ending(
         "sample",
         needs=("logits",),
-        features=("sequences", "penalties", "bans", "sampling", "logprobs"),
+        features=("sequences", "logit_rows", "penalties", "bans", "sampling", "logprobs"),
         calls=(*_CHOSEN, OpCall("advance", ("last_token", "position"))),
         outputs=(_TOKENS, *_RATED),
     )
 )
 
 
-def _fed(attributes: Mapping[str, int]) -> int:
-    return attributes["drafted"] + 1
+def _fed(attributes: Mapping[str, Attribute]) -> int:
+    return int(attributes["drafted"]) + 1
 
 
 # A token after each token fed, as long as the fed drafts equal the sampled tokens. The row moves back to the last kept
@@ -45,7 +45,7 @@ VERIFY = register_ending(
     Ending(
         "verify",
         needs=("logits",),
-        features=("drafts", "sequences", "penalties", "bans", "sampling", "logprobs"),
+        features=("drafts", "sequences", "logit_rows", "penalties", "bans", "sampling", "logprobs"),
         calls=(
             *_CHOSEN,
             OpCall("accept_drafts", ("rejected", "taken")),
@@ -63,7 +63,10 @@ VERIFY_TREE = register_ending(
     Ending(
         "verify_tree",
         needs=("logits",),
-        features=("tree", "drafts", "sequences", "tree_positions", "penalties", "bans", "sampling", "logprobs"),
+        features=(
+            *("tree", "drafts", "sequences", "logit_rows", "tree_positions"),
+            *("penalties", "bans", "sampling", "logprobs"),
+        ),
         calls=(
             *_CHOSEN,
             OpCall("accept_tree", ("order", "rejected", "taken", "source")),
@@ -115,7 +118,7 @@ BLOCK = register_ending(
     Ending(
         "block",
         needs=("logits",),
-        features=("blocks", "sequences"),
+        features=("blocks", "sequences", "logit_rows"),
         calls=(
             OpCall("fill_block", ("committed", "rejected", "taken", "filled"), {"logits": "choices"}),
             OpCall("write_rows", ("blocks",), {"state": "blocks", "values": "filled"}),
@@ -126,7 +129,34 @@ BLOCK = register_ending(
             Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True),
         ),
         attributes={"block": 8, "mask_token": -1, "steps": 8, "sure_percent": 90},
-        lengths=lambda attributes: attributes["block"],
-        whole=True,
+        lengths=lambda attributes: int(attributes["block"]),
+        all_or_none=True,
     )
 )
+
+
+def _pooled_in_pieces(attributes: Mapping[str, Attribute]) -> str:
+    if attributes["whole"] or attributes["pooling"] == "last":
+        return ""
+    return f"pooling={attributes['pooling']} needs every token of a sequence in one step, whole=1; only last does not"
+
+
+# A vector for each sequence, from the hidden states of the tokens fed of it (`ingot.ir.ops.pool`). `whole`: a step
+# feeds every token of a sequence, so that nothing is cached; where it is 0, the last tokens' step gives the vector.
+# `unit`: a vector gets length 1 where the request does not say.
+POOL = register_ending(
+    Ending(
+        "pool",
+        needs=("hidden",),
+        features=("sequences", "pooling"),
+        calls=(OpCall("pool", ("pooled",), {"x": "hidden"}),),
+        outputs=(Output("vectors", "pooled", TensorType(torch.float32, ("B", 0)), open=True),),
+        attributes={"pooling": "last", "whole": 1, "unit": 0},
+        misfit=_pooled_in_pieces,
+    )
+)
+
+
+def feeds_whole(use: EndingUse) -> bool:
+    """Whether a step of an entry with this ending feeds every token of a sequence."""
+    return use.name == POOL.name and bool(POOL.set_by(use)["whole"])

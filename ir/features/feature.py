@@ -1,7 +1,7 @@
 """What a feature is: step inputs, rows of state, and the calls that it puts into a program; and what an ending is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -10,6 +10,8 @@ from ingot.ir.types import Size, TensorType
 
 # Sizes that a row of state may have beside numbers: known when the ending is put into a program.
 Sizes = Mapping[str, int]
+# What an attribute of an ending holds.
+Attribute = int | str
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,21 @@ class Feature:
 
 @dataclass(frozen=True)
 class Output:
-    """The output `name` of an ending: the value `value`, of `type`. `read`: the host reads it after every step."""
+    """The output `name` of an ending: the value `value`, of `type`. `read`: the host reads it after every step, as
+    integers. `open`: its last size is the model's own, whatever `type` says.
+    """
 
     name: str
     value: str
     type: TensorType
     read: bool = False
+    open: bool = False
+
+    def fits(self, found: TensorType) -> bool:
+        """Whether a value of this type is the output."""
+        if self.open and len(found.shape) == len(self.type.shape):
+            return found == replace(self.type, shape=(*self.type.shape[:-1], found.shape[-1]))
+        return found == self.type
 
 
 @dataclass(frozen=True)
@@ -72,12 +83,13 @@ class Ending:
     features     by name, in the order of their calls before the model's own
     calls        in order, after the model's own
     outputs      what the entry gives before its own outputs
-    attributes   numbers of the ending, with their defaults: a definition may set them
+    attributes   numbers and names of the ending, with their defaults: a definition may set them
     lengths      tokens of one sequence that a decode step feeds at most, from the attributes
     caches       for each paged cache, after the others: `kv` is its state, and the next version of it
     tree         attention sees, of the tokens that a step feeds, the ancestors of each, by the step input `ancestors`
-    whole        a decode step feeds just so many, at places whose number they divide, and commits all of them or none:
+    all_or_none  a decode step feeds just so many, at places whose number they divide, and commits all of them or none:
                  they are then fed again
+    misfit       why the attributes do not go together; "" where they do
     """
 
     name: str
@@ -85,11 +97,12 @@ class Ending:
     features: tuple[str, ...]
     calls: tuple[OpCall, ...]
     outputs: tuple[Output, ...] = ()
-    attributes: Mapping[str, int] = field(default_factory=dict)
-    lengths: Callable[[Mapping[str, int]], int] = lambda attributes: 1
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    lengths: Callable[[Mapping[str, Attribute]], int] = lambda attributes: 1
     caches: tuple[OpCall, ...] = ()
     tree: bool = False
-    whole: bool = False
+    all_or_none: bool = False
+    misfit: Callable[[Mapping[str, Attribute]], str] = lambda attributes: ""
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -98,7 +111,11 @@ class Ending:
 
     def fed(self, use: "EndingUse") -> int:
         """Tokens of one sequence that a decode step feeds at most."""
-        return self.lengths({**self.attributes, **dict(use.attributes)})
+        return self.lengths(self.set_by(use))
+
+    def set_by(self, use: "EndingUse") -> dict[str, Attribute]:
+        """The attributes as an entry sets them."""
+        return {**self.attributes, **dict(use.attributes)}
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,7 @@ class EndingUse:
     """The ending of an entry: which, with which attributes, and with which features beside its own."""
 
     name: str = "sample"
-    attributes: tuple[tuple[str, int], ...] = ()
+    attributes: tuple[tuple[str, Attribute], ...] = ()
     features: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -10,8 +10,9 @@ from ingot.ir.features.feature import Ending, Feature
 from ingot.ir.features.logprobs import LOGPROBS
 from ingot.ir.features.paging import PAGING, paging_of
 from ingot.ir.features.penalties import BANS, PENALTIES
+from ingot.ir.features.pooling import POOLING
 from ingot.ir.features.sampling import SAMPLING
-from ingot.ir.features.sequences import SEQUENCES
+from ingot.ir.features.sequences import LOGIT_ROWS, SEQUENCES
 from ingot.ir.features.sharing import SHARING
 from ingot.ir.features.slots import SLOTS
 from ingot.ir.features.step_input import RowTable, ServedParam, StepInput
@@ -122,8 +123,9 @@ def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
     return (*own, *(table for feature in features_of(names) for table in feature.tables))
 
 
+_SAMPLED = (SAMPLING, PENALTIES, BANS, LOGPROBS)
 for _feature in (
-    *(SEQUENCES, PAGING, SHARING, SLOTS, SAMPLING, PENALTIES, BANS, LOGPROBS),
-    *(DRAFTS, HIDDEN, PROPOSALS, TREE, TREE_POSITIONS, TREE_PROPOSALS, BLOCKS),
+    *(SEQUENCES, LOGIT_ROWS, PAGING, SHARING, SLOTS, *_SAMPLED),
+    *(DRAFTS, HIDDEN, PROPOSALS, TREE, TREE_POSITIONS, TREE_PROPOSALS, BLOCKS, POOLING),
 ):
     register_feature(_feature)

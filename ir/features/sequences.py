@@ -1,4 +1,4 @@
-"""Which tokens of which sequences a step feeds, and which of them get a row of logits."""
+"""Which tokens of which sequences a step feeds, and which of them get rows of logits."""
 
 import torch
 
@@ -58,9 +58,16 @@ SEQUENCES = Feature(
         StepInput("q_lens", _ints("B"), 0, _q_lens),  # tokens fed of it
         StepInput("rows", _ints("B"), -1, _rows),  # its device row, 0..max_batch-1
         StepInput("starts", _ints("B"), 0, _starts),  # position of its first token fed; -1: the device's position[row]
-        StepInput("logit_rows", _ints("L"), 0, _logit_rows),  # which of T
-        StepInput("sample_index", _ints("B"), -1, _sample_index),  # its logit row, 0..L-1; -1: no token is taken
     ),
     rows=(RowState("last_token", torch.int32), RowState("position", torch.int32)),
     before=(OpCall("feed", ("tokens", "positions", "slots", "kv_lens")),),
+)
+
+# For endings that take tokens from logits.
+LOGIT_ROWS = Feature(
+    "logit_rows",
+    inputs=(
+        StepInput("logit_rows", _ints("L"), 0, _logit_rows),  # which of T
+        StepInput("sample_index", _ints("B"), -1, _sample_index),  # its logit row, 0..L-1; -1: no token is taken
+    ),
 )

@@ -22,12 +22,14 @@ from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
 from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
+from ingot.ir.ops.pool import pool
 from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
 from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed, page_slots
+from ingot.ir.ops.step_attention import step_attention
 from ingot.ir.ops.tree import accept_tree, move_slots, tree_ancestors, tree_positions
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "page_slots",
     "paged_attention",
     "partial_attention",
+    "pool",
     "qk_norm_rope_append",
     "quant_linear",
     "read_rows",
@@ -75,6 +78,7 @@ __all__ = [
     "state_copy",
     "state_move",
     "state_zero",
+    "step_attention",
     "take_block",
     "take_drafts",
     "take_part",

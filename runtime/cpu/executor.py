@@ -16,6 +16,7 @@ from ingot.runtime.late_step import LateStep
 from ingot.runtime.logprobs import OutputLogprobs
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs
+from ingot.runtime.step_outputs import VECTORS
 from ingot.runtime.token_counts import recount
 
 
@@ -37,6 +38,9 @@ class CpuStepHandle:
 
     def logprobs(self) -> OutputLogprobs:
         return OutputLogprobs(self.outputs["logprob_ids"], self.outputs["logprobs"], self.outputs["ranks"])
+
+    def vectors(self) -> torch.Tensor:
+        return self.outputs[VECTORS]
 
 
 class CpuExecutor:

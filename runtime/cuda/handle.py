@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ingot.runtime.logprobs import OutputLogprobs
+from ingot.runtime.step_outputs import VECTORS
 
 
 class CudaStepHandle:
@@ -29,8 +30,8 @@ class CudaStepHandle:
         self._outputs = dict(outputs)
         self._read = read
         self._lend = lend
-        names = ("logprob_ids", "logprobs", "ranks") if rated else ()
-        self._scores = {name: to_host(self._outputs[name]) for name in names}
+        names = (*(("logprob_ids", "logprobs", "ranks") if rated else ()), *self._outputs.keys() & {VECTORS})
+        self._copies = {name: to_host(self._outputs[name]) for name in names}
         self._done = done
         self._done.record()
 
@@ -57,7 +58,12 @@ class CudaStepHandle:
     def logprobs(self) -> OutputLogprobs:
         """The log-probabilities that were asked for, by row of logits."""
         self._done.synchronize()
-        return OutputLogprobs(self._scores["logprob_ids"], self._scores["logprobs"], self._scores["ranks"])
+        return OutputLogprobs(self._copies["logprob_ids"], self._copies["logprobs"], self._copies["ranks"])
+
+    def vectors(self) -> torch.Tensor:
+        """f32[B, N] on the host: the vector of each sequence."""
+        self._done.synchronize()
+        return self._copies[VECTORS]
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

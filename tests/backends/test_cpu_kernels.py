@@ -22,7 +22,8 @@ DTYPES = list(SUFFIXES)
 TOKENS = [1, 2, 4, 7, 16, 33]
 # Tested in test_cpu.py and test_cpu_step.py.
 ELSEWHERE = {
-    f"ingot.{name}" for name in ("kv_append", "paged_attention", "partial_attention", "feed", "sample", "advance")
+    f"ingot.{name}"
+    for name in ("step_attention", "kv_append", "paged_attention", "partial_attention", "feed", "sample", "advance")
 }
 Args = tuple[tuple[Any, ...], dict[str, Any]]
 Case = Callable[[torch.Generator, int, torch.dtype], Args]

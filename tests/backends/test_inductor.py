@@ -163,6 +163,8 @@ def test_claims() -> None:
         "attention",
         "paged_attention",
         "partial_attention",
+        "step_attention",
+        "pool",
         "kv_append",
         "qk_norm_rope_append",
         "append_attention",

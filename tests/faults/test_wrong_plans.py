@@ -78,7 +78,11 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     ),
     "no ending": (lambda p: p.pop("ending"), r"malformed: positions\.all\.plans\.main\.ending"),
     "an ending that does not read": (lambda p: p.update(ending="sample("), r"the ending 'sample\(' does not read"),
-    "an unknown ending": (lambda p: p.update(ending="pool"), "unknown ending 'pool'"),
+    "an attribute of another kind": (
+        lambda p: p.update(ending="pool(whole=mean)"),
+        "the attribute 'whole' is of another kind",
+    ),
+    "an unknown ending": (lambda p: p.update(ending="rank"), "unknown ending 'rank'"),
     "an ending of other outputs": (lambda p: p.update(ending="verify(drafted=2)"), "the output 'rejected' is missing"),
     "an ending's unknown number": (lambda p: p.update(ending="sample(drafted=2)"), "the attribute 'drafted'"),
     "an ending's unknown feature": (lambda p: p.update(ending="sample(colour)"), "the feature 'colour'"),

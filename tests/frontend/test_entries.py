@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"outputs": ("guessed",)},
         "the ending 'propose' needs the output 'proposed'.*it gives guessed",
     ),
-    "an unknown ending": ({"ending": EndingUse("pool")}, "unknown ending 'pool'"),
+    "an unknown ending": ({"ending": EndingUse("rank")}, "unknown ending 'rank'"),
     "an unknown feature": ({"ending": EndingUse("propose", (), ("hue",))}, "unknown feature 'hue'"),
     "a parameter without a recipe": ({"weights": {}}, "the parameter 'table' has no recipe"),
     "a recipe without a parameter": (

@@ -32,7 +32,7 @@ from ingot.ir.features import (
 from ingot.ir.features.registry import forget_feature
 from ingot.ir.parse import parse_ending, parse_program
 from ingot.ir.text import print_program
-from ingot.ir.types import TensorType
+from ingot.ir.types import Size, TensorType
 from ingot.runtime.cuda.staging import PaddedInputs
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
@@ -105,14 +105,23 @@ def test_tokens_that_an_ending_feeds() -> None:
     assert (fed("sample"), fed("propose"), fed("verify"), fed("verify(drafted=3)")) == (1, 1, 2, 4)
 
 
+def test_an_output_of_a_width_that_is_the_models_own() -> None:
+    (vectors,) = find_ending("pool").outputs
+    shapes: tuple[tuple[Size, ...], ...] = (("B", 64), ("B", 1), ("T", 64), ("B",), ("B", 64, 2))
+    assert [vectors.fits(TensorType(torch.float32, shape)) for shape in shapes] == [True, True, False, False, False]
+    assert not vectors.fits(TensorType(torch.bfloat16, ("B", 64)))
+    tokens = find_ending("sample").outputs[0]
+    assert tokens.fits(tokens.type) and not tokens.fits(TensorType(torch.int32, ("B",)))
+
+
 # --- what is declared -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_unknown_or_there_twice(colour: Feature) -> None:
     with pytest.raises(VerifyError, match="unknown feature 'shape'"):
         find_feature("shape")
-    with pytest.raises(VerifyError, match="unknown ending 'pool'"):
-        find_ending("pool")
+    with pytest.raises(VerifyError, match="unknown ending 'rank'"):
+        find_ending("rank")
     assert find_input("shade") is colour.inputs[0] and find_input("hue") is None
     shade = colour.inputs[0]
     scalar = replace(shade, name="hue", type=TensorType(torch.int32, (4,)))
@@ -128,11 +137,11 @@ def test_what_is_unknown_or_there_twice(colour: Feature) -> None:
     assert "paint" not in FEATURES and find_input("hue") is None
     for ending, said in (
         (ENDINGS["sample"], "'sample' is defined twice"),
-        (Ending("pool", (), ("shape",), ()), "the unknown feature 'shape'"),
+        (Ending("rank", (), ("shape",), ()), "the unknown feature 'shape'"),
     ):
         with pytest.raises(InternalError, match=said):
             register_ending(ending)
-    assert "pool" not in ENDINGS
+    assert "rank" not in ENDINGS
 
 
 def test_every_ending_asks_for_what_is_declared() -> None:

@@ -169,6 +169,7 @@ WAYS: dict[str, set[str]] = {
     "select_rows": {"x:shard1", "x:partial0"},
     "silu_mul": {"gate:shard1 up:shard1"},
     **{name: {"state:shard1"} for name in ("state_copy", "state_move", "state_zero")},
+    "step_attention": {"q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
     "soft_cap": {"x:shard0", "x:shard1"},
 }
 EXTRA: dict[str, list[Sample]] = {

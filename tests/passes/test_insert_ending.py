@@ -40,7 +40,7 @@ def ending(text: str) -> str:
 
 REFUSED = {
     "no logits": (WITHOUT_LOGITS, r"(?s)the ending 'sample' needs the output 'logits'.*entry main.*gives logits"),
-    "an unknown ending": (ending("pool"), "unknown ending 'pool'"),
+    "an unknown ending": (ending("rank"), "unknown ending 'rank'"),
     "an unknown attribute": (ending("sample(drafted=2)"), "'drafted'"),
     "blocks without a mask token": (ending("block(block=8)"), "mask_token is -1"),
     "blocks that do not fill a sequence": (ending("block(block=7, mask_token=3)"), "takes 7 tokens at once"),

@@ -79,6 +79,18 @@ def test_two_attentions_cannot_share_a_cache(apply: Apply) -> None:
         apply(InsertPagedKV(), TWO_LAYERS.format(layer=0))
 
 
+@pytest.mark.parametrize("mask", ["", ', mask="bidirectional", soft_cap=3.0'])
+def test_sequences_that_are_fed_whole_have_no_cache(apply: Apply, mask: str) -> None:
+    text = TWO_LAYERS.format(layer=0).replace("scale=0.5, layer=0)", f"scale=0.5, layer=0{mask})")
+    text = text.replace("stage=NORMAL\n", "stage=NORMAL\nending pool(pooling=mean)\n")
+    program, record = apply(InsertPagedKV(), text, max_batch=4, deterministic=True)
+    assert record.matches == 2 and not program.states and program.dims.keys() == {"T", "B"}
+    calls = list(program.calls(ops.step_attention.overload))
+    wanted = {"scale": 0.5, **({"mask": "bidirectional", "soft_cap": 3.0} if mask else {})}
+    assert [dict(node.kwargs) for node in calls] == [wanted, wanted]
+    assert [str(node.target) for node in calls[0].args[3:]] == ["q_starts", "q_lens"]  # type: ignore[union-attr]
+
+
 MASKS = {"window_8": "window_8", "window_33": "full", "chunked_16": "chunked_16", "block_causal_4": "full"}
 
 

@@ -18,6 +18,7 @@ from ingot.backends.reference.emit import Rowwise
 from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import OptionError
 from ingot.ir.logprob_limits import MAX_SCORED
+from ingot.ir.masks import Mask
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import OPS, paged_attention
 from ingot.ir.plan import PlanFile
@@ -87,7 +88,7 @@ def test_attention_of_the_cpu_provider(mask: str, start: int) -> None:
     ints = [torch.tensor(value, dtype=torch.int32) for value in ([list(range(pages))], [0], [tokens], [start + tokens])]
     args = (q, kv, *ints)
     kwargs: dict[str, Any] = {"scale": 0.125, "mask": mask}
-    found = allocated(lambda: _by_sequence(*args, None, 0.125, mask, None))
+    found = allocated(lambda: _by_sequence(*args, 0.125, Mask.named(mask)))
     meta = [arg.to("meta") for arg in args]
     node = torch.fx.Graph().call_function(paged_attention.overload)
     planned = peak_bytes(Cpu().dry_run(node), meta, kwargs)

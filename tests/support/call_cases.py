@@ -130,6 +130,31 @@ def _table(rotary: int) -> torch.Tensor:
     return make_table({"kind": "rope", "rope_type": "default", "positions": 512, "theta": 1e4, "rotary_dim": rotary})
 
 
+def _step_attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Sequences within a tile, at its edge and over several; tokens of none in front, between and after."""
+    calls: Calls = []
+    for number, heads in enumerate(_HEADS):
+        lens = ints(*((1, 16, 33), (3, 0, 1), (131,), (1, 1, 1, 1), (70, 64))[number])
+        starts = (lens.cumsum(0) - lens + 2 + torch.arange(len(lens)) % 2).int()
+        tokens = int(starts[-1] + lens[-1]) + number
+        kv = draw(tokens, 2 * heads.kv * heads.dim)
+        k, v = (part.view(tokens, heads.kv, heads.dim) for part in kv.chunk(2, 1))
+        options: dict[str, Any] = {"scale": heads.dim**-0.5, "mask": ("bidirectional", "window_21")[number % 2]}
+        calls.append(OneCall(op, (draw(tokens, heads.q, heads.dim), k, v, starts, lens), options))
+    return calls
+
+
+def _pool(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """More tokens than a program takes at a time, rows wider than one, a vector of zeros that gets length 1."""
+    calls: Calls = []
+    for pooling, width in zip(("last", "mean", "cls"), _WIDTHS[2:], strict=True):
+        x = draw(77, width)
+        x[70:] = 0
+        lens, starts = ints(3, 60, 0, 7), ints(0, 3, 65, 70)
+        calls.append(OneCall(op, (x, starts, lens, ints(0, 65, 0, 0), ints(1, 1, 1, 1)), {"pooling": pooling}))
+    return calls
+
+
 def _feed(op: str, draw: Draw, g: torch.Generator) -> Calls:
     # A captured step of 8 that three sequences use: all else is padding.
     padded = (
@@ -186,6 +211,8 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
     "linear": _linear,
     "rope": _rope,
     **dict.fromkeys(("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append"), _attention),
+    "step_attention": _step_attention,
+    "pool": _pool,
     "feed": _feed,
     "page_slots": _page_slots,
     "advance": _advance,

@@ -113,6 +113,17 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 ((1, 0, 0), {"mask": "bidirectional"}),  # less than is fed, and nothing
             )
         ],
+        "step_attention": [
+            Sample(
+                (*(part.view(11, -1, 5) for part in rand(11, 50).split([30, 10, 10], 1)), ints(4, 0, 0), ints(6, 0, 3)),
+                {"scale": 0.4, **options},
+            )
+            for options in ({}, {"mask": "bidirectional"}, {"mask": "window_2", "soft_cap": 0.7})
+        ],
+        "pool": [
+            Sample((merged[:, 37:74], ints(4, 0, 0), ints(6, 0, 3), ints(5, 1, 0), ints(0, 1, 1)), {"pooling": pooling})
+            for pooling in ("last", "mean", "cls")
+        ],
         "append_attention": [
             Sample(
                 (

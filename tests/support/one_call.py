@@ -27,6 +27,8 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "append_attention": {**_QUERIES, **_LENS},
     "paged_attention": {"q": "T", "ancestors": "T", **_LENS},
     "partial_attention": {"q": "T", **_LENS},
+    "pool": {"x": "T", "q_starts": "B", "q_lens": "B", "dimensions": "B", "normalize": "B"},
+    "step_attention": {"q": "T", "k": "T", "v": "T", "q_starts": "B", "q_lens": "B"},
     "qk_norm_rope_append": _QUERIES,
     "kv_append": {"k": "T", "v": "T", "slots": "T"},
     "rope": {"x": "T", "positions": "T"},

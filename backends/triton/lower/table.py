@@ -4,17 +4,22 @@ from collections.abc import Mapping
 
 from ingot.backends.triton.lower import (
     attention,
+    attention_step,
     elementwise,
     gate,
     linear,
     logprobs,
     norm,
     penalties,
+    pool,
     rope,
     sampling,
     step,
 )
 from ingot.backends.triton.lower.call import Lowering
 
-_MODULES = (attention, elementwise, gate, linear, logprobs, norm, penalties, rope, sampling, step)
+_MODULES = (
+    *(attention, attention_step, elementwise, gate, linear, logprobs, norm),
+    *(penalties, pool, rope, sampling, step),
+)
 LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}

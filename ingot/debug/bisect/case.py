@@ -13,6 +13,8 @@ from ingot.debug.bisect.programs.params import Params
 from ingot.debug.golden import read_golden
 from ingot.ir import ops
 from ingot.ir.artifact import GOLDEN
+from ingot.ir.errors import OptionError
+from ingot.ir.features import POOL
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
@@ -41,7 +43,16 @@ class Case:
         load_user_ops()
         opened = open_artifact(artifact)
         request = Request.of_artifact(opened, checkpoint)
-        return Case(opened, request, request.trace())
+        model = request.trace()
+        for name, entry in model.entries.items():
+            if entry.ending.name == POOL.name:
+                raise OptionError(
+                    f"the entry '{name}' makes vectors, and programs are judged by their logits",
+                    where=str(opened.folder),
+                    expected="an artifact whose entries sample",
+                    hint="compile with check_numerics, which measures every pass",
+                )
+        return Case(opened, request, model)
 
     @cached_property
     def chains(self) -> list[Chain]:

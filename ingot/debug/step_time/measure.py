@@ -57,7 +57,8 @@ def measure_step(
         return call()
 
     launched = inputs if served is None else padded(inputs, served)
-    executor.launch(launched, watch=keep).tokens()
+    executor.launch(launched, watch=keep)
+    executor.synchronize()
     resident = {
         tensor.untyped_storage().data_ptr() for tensor in (*executor.params.values(), *executor.states.values())
     }

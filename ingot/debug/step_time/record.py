@@ -33,7 +33,8 @@ def record_trace(
                 with record_function(f"{CALL}{next(numbers)}"):
                     return call()
 
-            executor.launch(launched, watch=spanned).tokens()
+            executor.launch(launched, watch=spanned)
+            executor.synchronize()
         for _ in range(_REPLAYED):
             executor.launch(served)
         executor.synchronize()

@@ -26,7 +26,16 @@ _PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
     **dict.fromkeys((*_PRODUCTS, "moe"), "products"),
     **dict.fromkeys(
-        ("append_attention", "paged_attention", "qk_norm_rope_append", "kv_append", "rope", "attention"), "attention"
+        (
+            "append_attention",
+            "paged_attention",
+            "step_attention",
+            "qk_norm_rope_append",
+            "kv_append",
+            "rope",
+            "attention",
+        ),
+        "attention",
     ),
     **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm"), "norms"),
     **dict.fromkeys(("sample", "count_tokens", "top_logprobs"), "sampling"),

@@ -53,6 +53,8 @@ WHOLE = (
     "attention",
     "paged_attention",
     "partial_attention",
+    "step_attention",
+    "pool",
     "kv_append",
     "qk_norm_rope_append",
     "feed",

@@ -1,0 +1,55 @@
+"""Attention within a step: one sequence after the other, through torch's fused attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ingot.ir.masks import CAUSAL, Mask
+from ingot.ir.ops import step_attention
+
+
+def step_attention_ops() -> dict[str, Callable[..., Any]]:
+    return {"ingot.step_attention": _step_attention}
+
+
+def _step_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """The products of a sequence are torch's: an encoder feeds whole prompts, which are what they are good at."""
+    if sinks is not None or soft_cap is not None:  # which torch's fused attention has not
+        attended: torch.Tensor = step_attention.reference(
+            q, k, v, q_starts, q_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
+        )
+        return attended
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    for start, count in zip(q_starts.tolist(), q_lens.tolist(), strict=True):
+        if count:
+            own = slice(start, start + count)
+            out[own] = attend_one(q[own], k[own], v[own], scale, Mask.named(mask))
+    return out
+
+
+def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask) -> torch.Tensor:
+    """Attention [n, H, D] of one whole sequence: q [n, H, D], k and v [n, KV, D]. Without a mask where all is seen."""
+    places = torch.arange(q.shape[0])
+    query, keys, values = (one.transpose(0, 1)[None] for one in (q, k, v))
+    mixed = F.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
+        attn_mask=None if mask.kind == "bidirectional" else mask.seen(places, places),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return mixed[0].transpose(0, 1)

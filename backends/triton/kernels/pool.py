@@ -1,0 +1,72 @@
+"""One vector for each sequence of a step, from the hidden states of its tokens."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def pool_rows(
+    x,
+    q_starts,
+    q_lens,
+    dimensions,
+    out,
+    X_TOKEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POOLING: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The op `pool` without its lengths of 1; a program takes BLOCK columns of a sequence, TOKENS tokens at a time."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    sequence = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.load(q_starts + sequence)
+    count = tl.load(q_lens + sequence)
+    kept = tl.load(dimensions + sequence)
+    end = begin + count
+    if POOLING == "last":
+        begin = tl.maximum(begin, end - 1)
+    elif POOLING == "cls":
+        end = tl.minimum(begin + 1, end)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(begin, end, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        held = (token < end)[:, None] & (column < WIDTH)[None, :]
+        rows = x + token.to(tl.int64)[:, None] * X_TOKEN + column[None, :]
+        total += tl.sum(tl.load(rows, mask=held, other=0.0).to(tl.float32), 0)
+    mean = total / tl.maximum(end - begin, 1).to(tl.float32)
+    mean = tl.where((kept == 0) | (column < kept), mean, 0.0)
+    tl.store(out + sequence * WIDTH + column, mean, mask=column < WIDTH)
+
+
+@triton.jit
+def unit_rows(
+    out,
+    normalize,
+    WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Rows of `out` f32[B, WIDTH] get length 1 in place where `normalize` is not 0; a program takes a row."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    sequence = tl.program_id(0).to(tl.int64)
+    if tl.load(normalize + sequence) != 0:
+        column = tl.arange(0, BLOCK)
+        squares = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, WIDTH, BLOCK):
+            inside = first + column < WIDTH
+            part = tl.load(out + sequence * WIDTH + first + column, mask=inside, other=0.0)
+            squares += part * part
+        length = tl.maximum(tl.sqrt_rn(tl.sum(squares)), LEAST)
+        for first in range(0, WIDTH, BLOCK):
+            inside = first + column < WIDTH
+            place = out + sequence * WIDTH + first + column
+            tl.store(place, tl.load(place, mask=inside, other=0.0) / length, mask=inside)

@@ -1,0 +1,27 @@
+"""What a request asks of the vector that its tokens are pooled into."""
+
+import torch
+
+from ingot.ir.features.feature import Feature
+from ingot.ir.features.step_input import Asking, asked, one_of
+from ingot.ir.types import TensorType
+
+_INTS = TensorType(torch.int32, ("B",))
+
+
+# A request for tokens asks for none of this.
+def _dimensions(sequence: Asking) -> int | None:
+    return getattr(sequence.params, "dimensions", None)
+
+
+def _normalize(sequence: Asking) -> int | None:
+    return 1 if getattr(sequence.params, "normalize", None) else None
+
+
+POOLING = Feature(
+    "pooling",
+    inputs=(
+        asked("dimensions", _INTS, 0, _dimensions, one_of(torch.int32, 0, 1, 7)),  # elements that are kept; 0: all
+        asked("normalize", _INTS, 0, _normalize, one_of(torch.int32, 0, 1)),  # 1: the vector gets length 1
+    ),
+)

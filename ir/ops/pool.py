@@ -1,0 +1,87 @@
+"""One vector for each sequence of a step, from the hidden states of its tokens."""
+
+from typing import Any
+
+import torch
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops.registry import Sample, bytes_of, define, wide, wide_copy
+
+# Which hidden states make the vector: the last token's, their mean, the first token's. Names are those of vLLM's
+# pooling types (`CLS` is the first token's).
+POOLINGS = ("last", "mean", "cls")
+# The least length that a vector is divided by, so that one of zeros stays one; torch's `normalize` has the same.
+LEAST_NORM = 1e-12
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """A sequence of several tokens, an idle one, one of a single token; the last two tokens are of none."""
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    x = torch.randn(8, 24, generator=g).to(dtype)
+    asked = ((ints(0, 0, 0), ints(0, 0, 0)), (ints(7, 0, 24), ints(1, 1, 0)))
+    return [
+        Sample((x, ints(0, 0, 5), ints(5, 0, 1), *one), {"pooling": pooling}) for pooling in POOLINGS for one in asked
+    ]
+
+
+def check_pooling(pooling: str) -> None:
+    """Raise VerifyError for an unknown pooling."""
+    if pooling not in POOLINGS:
+        raise VerifyError(f"unknown pooling '{pooling:.80}'", expected=", ".join(POOLINGS))
+
+
+def _fake(x: torch.Tensor, q_starts: torch.Tensor, *_: object, pooling: str) -> torch.Tensor:
+    check_pooling(pooling)
+    return torch.empty(q_starts.shape[0], x.shape[1], dtype=wide(x[:0]).dtype, device=x.device)
+
+
+def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, pooling: str) -> torch.Tensor:
+    """All tokens are of one sequence."""
+    out = _fake(x, q_starts, *rest, pooling=pooling)
+    own = wide_copy(x)
+    out[0] = own.mean(0)
+    return out
+
+
+@define(
+    samples=_samples,
+    fake=_fake,
+    flops=lambda x, *_, **__: x.numel(),
+    traffic=lambda x, *others, **_: bytes_of(x, *others) + 4 * others[0].shape[0] * x.shape[1],
+    costliest=_costliest,
+    fusible=False,
+    legal="cached",
+)
+def pool(
+    x: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    dimensions: torch.Tensor,
+    normalize: torch.Tensor,
+    *,
+    pooling: str,
+) -> torch.Tensor:
+    """f32[B, N]: of the hidden states x [T, N] of each sequence the `last`, their `mean` or the first (`cls`).
+
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`; one that owns none gets zeros. `dimensions[b]` keeps the first
+    so many elements and makes the others zero (arXiv 2205.13147); 0 keeps all. Where `normalize[b]` is not 0, what is
+    kept gets length 1. Raises VerifyError for an unknown pooling.
+    """
+    check_pooling(pooling)
+    rows: list[torch.Tensor] = []
+    asked: list[Any] = [one.tolist() for one in (q_starts, q_lens, dimensions, normalize)]
+    for start, count, kept, unit in zip(*asked, strict=True):
+        end = start + count
+        if not count:
+            rows.append(torch.zeros_like(wide_copy(x[:1])))
+            continue
+        # In memory of their own: where the tokens lie in the step shows in no bit.
+        first, last = {"last": (end - 1, end), "mean": (start, end), "cls": (start, start + 1)}[pooling]
+        row = wide_copy(x[first:last]).mean(0, keepdim=True)
+        if kept:
+            row[:, kept:] = 0
+        rows.append(row / row.norm().clamp(min=LEAST_NORM) if unit else row)
+    return torch.cat(rows)

@@ -1,0 +1,97 @@
+"""Attention within a step: each sequence is fed whole, and sees its own tokens alone. Nothing is cached."""
+
+from typing import Any
+
+import torch
+
+from ingot.ir.masks import CAUSAL, Mask
+from ingot.ir.ops.attention import attention, like_q
+from ingot.ir.ops.registry import Function, Sample, bytes_of, define
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """A sequence of several tokens, an idle one, one of a single token; the last token is of none."""
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    args = (randn(7, 6, 16), randn(7, 2, 16), randn(7, 2, 16), ints(0, 0, 5), ints(5, 0, 1))
+    masks = ("causal", "bidirectional", "chunked_2", "block_causal_2")
+    return [
+        *(Sample(args, {"scale": 0.25, "mask": mask}) for mask in masks),
+        Sample((*args, randn(6)), {"scale": 0.25, "mask": "window_2", "soft_cap": 3.0}),
+        Sample((*args, randn(6)), {"scale": 0.25, "mask": "bidirectional", "soft_cap": 3.0}),
+    ]
+
+
+def _by_sequence(form: Function, args: Any, kwargs: Any) -> torch.Tensor:
+    """A form of `attention`, for one sequence after the other."""
+    call = step_attention.bind(args, kwargs)
+    q, k, v = call["q"], call["k"], call["v"]
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    options = {name: call[name] for name in ("scale", "mask", "soft_cap")}
+    for start, count in zip(call["q_starts"].tolist(), call["q_lens"].tolist(), strict=True):
+        if count:
+            own = slice(start, start + count)
+            places = torch.arange(count, dtype=torch.int32, device=q.device)
+            one = torch.zeros_like(places)
+            out[own] = form(q[own], k[own], v[own], places, one, call["sinks"], layer=0, **options)
+    return out
+
+
+def _rowwise(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _by_sequence(attention.rowwise, args, kwargs)
+
+
+def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Tensor, *_: object, **kw: Any) -> float:
+    """Two products, of q with keys and of weights with values, of sequences of one length."""
+    length = q.shape[0] / q_starts.shape[0]
+    mask = Mask.named(kw.get("mask", CAUSAL.name))
+    seen = length if mask.looks_ahead else (length + 1) / 2
+    return 4 * q.numel() * (min(seen, mask.size) if mask.forgets else seen)
+
+
+def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """All tokens are of one sequence."""
+    call = step_attention.bind(args, kwargs)
+    q, k, v = call["q"], call["k"], call["v"]
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    places = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
+    options = {name: call[name] for name in ("scale", "mask", "soft_cap")}
+    out[:] = attention.reference(q, k, v, places, torch.zeros_like(places), call["sinks"], layer=0, **options)
+    return out
+
+
+@define(
+    samples=_samples,
+    rows=("q",),
+    rowwise=_rowwise,
+    fake=like_q,
+    flops=_flops,
+    traffic=lambda q, *others, **_: 2 * bytes_of(q) + bytes_of(*others),
+    costliest=_costliest,
+    fusible=False,
+    legal="cached",
+)
+def step_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Attention within each sequence of a step that feeds it whole; q [T, H, D], k and v [T, KV, D]: [T, H, D].
+
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, at the positions from 0 on. Rows of no sequence come out zero.
+    `sinks`, `mask` and `soft_cap` are those of `attention`.
+    """
+    args = (q, k, v, q_starts, q_lens, sinks)
+    return _by_sequence(attention.reference, args, {"scale": scale, "mask": mask, "soft_cap": soft_cap})

@@ -1,0 +1,119 @@
+"""Requests for vectors: prompts in, a vector of each out."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ingot.ir.errors import RequestError
+from ingot.runtime.batch import StepBatch
+from ingot.runtime.executor import SampledStep, StepLauncher
+from ingot.runtime.outputs import EmbeddingOutput
+from ingot.runtime.pooling_params import PoolingParams
+from ingot.runtime.prompt import Prompt, PromptLike
+from ingot.runtime.request import Given, Request
+from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.serving_loop import ServingLoop
+from ingot.runtime.spare_time import Work, nothing_to_do
+from ingot.runtime.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PoolingRequest:
+    """What `PoolingEngine.add_requests` takes: an id, a prompt, and what is asked of its vector.
+
+    priority   the lower, the sooner it is served; other than 0 only where the scheduler's policy is "priority"
+    """
+
+    request_id: str
+    prompt: PromptLike
+    params: PoolingParams = field(default_factory=PoolingParams)
+    priority: int = 0
+
+
+@dataclass
+class _Group:
+    """A caller's request: its one sequence, and the vector once it is there."""
+
+    request_id: str
+    prompt: Prompt
+    params: PoolingParams
+    request: Request
+    vector: list[float] = field(default_factory=list)
+    stream: bool = False
+
+    @property
+    def requests(self) -> tuple[Request]:
+        return (self.request,)
+
+    @property
+    def finished(self) -> bool:
+        return self.request.end is not None
+
+    def output(self, finished: bool) -> EmbeddingOutput:
+        reason, stop = (None, None) if self.request.end is None else self.request.end
+        found, ids = self.request.cached.num_found, self.prompt.token_ids
+        return EmbeddingOutput(self.request_id, self.prompt.text, ids, self.vector, finished, reason, stop, found)
+
+
+class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
+    """Serves requests for vectors.
+
+    width   elements of the model's vectors
+    unit    whether a vector gets length 1 where its request does not say
+
+    The other arguments are those of `ServingLoop`.
+    """
+
+    def __init__(
+        self,
+        executor: StepLauncher,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None = None,
+        *,
+        vocab_size: int,
+        width: int,
+        unit: bool = False,
+        work: Work = nothing_to_do,
+    ) -> None:
+        super().__init__(executor, scheduler, tokenizer, vocab_size=vocab_size, work=work)
+        self._width, self._unit = width, unit
+
+    def add_request(self, request_id: str, prompt: PromptLike, params: PoolingParams | None = None) -> None:
+        """Queue one request. Raises RequestError; then nothing has changed."""
+        self.add_requests([PoolingRequest(request_id, prompt, params or PoolingParams())])
+
+    def _group(self, given: PoolingRequest, prompt: Prompt) -> _Group:
+        params = given.params
+        if not isinstance(params, PoolingParams):
+            raise RequestError(f"pooling parameters of type {type(params).__name__}", expected="PoolingParams")
+        if params.dimensions is not None and params.dimensions > self._width:
+            raise RequestError(
+                f"{params.dimensions} dimensions of a vector of {self._width}",
+                where="PoolingParams.dimensions",
+                expected=f"1 to {self._width}",
+            )
+        if params.normalize is None:
+            params = replace(params, normalize=self._unit)
+        salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
+        own_id, ids = self._own_id(given.request_id, 0), list(prompt.token_ids)  # apart from the list that callers get
+        request = Request(Given(own_id, ids, params, cache_salt=salt, priority=given.priority, streamed=False))
+        self._scheduler.check(request)
+        return _Group(given.request_id, prompt, params, request)
+
+    def _queue(self, group: _Group) -> None:
+        self._by_request[group.request] = group, None
+        self._scheduler.add(group.request)
+
+    def _read(self, handle: SampledStep) -> torch.Tensor:
+        return handle.vectors()
+
+    def _retire(self, batch: StepBatch, handle: SampledStep, read: torch.Tensor) -> list[EmbeddingOutput]:
+        finite: list[bool] = read.isfinite().all(1).tolist()
+        outputs: list[EmbeddingOutput] = []
+        for request, place in self._scheduler.retire_pooled(batch, finite):
+            group, _ = self._by_request[request]
+            if finite[place]:
+                group.vector = read[place, : group.params.dimensions].tolist()
+            outputs.append(group.output(finished=True))
+            self._forget(group)
+        return outputs

@@ -1,0 +1,128 @@
+"""An encoder without a cache: each token sees its whole sequence, and a pooling ending makes a vector of each prompt.
+
+Vectors are compared with those that plain torch makes of the checkpoint's tensors in float64.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from changed_definition import change_definition
+from safetensors.torch import load_file
+from tiny import TINY
+from torch import nn
+
+from ingot import LLM, IngotError, PoolingParams, compile_model
+from ingot.ir import ops
+from ingot.ir.features import EndingUse
+from ingot.ir.types import TensorType
+from ingot.models.architectures import DENSE, Entry
+from ingot.models.dense import DenseDecoder, expected_matches
+
+pytestmark = pytest.mark.xdist_group("encoder")
+NAME = "llama-plain"
+LENGTHS = (1, 13, 3, 16, 9, 2, 33, 48, 96, 5)
+PROMPTS = [[(7 * i * length + length) % 211 for i in range(length)] for length in LENGTHS]
+
+
+class Encoder(nn.Module):
+    """The layers of a decoder, in which attention looks ahead."""
+
+    def __init__(self, decoder: DenseDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, tokens: Any, positions: Any, token_seqs: Any) -> torch.Tensor:
+        decoder = self.decoder
+        h = ops.embedding(tokens, decoder.embed.weight)
+        for layer in decoder.layers:
+            mix = layer.attention
+            x, dim = layer.attention_norm(h), mix.spec.head_dim
+            q, k, v = (part(x).view(-1, part.weight.shape[0] // dim, dim) for part in (mix.q, mix.k, mix.v))
+            q, k = (ops.rope(part, positions, decoder.ropes[0]) for part in (q, k))
+            options = {"scale": dim**-0.5, "layer": mix.index, "mask": "bidirectional"}
+            mixed = ops.attention(q, k, v, positions, token_seqs, **options)
+            h = h + mix.o(mixed.view(-1, mix.spec.heads * dim))
+            h = h + layer.mlp(layer.mlp_norm(h))
+        return decoder.norm(h)
+
+
+def expected(folder: Path, prompt: list[int], pooling: str) -> torch.Tensor:
+    """The pooled vector in float64."""
+    weights = {name: value.double() for name, value in load_file(folder / "model.safetensors").items()}
+    config = TINY[NAME].config
+    heads, dim, eps = config["num_attention_heads"], config["head_dim"], config["rms_norm_eps"]
+    count = len(prompt)
+    angles = torch.outer(
+        torch.arange(count).double(),
+        config["rope_parameters"]["rope_theta"] ** -(torch.arange(0, dim, 2).double() / dim),
+    )
+    cos, sin = torch.cat([angles, angles], -1).cos()[:, None], torch.cat([angles, angles], -1).sin()[:, None]
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weights[name]
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x * cos + torch.cat([-x[..., dim // 2 :], x[..., : dim // 2]], -1) * sin
+
+    h = weights["model.embed_tokens.weight"][prompt]
+    for index in range(config["num_hidden_layers"]):
+        own = f"model.layers.{index}."
+        x = norm(h, own + "input_layernorm.weight")
+        q, k, v = (F.linear(x, weights[f"{own}self_attn.{one}_proj.weight"]).view(count, heads, dim) for one in "qkv")
+        q, k, v = (one.transpose(0, 1) for one in (turned(q), turned(k), v))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        h = h + F.linear(mixed.transpose(0, 1).reshape(count, -1), weights[own + "self_attn.o_proj.weight"])
+        x = norm(h, own + "post_attention_layernorm.weight")
+        gate, up, down = (weights[f"{own}mlp.{one}_proj.weight"] for one in ("gate", "up", "down"))
+        h = h + F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+    h = norm(h, "model.norm.weight")
+    return h.mean(0) if pooling == "mean" else h[0] if pooling == "cls" else h[-1]
+
+
+# Target, backend, pooling, tokens of a step. Up to 16 tokens a CPU's kernels compute all, and no region is compiled.
+CPU = [("cpu", "reference", "cls", 48), ("cpu", "auto", "mean", 16)]
+GPU = [("cuda", "auto", "mean", 96), ("cuda", "triton", "last", 48)]
+
+
+@pytest.fixture(params=[*CPU, *(pytest.param(one, marks=pytest.mark.gpu) for one in GPU)], ids=str)
+def made(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> tuple[Path, str, int]:
+    target, backend, pooling, most = request.param
+    inputs = {name: TensorType(torch.int32, ("T",)) for name in ("tokens", "positions", "token_seqs")}
+    ending = EndingUse("pool", (("pooling", pooling),))
+
+    def entries(spec: Any, decoder: DenseDecoder) -> dict[str, Entry]:
+        return {"main": Entry(Encoder(decoder), expected_matches(spec), inputs, ("hidden",), ending)}
+
+    without_head = lambda spec: (*DENSE.ignored(spec), r"lm_head\.weight")  # noqa: E731
+    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entries, ignored=without_head)
+    limits = {"max_batch": 4, "max_tokens": most, "max_seq_len": most + 8}
+    options: dict[str, Any] = {"target": target, "backend": backend, "dtype": "float32", **limits}
+    compile_model(checkpoint(NAME), tmp_path / "encoder.ingot", **options)
+    return tmp_path / "encoder.ingot", pooling, most
+
+
+def test_an_encoder_embeds(made: tuple[Path, str, int], checkpoint: Callable[[str], Path]) -> None:
+    folder, pooling, most = made
+    llm = LLM(folder, cuda_graphs="all")
+    assert llm.loaded.plan.memory.groups == {} and "temperature" not in llm.loaded.plan.inputs
+    fitting = [prompt for prompt in PROMPTS if len(prompt) <= most]
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in fitting]
+    # Steps of more than 64 tokens have graphs.
+    assert bool(llm.loaded.executor.captured.prompts) == (llm.loaded.context.device.type == "cuda" and most > 64)
+    outputs = llm.embed(prompts)  # several in a step, in several steps
+    wanted = [expected(checkpoint(NAME), prompt, pooling) for prompt in fitting]
+    for out, vector, prompt in zip(outputs, wanted, fitting, strict=True):
+        assert out.finish_reason == "stop" and out.num_prompt_tokens == len(prompt)
+        assert torch.allclose(torch.tensor(out.embedding, dtype=torch.float64), vector, rtol=1e-3, atol=1e-4)
+    cut = llm.embed(prompts[3], PoolingParams(dimensions=7, normalize=True))[0].embedding
+    assert torch.allclose(torch.tensor(cut, dtype=torch.float64), F.normalize(wanted[3][:7], dim=0), atol=1e-4)
+    with pytest.raises(IngotError, match=f"sees all of them in one step(.|\\n)*at most {most}"):
+        llm.embed([{"prompt_token_ids": [1] * (most + 1)}])
+    with pytest.raises(IngotError, match="prompt is empty"):
+        llm.embed([{"prompt_token_ids": []}])
+    with pytest.raises(IngotError, match="vectors and no tokens"):
+        llm.generate(prompts)
