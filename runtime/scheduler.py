@@ -25,7 +25,7 @@ from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode
 from ingot.runtime.batch import Chunk, StepBatch, build_step
-from ingot.runtime.draft_count import take_room
+from ingot.runtime.drafted_chunk import drafted_chunk
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -356,8 +356,7 @@ class Scheduler:
             elif not request.in_flight or request.miscounted:
                 chunks.append(self._chunk(request, 1, num_tokens))
             elif self.config.max_drafts and not request.params.penalizes:
-                drafts = take_room(request, self.config, self.pages, len(self.running), chunks)
-                chunks.append(self._drafted(request, drafts))
+                chunks.append(drafted_chunk(request, self.config, self.pages, len(self.running), chunks))
             else:
                 steady_decode.enter(request, self.pages.tokens_held(request))
         return steady_decode.steady(self.running), chunks, prefilling, short
@@ -375,10 +374,6 @@ class Scheduler:
             start = request.num_computed
             chunks.append(Chunk(request, request.row, start, size, on_device=True, rows=size, block=size))
         return True
-
-    def _drafted(self, request: Request, drafts: int) -> Chunk:
-        count = 1 + drafts
-        return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
 
     def _prompt_tokens(self, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
         """How many a step takes beside those of sequences that decode. Where a caller waits for their tokens, a long

@@ -1,4 +1,4 @@
-"""How many drafts a sequence feeds after its last token."""
+"""What a sequence feeds that has drafts: its last token, and as many drafts after it as can be kept."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,20 @@ from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.sequence_pages import SequencePages
 
 
-def take_room(
+def drafted_chunk(
+    request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
+) -> Chunk:
+    """What a sequence feeds whose last token the step in flight takes; it gets pages for its drafts. `running`
+    sequences share the step, whose other pieces are `chunks`."""
+    count = 1 + _drafts(request, config, pages, running, chunks)
+    return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
+
+
+def _drafts(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> int:
-    """Drafts of a sequence whose last token the step in flight takes; gives it pages for them. `running` sequences
-    share the step, whose other pieces are `chunks`.
-
-    None where what a token is taken from depends on how many there are: penalties, and tokens that may not end the
-    sequence yet. No more than the length, the pages at hand and the step's tokens allow.
-    """
+    """None where what a token is taken from depends on how many drafts there are: penalties, and tokens that may not
+    end the sequence yet. No more than the length, the pages at hand and the step's tokens allow."""
     params = request.params
     if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
         return 0
