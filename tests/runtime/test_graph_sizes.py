@@ -86,6 +86,32 @@ def test_what_a_graph_cannot_hold_has_none() -> None:
     assert prompt_steps(plan(), H200) == {}  # the rows' provider computes them
 
 
+def test_steps_that_share_prefixes_have_graphs_of_their_own() -> None:
+    """Where a plan takes the table of shared prefixes; a step of one sequence shares none."""
+    plain = plan()
+    sharing = plain.model_copy(update={"dims": {**plain.dims, "G": (1, 300)}})
+    assert [(size.B, size.shares) for size in decode_steps(sharing) if size.B <= 8] == [
+        *((rows, False) for rows in (2, 4, 8)),
+        *((rows, True) for rows in (2, 4, 8)),
+    ]
+    assert all((size.B if size.shares else 1) == size.G for size in decode_steps(sharing))
+
+
+def test_the_table_of_a_step_decides_which_graph_serves_it() -> None:
+    both = [replace(step(rows), G=table) for rows in (2, 4, 8) for table in (1, rows)]
+    choice = DecodeChoice(dict.fromkeys(both, FEW), "idle")
+    plain, shared = (replace(step(3), G=table) for table in (1, 3))
+    captured: list[StepSizes] = []
+    for _ in range(3):
+        captured.append(choice.next(captured) or step(0))
+    assert not any(size.shares for size in captured) and choice.next(captured) is None, "no step has shared any"
+    assert choice.serving(plain, 1, captured) == replace(step(4), G=1)
+    assert choice.serving(shared, 1, captured) == replace(step(4), G=4), "none of its kind is captured"
+    assert choice.next(captured) == replace(step(4), G=4)
+    captured.append(replace(step(8), G=8))
+    assert choice.serving(shared, 1, captured) == replace(step(8), G=8), "a larger one of its kind, for a while"
+
+
 def step(tokens: int, rows: int | None = None, logits: int | None = None) -> StepSizes:
     rows = tokens if rows is None else rows
     return StepSizes(tokens, rows, rows if logits is None else logits, 1)
