@@ -100,6 +100,7 @@ def test_nothing_is_lost_and_everything_comes_back(artifact: Callable[..., Path]
         max_num_mixed_tokens=None,
         chunked_prefill=True,
         prefix_caching=None,
+        cascade=True,
         policy="priority",
         seed=0,
     )
