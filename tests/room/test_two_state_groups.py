@@ -32,7 +32,7 @@ from ingot.ir.ops import OPS, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.tolerances import compare
-from ingot.ir.types import TensorType
+from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
 from ingot.models import architectures, dense
 from ingot.models.architectures import ARCHITECTURES
@@ -152,6 +152,7 @@ class InsertConvState(Pass):
             name = f"conv.{bound['layer']}"
             assert isinstance(weight.shape[1], int)
             kept = TensorType(x.dtype, ("S", weight.shape[1] - 1, x.shape[1]))
+            program.dims["S"] = Dim("S", 1, LOADED_DIMS["S"])
             state = program.add_state(name, StateSpec("conv", "conv", "sequence", kept))
             fed = [program.find("q_starts"), program.find("q_lens")]
             both = rewriter.call(OPS["toy_conv_step"], state, bound["x"], bound["weight"], *fed, *slots, before=node)
@@ -293,7 +294,8 @@ def test_the_state_is_a_value_until_the_plan_updates_it_in_place(folder: Path) -
     place = tensor.data_ptr()
     loaded.executor.launch(hand_step([PROMPTS[1]], [0], [3], [[0, 1]]))
     assert loaded.executor.states["conv.1"] is tensor and tensor.data_ptr() == place
-    assert [bool(slot.any()) for slot in tensor] == [False, False, False, True, False, False]
+    assert [number for number, slot in enumerate(tensor) if slot.any()] == [3]
+    assert len(tensor) == loaded.slots == 3 * loaded.limits.max_batch, "two that are kept for each that runs"
 
 
 def test_the_verifier_follows_its_versions(source: Path) -> None:

@@ -143,12 +143,12 @@ def test_what_does_not_fit_is_said_with_what_would() -> None:
 
 
 KV = State(kind="paged_kv", group="full", unit="token", type="f32[pages, 2, 4, 3]")
-ROW = State(kind="row", group="rows", unit="sequence", type="i32[S]")
+ROW = State(kind="row", group="rows", unit="sequence", type="i32[R]")
 
 
 def test_states_lie_on_the_device_and_move_there() -> None:
     specs = {"kv.0": KV, "kv.1": KV, "last": ROW}
-    states = States(specs, {"pages": 9, "S": 5}, on_one_device(DEVICE.type).allocator)
+    states = States(specs, {"pages": 9, "R": 5}, on_one_device(DEVICE.type).allocator)
     assert all(state.device.type == DEVICE.type and not state.any() for state in states.values())
     expected = {name: torch.randn(9, 2, 4, 3) for name in ("kv.0", "kv.1")}
     for name, value in expected.items():
