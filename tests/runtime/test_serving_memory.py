@@ -17,7 +17,7 @@ from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits
 from ingot.runtime.load_context import on_one_device
-from ingot.runtime.memory import ServingMemory, host_memory, kv_pages
+from ingot.runtime.memory import ServingMemory, host_memory, kv_pages, state_slots
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.states import States
 
@@ -127,6 +127,34 @@ def test_a_processor_keeps_memory_for_others() -> None:
     assert full_pages(wide, LIMITS, host_memory(100 * GB), None, None) == (4 << 30) // 10**7
     assert full_pages(wide, LIMITS, host_memory(100 * GB), None, 50 * GB) == 32 * 64
     assert full_pages(wide, LIMITS, host_memory(6 * GB), None, None) == 3 * GB // 10**7, "half of the machine"
+
+
+def with_slots(slot: int, **sizes: int) -> Plans:
+    """The same with a state of so many bytes that stands once per sequence."""
+    (one,) = plans(**sizes).plans.values()
+    state = State(kind="conv", group="conv", unit="sequence", type=f"i8[S, {slot}]")
+    memory = one.memory.model_copy(update={"slot": slot})
+    return Plans(plans={"main": one.model_copy(update={"states": {**one.states, "conv": state}, "memory": memory})})
+
+
+def test_slots_are_kept_beside_those_of_sequences_that_run() -> None:
+    room = ServingMemory(most=140 * GB, usual=130 * GB)
+    assert state_slots(plans(), room, None, None) == 0
+    small = with_slots(10**6)
+    assert MemoryNeed.of(small).fixed == MemoryNeed.of(plans()).fixed + 32 * 10**6
+    assert state_slots(small, room, None, None) == 32 * 3, "two for each sequence"
+    # A quarter of what is left, and pages get the rest; but those that are asked for come first.
+    large = with_slots(10**9, page=10**8)
+    left = 130 * GB - MemoryNeed.of(large).fixed
+    kept = left // 4 // 10**9
+    assert 0 < kept < 64 and state_slots(large, room, None, None) == 32 + kept
+    assert full_pages(large, LIMITS, room, None, None) == (left - kept * 10**9) // 10**8
+    asked = (left - 2 * 10**9) // 10**8
+    assert full_pages(large, LIMITS, room, asked, None) == asked
+    assert state_slots(large, room, asked, None) == 32 + 2
+    # Of little memory a sequence at full length gets its pages before any slot is kept.
+    least = MemoryNeed.of(large).fixed + MemoryNeed.of(large).sequence
+    assert state_slots(large, room, None, least) == 32 and full_pages(large, LIMITS, room, None, least) == 64
 
 
 def test_what_does_not_fit_is_said_with_what_would() -> None:
