@@ -69,8 +69,8 @@ class PrefixCache:
 
     def find(self, request: Request) -> Found:
         """What a waiting request need not compute: as many pages as are there of every group that keeps each token, and
-        of each group with a window those that the next token reads. Where states stand once per sequence, as many as end
-        with one that is kept."""
+        of each group with a window those that the next token reads. Where states stand once per sequence, no more than
+        those after which one is kept."""
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
         digests = request.cached.hashes.digests[: self._most_cached(request) // self._page_size]

@@ -13,11 +13,13 @@ class RowTables:
     """By device row: the pages of its sequence in each group of caches, and what the sequence asks for (`tables`).
 
     `num_pages` are those of the first group, which has the most. `state_read` and `state_write` are the slots that the
-    next step of each row reads and writes; None for a model without states that stand once per sequence. `asking` are the rows that ask for anything, by table.
-    `version` is another object after every change of anything but the pages.
+    next step of each row reads and writes; None for a model without states that stand once per sequence. `asking` are
+    the rows that ask for anything, by table. `version` is another object after every change of anything but the pages.
     """
 
-    def __init__(self, tables: Sequence[RowTable], max_batch: int, max_pages: int, groups: int = 1, *, slots: bool = False) -> None:
+    def __init__(
+        self, tables: Sequence[RowTable], max_batch: int, max_pages: int, groups: int = 1, *, slots: bool = False
+    ) -> None:
         self.pages = [np.zeros((max_batch, max_pages), np.int32) for _ in range(groups)]
         self.num_pages = np.zeros(max_batch, np.int32)
         self.state_read = np.full(max_batch, -1, np.int32) if slots else None

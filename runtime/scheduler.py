@@ -44,8 +44,8 @@ Accepted = tuple[Request, int, int]
 
 class Scheduler:
     """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
-    meanwhile. `pools` are those of the groups of caches, `slots` that of states that stand once per sequence. `layout` is that of the steps' inputs; without one it holds
-    every input that the host knows."""
+    meanwhile. `pools` are those of the groups of caches, `slots` that of states that stand once per sequence. `layout`
+    is that of the steps' inputs; without one it holds every input that the host knows."""
 
     def __init__(
         self, config: SchedulerConfig, pools: Pools, layout: StepLayout | None = None, slots: PagePool | None = None
@@ -65,8 +65,10 @@ class Scheduler:
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
         self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools), slots=slots is not None)
-        states = None if slots is None else StateSlots(
-            slots, self._tables, config.blocks, config.page_size, cuts=config.chunked_prefill
+        states = (
+            None
+            if slots is None
+            else StateSlots(slots, self._tables, config.blocks, config.page_size, cuts=config.chunked_prefill)
         )
         self.pages = SequencePages(pools, self._tables, config.page_size, states)
         self._free_rows = list(reversed(range(config.max_batch)))
@@ -255,8 +257,9 @@ class Scheduler:
     def withdraw(self, batch: StepBatch) -> Request | None:
         """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
 
-        The last of them by rank is preempted, or the first where states lie in slots, with all after it, and none is admitted until one that runs has ended. A
-        step of one sequence preempts none: gives that sequence, which cannot go on.
+        The last of them by rank is preempted, or the first where states lie in slots, with all after it, and none is
+        admitted until one that runs has ended. A step of one sequence preempts none: gives that sequence, which cannot
+        go on.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
             raise InternalError(
