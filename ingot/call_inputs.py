@@ -92,8 +92,8 @@ def _page_size(body: Program) -> int:
 
 def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
     pages = -(-step.context // (_page_size(body) or 1))
-    known = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages, "S": step.sequences}
-    return {**known, "pages": pages * step.sequences, "G": 1}
+    known = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages}
+    return {**known, "R": step.sequences, "S": step.sequences, "pages": pages * step.sequences, "G": 1}
 
 
 def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator: torch.Generator) -> torch.Tensor:

@@ -42,9 +42,9 @@ class LLM:
     own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
     takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
-    Prompts that begin alike share KV pages of what they have in common, where the model's state lies in pages alone:
-    `enable_prefix_caching` True refuses another model, False shares nothing. On a GPU a decode step reads what its
-    sequences share once for all of them where that is faster, unless `disable_cascade_attn`. A step holds up to
+    Prompts that begin alike share KV pages of what they have in common, and kept states that stand once per sequence:
+    `enable_prefix_caching` True refuses a model without pages, False shares nothing. On a GPU a decode step reads what
+    its sequences share once for all of them where that is faster, unless `disable_cascade_attn`. A step holds up to
     `max_num_seqs` sequences and `max_num_batched_tokens` tokens (default: as compiled); where streamed ones decode, no
     more than `max_num_mixed_tokens` of the prompts of others (default: 2048), since their readers wait for it.
     `scheduling_policy` is "fcfs", or "priority", with which `generate` takes priorities. `seed` seeds requests that

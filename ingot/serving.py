@@ -4,13 +4,14 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ingot.ir.errors import OptionError, RequestError
+from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.ir.features import POOL, feeds_whole, unserved_params
 from ingot.ir.parse import parse_ending, parse_type
-from ingot.ir.plan import Plan
+from ingot.ir.plan import PLAN_FILE, Plan
 from ingot.runtime.blocks import blocks_of, max_drafts
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded
+from ingot.runtime.pages import PagePool
 from ingot.runtime.pooling_engine import PoolingEngine, PoolingRequest
 from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.prompt import Prompt, PromptLike
@@ -56,7 +57,9 @@ def make_engine(
     )
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
     steps = loaded.round
-    scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size), layout)
+    slots = PagePool(loaded.slots) if loaded.slots else None
+    _check_slots(config, slots)
+    scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size), layout, slots)
     if pools:
         width = parse_type(loaded.plan.outputs[VECTORS]).shape[-1]
         assert isinstance(width, int)
@@ -143,22 +146,27 @@ def _least_shared(loaded: Loaded) -> int | None:
 
 
 def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
-    """Whether sequences share pages. They can where all that a sequence leaves behind lies in pages."""
+    """Whether sequences share what they have in common. They can where pages keep it, and slots where a state stands
+    once per sequence."""
     if not (asked is None or isinstance(asked, bool)):
         raise OptionError(f"enable_prefix_caching is {asked!r:.80}", expected="True, False or None")
     if asked and not plan.memory.groups:
         raise OptionError(
             "prefix caching for a model without a paged KV cache", hint="leave enable_prefix_caching out, or give False"
         )
-    # Rows hold where a sequence stands, and the host tells a new one that.
-    others = [name for name, state in plan.states.items() if state.unit == "sequence" and state.kind != "row"]
-    if asked and others:
-        raise OptionError(
-            f"prefix caching for a model with the state '{others[0]}', which stands once per sequence",
-            expected="a model whose state lies in pages alone",
-            hint="leave enable_prefix_caching out, or give False",
+    return bool(plan.memory.groups) if asked is None else asked
+
+
+def _check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
+    """Raise ArtifactError where a step may take tokens back that have changed a state in its slot."""
+    if slots is not None and (config.max_drafts or config.blocks.denoised):
+        what = "feeds drafts" if config.max_drafts else "denoises blocks"
+        raise ArtifactError(
+            f"the entry 'main' {what}, and has a state that stands once per sequence",
+            where=PLAN_FILE,
+            expected="states in pages alone, which tokens that were not kept leave as they were",
+            hint="compile a definition with another ending",
         )
-    return bool(plan.memory.groups) and not others if asked is None else asked
 
 
 def _listed(name: str, values: Any) -> list[Any]:

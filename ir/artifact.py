@@ -26,7 +26,7 @@ from ingot.ir.digest import CHUNK_BYTES, chunk_count
 from ingot.ir.json_text import dump_json
 from ingot.ir.manifest_file import MANIFEST
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 CHECKSUMS = "manifest.sha256"
 GOLDEN = "golden/run.json"
 TIMINGS = "timings.json"

@@ -45,11 +45,11 @@ def rank_params(
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
     """Every state, filled with NaN or -1, so that a read of something never written shows."""
-    slots = program.dims["S"].hi if "S" in program.dims else 1
+    rows = program.dims["R"].hi if "R" in program.dims else 1
     states = {}
     for name, spec in program.states.items():
         poison = float("nan") if spec.type.dtype.is_floating_point else -1
-        states[name] = torch.full(spec.type.bind({"pages": pages, "S": slots}), poison, dtype=spec.type.dtype)
+        states[name] = torch.full(spec.type.bind({"pages": pages, "R": rows, "S": rows}), poison, dtype=spec.type.dtype)
     return states
 
 

@@ -18,14 +18,18 @@ class MemoryNeed:
 
     weights      resident tensors, each once
     activations  what a step allocates at its peak with its inputs, and the outputs of the last step of each entry
-    states       states that do not grow with the pages
+    states       states by device row
     groups       groups of caches by name
+    slot         a slot, in all states that stand once per sequence
+    sequences    those that run at once, each of which has a slot
     """
 
     weights: int
     activations: int
     states: int
     groups: Mapping[str, GroupMemory]
+    slot: int = 0
+    sequences: int = 1
 
     @staticmethod
     def of(plans: Plans) -> "MemoryNeed":
@@ -33,9 +37,9 @@ class MemoryNeed:
         may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
         of all entries, and the states of its own: those of one name are one."""
         memories = [plan.memory for plan in plans.plans.values()]
-        states, groups = memories[0].states, memories[0].groups
+        states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
         if len(memories) > 1:  # a plan alone has counted its states, and needs no types, nor torch for them
-            states, groups = state_memory(planned_states(plans.plans.values()))
+            states, slot, groups = state_memory(planned_states(plans.plans.values()))
         return MemoryNeed(
             weights=max(memory.weights for memory in memories),
             activations=max(
@@ -46,12 +50,14 @@ class MemoryNeed:
             + sum(memory.outputs for memory in memories),
             states=states,
             groups=groups,
+            slot=slot,
+            sequences=max(plan.dims.get("B", (1, 1))[1] for plan in plans.plans.values()),
         )
 
     @property
     def fixed(self) -> int:
-        """Bytes before the first page."""
-        return self.weights + self.activations + self.states
+        """Bytes before the first page, and before the first slot that no running sequence needs."""
+        return self.weights + self.activations + self.states + self.sequences * self.slot
 
     @property
     def page(self) -> int:
@@ -85,13 +91,17 @@ class PlannedState(NamedTuple):
     sizes: Mapping[str, int]
 
 
-def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, dict[str, GroupMemory]]:
-    """(bytes of the states that do not grow with the pages, the groups of those that do). States are by name."""
-    kept = 0
+def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str, GroupMemory]]:
+    """(bytes of the states by device row, bytes of a slot, the groups of those that grow with the pages). States are by
+    name."""
+    kept = slot = 0
     pages: dict[str, int] = {}
     counts: dict[str, tuple[int, int]] = {}
     for one in states.values():
-        size = math.prod(one.type.bind({**one.sizes, "pages": 1})) * one.type.dtype.itemsize
+        size = math.prod(one.type.bind({**one.sizes, "pages": 1, "S": 1})) * one.type.dtype.itemsize
+        if "S" in one.type.shape:
+            slot += size
+            continue
         if "pages" not in one.type.shape:
             kept += size
             continue
@@ -106,7 +116,7 @@ def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, dict[str, Gro
         name: GroupMemory(page=size, pages_per_sequence=counts[name][0], pages_per_step=counts[name][1])
         for name, size in pages.items()
     }
-    return kept, dict(sorted(found.items()))
+    return kept, slot, dict(sorted(found.items()))
 
 
 def _page_size(cache: "TensorType") -> int:

@@ -174,7 +174,8 @@ class ResidentMemory(BaseModel):
     """What stays from step to step, in bytes.
 
     weights  all resident tensors, each once
-    states   states that do not grow with the KV pages
+    states   states by device row
+    slot     a slot, in all states that stand once per sequence
     groups   groups of caches by name (`ingot.ir.cache_groups`)
     inputs   the inputs of the largest step
     outputs  the outputs of the largest step: those of the step before are held while one runs
@@ -183,6 +184,7 @@ class ResidentMemory(BaseModel):
     model_config = _FROZEN
     weights: Bytes
     states: Bytes
+    slot: Bytes = 0
     groups: dict[str, GroupMemory] = {}
     inputs: Bytes
     outputs: Bytes

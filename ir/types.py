@@ -19,10 +19,14 @@ DIM_MEANINGS: Mapping[str, str] = {
     "L": "rows of logits computed in a step",
     "P": "page-table entries per sequence in a step",
     "G": "rows of the table of shared prefixes in a step: 1 where nothing is shared, else one for each sequence",
-    "S": "slots of per-sequence state on the device (fixed when an artifact is loaded)",
+    "R": "device rows, one for each sequence that runs (fixed when an artifact is loaded)",
+    "S": "slots of states that stand once per sequence (fixed when an artifact is loaded)",
     "E": "injected embedding rows in a step",
     "pages": "pages in the KV pool (fixed when an artifact is loaded)",
 }
+
+# Sizes that memory decides when an artifact is loaded, and the most of each: places are numbered in int32.
+LOADED_DIMS: Mapping[str, int] = {"pages": 2**31 - 1, "S": 2**31 - 1}
 
 DTYPES: Mapping[str, torch.dtype] = {
     "bf16": torch.bfloat16,

@@ -58,7 +58,7 @@ class InsertEnding(Pass):
                 expected=f"a multiple of {fed}",
             )
         program.dims.setdefault("B", Dim("B", 1, context.max_batch))
-        program.dims["S"] = Dim("S", 1, context.max_batch)
+        program.dims["R"] = Dim("R", 1, context.max_batch)
         _Builder(rewriter, ending, attributes).build(features)
 
 
@@ -149,7 +149,7 @@ class _Builder:
             vocab = {"vocab": tensor_type(self.values["logits"]).shape[-1]} if "vocab" in row.shape else {}
             sizes = {**self.attributes, **vocab}
             dtype, shape = row.dtype, tuple(int(sizes[one]) if isinstance(one, str) else one for one in row.shape)
-        return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("S", *shape))))
+        return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 
     def _in_front(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
         """The calls in front of the model's own. Gives all of them."""

@@ -20,12 +20,9 @@ from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import Program, StateSpec, tensor_type
 from ingot.ir.record import Numerics
-from ingot.ir.types import Dim, TensorType
+from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, trimmed
-
-# A pool is addressed by int32 page numbers.
-_MAX_PAGES = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class InsertPagedKV(Pass):
         table_width = -(-context.max_seq_len // self.page_size)
         program.dims["B"] = Dim("B", 1, context.max_batch)
         program.dims["P"] = Dim("P", 1, table_width)
-        program.dims["pages"] = Dim("pages", 1, _MAX_PAGES)
+        program.dims["pages"] = Dim("pages", 1, LOADED_DIMS["pages"])
         groups = ordered(_group_of(node, context) for node in attentions)
         slots = {group: program.add_input(group.slots, TensorType(torch.int64, ("T",))) for group in groups}
         tables = {group: program.add_input(group.page_table, TensorType(torch.int32, ("B", "P"))) for group in groups}

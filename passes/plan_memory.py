@@ -17,7 +17,7 @@ from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import BucketMemory, Instruction, ResidentMemory, Value
 from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name
-from ingot.ir.types import StateType, TensorType
+from ingot.ir.types import LOADED_DIMS, StateType, TensorType
 from ingot.passes.base import PassContext
 
 
@@ -70,7 +70,7 @@ def region_workspaces(program: Program, context: PassContext) -> Mapping[str, in
     regions = {**program.regions, **program.compiled}
     if context.measure is not None:
         # What a call allocates does not follow the size of the pool that it writes to.
-        return context.measure(list(regions.values()), {"pages": 1, **sizes})
+        return context.measure(list(regions.values()), {"pages": 1, "S": sizes.get("B", 1), **sizes})
     return {name: _body_bytes(region.body, sizes) for name, region in program.regions.items()}
 
 
@@ -84,11 +84,12 @@ def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemor
     # The dims of the plan decide, as in check_plan: the largest step of a bucket class may feed fewer tokens.
     most = {dim.name: dim.hi for dim in program.dims.values()}
     planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
-    states, groups = state_memory(planned)
+    states, slot, groups = state_memory(planned)
     outputs = [node.meta["type"] for node in program.output_nodes().values()]
     return ResidentMemory(
         weights=weight_bytes(program.params.values()),
         states=states,
+        slot=slot,
         groups=groups,
         inputs=sum(_bytes(value_type, sizes) for value_type in program.input_types().values()),
         outputs=sum(_bytes(item, sizes) for item in outputs if isinstance(item, TensorType)),
@@ -108,7 +109,7 @@ def largest_step(program: Program) -> dict[str, int]:
     so many rows more rate prompts: the scheduler takes no other steps, whatever else the program could do.
     """
     assert program.bucket is not None
-    sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name != "pages"}
+    sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name not in LOADED_DIMS}
     sizes["T"] = min(sizes.get("T", program.bucket.tokens[1]), program.bucket.tokens[1])
     if "B" in sizes:
         sizes["B"] = min(sizes["B"], sizes["T"])
@@ -144,8 +145,8 @@ def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], conte
     """Bytes that a call allocates at its peak, its results among them."""
     if node.target in VIEWS:
         return 0
-    # A paged state as large as the step can reach: what is gathered from it follows the page table.
-    sizes = {**sizes, "pages": sizes.get("B", 1) * sizes.get("P", 1)}
+    # States as large as the step can reach: what is gathered from pages follows the page table.
+    sizes = {**sizes, "S": sizes.get("B", 1), "pages": sizes.get("B", 1) * sizes.get("P", 1)}
 
     def tensor(source: fx.Node) -> Any:
         value_type = source.meta["type"]

@@ -158,8 +158,6 @@ def _fed(
     samples[num_decodes:] = [chunk.rows for chunk in chunks]
     starts = np.full(len(rows), -1, np.int32)
     starts[num_decodes:] = [-1 if chunk.on_device else chunk.start for chunk in chunks]
-    begins = np.zeros(len(rows), np.bool_)
-    begins[num_decodes:] = [chunk.start == 0 for chunk in chunks]
     ends = np.cumsum(lengths)
     tokens = np.full(sizes.T, -1, np.int32)
     for chunk, end in zip(chunks, ends[num_decodes:].tolist(), strict=True):
@@ -183,7 +181,6 @@ def _fed(
         rows=rows,
         lengths=lengths,
         starts=starts,
-        begins=begins,
         tokens=tokens,
         logit_rows=logit_rows,
         sample_index=np.where(samples > 0, last - 1, -1),
@@ -193,6 +190,8 @@ def _fed(
         group_pages=dict(zip(groups, tables.pages, strict=True)),
         page_size=page_size,
         rated=rated,
+        state_read=None if tables.state_read is None else tables.state_read[rows],
+        state_write=None if tables.state_write is None else tables.state_write[rows],
     )
 
 

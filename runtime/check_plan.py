@@ -16,11 +16,11 @@ from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.plugins import load_user_ops
-from ingot.ir.types import DTYPES
+from ingot.ir.types import DTYPES, LOADED_DIMS
 
 OP_PROVIDERS = ("reference", "rowwise", "cublas")
 # Sizes that are known when an artifact is loaded; the other dims come with each step.
-LOAD_DIMS = frozenset({"pages", "S"})
+LOAD_DIMS = frozenset({"R", *LOADED_DIMS})
 _MAIN = "main"
 # The aten calls of the dialect: how many arguments they take.
 _ATEN_ARITY = {
@@ -129,11 +129,13 @@ def _check_memory(plan: Plan) -> None:
     """What the plan says of its memory, as far as its types tell it too: the KV pool is sized by it."""
     states = planned_states([plan])
     for name, one in states.items():
-        if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, "pages"}]:
+        if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, *LOADED_DIMS}]:
             raise _error(f"the state '{name}' has the dim {odd[0]}", "dims", f"a range for {odd[0]}")
-    kept, groups = state_memory(states)
+    kept, slot, groups = state_memory(states)
     if plan.memory.states != kept:
         raise _error(f"states is {plan.memory.states}", "memory", f"{kept}, by its states and dims")
+    if plan.memory.slot != slot:
+        raise _error(f"slot is {plan.memory.slot}", "memory", f"{slot}, by its states and dims")
     for name in dict.fromkeys((*groups, *plan.memory.groups)):
         found, wanted = plan.memory.groups.get(name), groups.get(name)
         if found != wanted:

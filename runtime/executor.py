@@ -89,7 +89,7 @@ class Executor(Protocol):
     inputs    the types of a step's inputs by name
     params    the plan's weights by name, on the device
     states    the states of all entries, on the device
-    sizes     load-time dims (`pages`, `S`)
+    sizes     load-time dims (`pages`, `R`, `S`)
     replays   whether steps may be replayed from captured graphs, whose instructions no `watch` sees
 
     Steps run in the order of their launches; executors of one artifact share weights and states, and run in the order

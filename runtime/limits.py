@@ -35,7 +35,7 @@ def read_limits(artifact: Artifact, plans: Plans) -> Limits:
         for dim, needed in (
             ("T", limits.max_tokens),
             ("B", limits.max_batch),
-            ("S", limits.max_batch),
+            ("R", limits.max_batch),
             ("P", pages),
             ("G", limits.max_batch),
         ):

@@ -29,7 +29,7 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.limits import Limits, read_limits
 from ingot.runtime.load_context import check_one_device, mesh_of, on_one_device, this_rank
 from ingot.runtime.loaders import load_executable, load_library
-from ingot.runtime.memory import Pages, host_memory, kv_pages, shared_pages
+from ingot.runtime.memory import Pages, host_memory, kv_pages, shared_pages, state_slots
 from ingot.runtime.onednn import bound_code_caches
 from ingot.runtime.phases import Phases
 from ingot.runtime.plan_file import read_plan_file
@@ -44,7 +44,7 @@ class Loaded:
     """A model ready to run where `context` says: an executor for each entry, over the same weights and states.
 
     `plans` are those of the context's rank. `tokenizer` is None when the checkpoint had none. `pages` are those of each
-    group of caches.
+    group of caches, `slots` those of states that stand once per sequence; 0 without any.
 
     `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
@@ -61,6 +61,7 @@ class Loaded:
     eos_token_ids: tuple[int, ...]
     limits: Limits
     pages: Pages
+    slots: int
     phases: Phases
 
     @property
@@ -162,7 +163,8 @@ def bind(
             else device_memory(device, plans, graphs=capture != "none")
         )
         pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory)])
-        sizes = {"S": limits.max_batch}
+        slots = state_slots(plans, room, num_pages, memory)
+        sizes = {"R": limits.max_batch, "S": slots}
         if device.type == "cuda":
             copy = WeightCopy(artifact, context, threads=threads, verify=verify)
             params, weights = copy.tensors, background.submit(_timed, phases, "weights", copy.run)
@@ -195,7 +197,7 @@ def bind(
             _try_out(device, executors, capture, phases)
         weights.result()
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, pages, phases)
+    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, pages, slots, phases)
 
 
 def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:

@@ -1,4 +1,4 @@
-"""How much memory serving may take, and how many KV pages that leaves."""
+"""How much memory serving may take, and how many KV pages and slots of state that leaves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import Plans
+from ingot.ir.slot_limits import KEPT_PER_SEQUENCE, KEPT_SHARE
 from ingot.runtime.limits import Limits
 
 # What a KV pool takes on a CPU when no bound is given: vLLM's default for its CPU backend, 4 GiB, and never more
@@ -68,6 +69,7 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
             what, expected = "weights, activations and states", f"{need.fixed + room.beside} bytes"
             raise _no_room(need, room, limit, what, expected, "give more memory, or compile for smaller limits")
         return {}
+    kept = _kept_slots(need, left, asked) * need.slot
     reserved = {name: CacheGroup.named(name).reserved for name in need.groups}
     if asked is not None:
         fitting = (left - sum(reserved[name] * group.page for name, group in need.groups.items())) // need.page
@@ -83,8 +85,30 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
         raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.beside))
     # Without a word about memory the pool takes its usual share, which holds one sequence at least.
     if memory is None and room.pool is not None:
-        left = min(left, max(need.sequence, room.pool))
+        left = min(left, max(need.sequence + kept, room.pool))
+    left -= kept
     return _divided(need, limits, left)
+
+
+def state_slots(plans: Plans, room: ServingMemory, asked: int | None, memory: int | None) -> int:
+    """The slots of states that stand once per sequence, where `kv_pages` has found room for the pages: one of each
+    sequence that runs, and those that the prefix cache keeps; 0 without such states."""
+    need = MemoryNeed.of(plans)
+    if not need.slot:
+        return 0
+    return need.sequences + _kept_slots(need, min(memory or room.usual, room.most) - room.beside - need.fixed, asked)
+
+
+def _kept_slots(need: MemoryNeed, left: int, asked: int | None) -> int:
+    """The slots that the prefix cache may keep, of `left` bytes for them and for pages. Pages that are asked for, and
+    those of one sequence at full length, come first."""
+    if not need.slot or not need.groups:
+        return 0
+    pages = need.sequence
+    if asked is not None:
+        pages = sum((asked + CacheGroup.named(name).reserved) * group.page for name, group in need.groups.items())
+    share = min(left // KEPT_SHARE if asked is None else left, left - pages)
+    return min(KEPT_PER_SEQUENCE * need.sequences, max(0, share) // need.slot)
 
 
 def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
@@ -123,7 +147,7 @@ def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
     if pages > 0:
         return f"give more memory, or compile with a max_seq_len of at most {pages * limits.page_size}"
     # Activations and the other states grow with the tokens and the sequences of a step, in about this proportion.
-    left = (memory - need.weights - need.page) / max(1, need.activations + need.states)
+    left = (memory - need.weights - need.page) / max(1, need.activations + need.states + need.sequences * need.slot)
     tokens, batch = (int(left * limit) for limit in (limits.max_tokens, limits.max_batch))
     if tokens < 1 or batch < 1:
         return "give more memory, or compile a smaller or quantized model: the weights leave no room"
@@ -134,7 +158,7 @@ def _no_room(need: MemoryNeed, room: ServingMemory, limit: int, what: str, expec
     beside = f", code and captured graphs {room.beside}" if room.beside else ""
     return OptionError(
         f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
-        f" {need.activations}, other states {need.states}{beside}",
+        f" {need.activations}, other states {need.states + need.sequences * need.slot}{beside}",
         where="plan.json, memory",
         expected=expected,
         hint=hint,

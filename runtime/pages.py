@@ -149,6 +149,10 @@ class PagePool:
         """The page that holds this content, if one is kept."""
         return self._kept.get(digest)
 
+    def is_held(self, page: int) -> bool:
+        """Whether any sequence holds a page."""
+        return self._holders[page] > 0
+
     def num_free_beside(self, pages: Iterable[int]) -> int:
         """Pages that can be allocated once these, which were found, are shared."""
         return self.num_free - sum(page in self._idle for page in pages)

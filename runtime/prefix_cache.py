@@ -5,6 +5,9 @@ page can be found, by its block's hash, once the step that writes its last token
 order of their launches. What a sequence finds it does not feed; but it always feeds its last token, for the logits, and
 so where everything is there, it computes its last page again, in a page of its own.
 
+Where a model has states that stand once per sequence, a sequence goes on only after a page at whose end a state is kept
+too (`ingot.runtime.state_slots`).
+
 A request waits for one step where that step writes at least half of what it would feed itself. Where two sequences have
 computed the same page side by side all the same, the later one goes on with the earlier one's. So what holds a page
 holds those in front of it as they are found, and none is given up before what comes after it.
@@ -44,7 +47,9 @@ class PrefixCache:
         self._pages = pages
         self._blocks = blocks
         self._page_size = pages.page_size
-        self._coming: set[bytes] = set()  # what others can find when the step that is being made has been launched
+        # What others can find when the step that is being made has been launched, and where states are kept then.
+        self._coming: set[bytes] = set()
+        self._coming_states: set[bytes] = set()
 
     def begin(self, request: Request, like: Request | None = None) -> None:
         """Hash the prompt of a new request, unless it is that of `like`, which was begun just now."""
@@ -64,7 +69,8 @@ class PrefixCache:
 
     def find(self, request: Request) -> Found:
         """What a waiting request need not compute: as many pages as are there of every group that keeps each token, and
-        of each group with a window those that the next token reads."""
+        of each group with a window those that the next token reads. Where states stand once per sequence, no more than
+        those after which one is kept."""
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
         digests = request.cached.hashes.digests[: self._most_cached(request) // self._page_size]
@@ -79,16 +85,22 @@ class PrefixCache:
             for group, pool in zip(self._pages.groups, self._pages.pools, strict=True)
             if group.forgets
         ]
-        count = _readable(count, windows, self._page_size, self._blocks)
+        count = branch = _readable(count, windows, self._page_size, self._blocks)
+        slot = None
+        if self._pages.slots is not None:
+            count, slot = self._pages.slots.find(digests, count)
+            while count and (readable := _readable(count, windows, self._page_size, self._blocks)) < count:
+                count, slot = self._pages.slots.find(digests, readable)
         pages = [found[:count] for found in whole]
         for group, kept in windows:
             first = group.first_page(count * self._page_size, self._page_size)
             pages.append([0] * min(first, count) + [page for page in kept[first:count] if page is not None])
-        return Found(count, tuple(pages))
+        return Found(count, tuple(pages), slot, branch)
 
     def begin_step(self) -> None:
         """Nothing is written yet by the step that is being made."""
         self._coming.clear()
+        self._coming_states.clear()
 
     def feed(self, request: Request, length: int) -> None:
         """The step feeds so many tokens of a prompt."""
@@ -96,6 +108,8 @@ class PrefixCache:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
             self._coming.update(request.cached.hashes.digests[start // size : end // size])
+            if end >= size and end % size == 0:
+                self._coming_states.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
         """Whether a waiting request that has found so many pages finds in the next step what it had better not feed in
@@ -104,7 +118,10 @@ class PrefixCache:
             return False
         size = self._page_size
         behind = request.cached.hashes.digests[found : self._most_cached(request) // size]
-        coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
+        if self._pages.slots is None:
+            coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
+        else:
+            coming = max((place for place, one in enumerate(behind, 1) if one in self._coming_states), default=0)
         return 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
@@ -117,8 +134,9 @@ class PrefixCache:
         else:
             self.stats.recomputed += max(0, request.cached.num_lost - found)
 
-    def keep(self, request: Request) -> list[list[tuple[int, int]]] | None:
-        """Let others find the full pages of a request that holds pages.
+    def keep(self, request: Request, *, last: bool = False) -> list[list[tuple[int, int]]] | None:
+        """Let others find the full pages of a request that holds pages, and its state where it stands at the end of a
+        page; `last`: it is about to give up all that it holds.
 
         Gives for each group (place, page) where the request is to hold another page instead, which has held the same
         for longer; None where there is no such page.
@@ -136,6 +154,8 @@ class PrefixCache:
                     others = others or [[] for _ in request.pages]
                     others[number].append((place, page))
         cached.num_kept = max(full, cached.num_kept)
+        if self._pages.slots is not None and request.num_computed == full * size <= request.num_known:
+            self._pages.slots.keep(request, cached.hashes.digests[full - 1], last=last)
         return others
 
     def _most_cached(self, request: Request) -> int:

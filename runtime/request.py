@@ -60,12 +60,16 @@ class Cached:
     """What a sequence has to do with the prefix cache.
 
     hashes      of its full blocks; None where it shares no pages
+    branch      tokens after which a state is to be kept: others have their pages, and none a slot
+    generated   names the state that it has kept after tokens of its own
     num_kept    pages in front that others can find
     num_found   tokens that it found when it was first admitted; None before
     num_lost    tokens whose KV it had when it was last preempted
     """
 
     hashes: BlockHashes | None = None
+    branch: int = 0
+    generated: bytes | None = None
     num_kept: int = 0
     num_found: int | None = None
     num_lost: int = 0
@@ -81,6 +85,9 @@ class Request:
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
     pages          its KV pages in each group of caches, in the order of positions; see `ingot.runtime.sequence_pages`
+    state_read     the slot that its next step reads, and that it holds; -1: none. See `ingot.runtime.state_slots`
+    state_write    the slot that this step writes; -1: the model has no such state, or the sequence no row
+    state_at       where it stood when it got these two; -1: it has written its slot since
     num_scored     positions of the prompt that have log-probabilities, from a step that ran or is in flight
     num_computed   tokens whose KV is written or being written by a step in flight, at most: of drafts that a step in
                    flight feeds it is not known how many are kept
@@ -103,6 +110,9 @@ class Request:
     status: Status = Status.WAITING
     row: int = -1
     pages: list[list[int]] = field(default_factory=list)
+    state_read: int = -1
+    state_write: int = -1
+    state_at: int = -1
     num_scored: int = 0
     num_computed: int = 0
     in_flight: int = 0

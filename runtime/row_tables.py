@@ -12,13 +12,18 @@ from ingot.runtime.request import Request
 class RowTables:
     """By device row: the pages of its sequence in each group of caches, and what the sequence asks for (`tables`).
 
-    `num_pages` are those of the first group, which has the most. `asking` are the rows that ask for anything, by table.
-    `version` is another object after every change of anything but the pages.
+    `num_pages` are those of the first group, which has the most. `state_read` and `state_write` are the slots that the
+    next step of each row reads and writes; None for a model without states that stand once per sequence. `asking` are
+    the rows that ask for anything, by table. `version` is another object after every change of anything but the pages.
     """
 
-    def __init__(self, tables: Sequence[RowTable], max_batch: int, max_pages: int, groups: int = 1) -> None:
+    def __init__(
+        self, tables: Sequence[RowTable], max_batch: int, max_pages: int, groups: int = 1, *, slots: bool = False
+    ) -> None:
         self.pages = [np.zeros((max_batch, max_pages), np.int32) for _ in range(groups)]
         self.num_pages = np.zeros(max_batch, np.int32)
+        self.state_read = np.full(max_batch, -1, np.int32) if slots else None
+        self.state_write = np.full(max_batch, -1, np.int32) if slots else None
         self.version = object()
         self._declared = tables
         self.asked: dict[str, Array] = {
@@ -54,6 +59,12 @@ class RowTables:
 
     def set_page(self, group: int, row: int, place: int, page: int) -> None:
         self.pages[group][row, place] = page
+
+    def set_slots(self, row: int, read: int, write: int) -> None:
+        """The slots that the next steps of a row read and write."""
+        assert self.state_read is not None and self.state_write is not None
+        self.state_read[row], self.state_write[row] = read, write
+        self.version = object()
 
     def clear(self, row: int) -> None:
         for table in self.pages:

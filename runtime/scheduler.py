@@ -5,8 +5,8 @@ pieces of prompts as far as the token budget goes, then it admits waiting reques
 When a decoding sequence needs a page and none is left, the last by rank of those that run gives up its pages, goes
 back among the waiting ones and is computed again later, outputs included, as far as the prefix cache has lost them.
 So does the last one of a step that the device has no memory for, and until one of the others has ended none is
-admitted. The first of those that run is never preempted, so it comes to an end; and where all have one priority,
-no request starves.
+admitted. The first of those that run is not preempted for pages, so it comes to an end; and where all have one
+priority, no request starves.
 
 Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
 of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped. Where drafts are fed, or
@@ -17,7 +17,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from operator import attrgetter
 
 from ingot.ir.cache_groups import FULL
@@ -33,8 +32,9 @@ from ingot.runtime.request import INVALID_TOKEN, End, Request, Status
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.scheduler_config import SchedulerConfig, check_servable, max_total
 from ingot.runtime.sequence_pages import Pools, SequencePages
+from ingot.runtime.state_slots import StateSlots
 from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
-from ingot.runtime.step_room import StepRoom
+from ingot.runtime.step_room import StepRoom, prompt_tokens
 
 _rank = attrgetter("rank")
 # A token that counts: whose it is, which, and the row of logits that it was chosen from. A step makes one for each
@@ -44,10 +44,12 @@ Accepted = tuple[Request, int, int]
 
 class Scheduler:
     """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
-    meanwhile. `pools` are those of the groups of caches. `layout` is that of the steps' inputs; without one it holds
-    every input that the host knows."""
+    meanwhile. `pools` are those of the groups of caches, `slots` that of states that stand once per sequence. `layout`
+    is that of the steps' inputs; without one it holds every input that the host knows."""
 
-    def __init__(self, config: SchedulerConfig, pools: Pools, layout: StepLayout | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pools: Pools, layout: StepLayout | None = None, slots: PagePool | None = None
+    ) -> None:
         if odd := [pool.page_size for pool in pools.values() if pool.page_size != config.page_size]:
             raise InternalError(f"pages of {odd[0]} tokens in the pool, {config.page_size} in the scheduler")
         self.config = config
@@ -62,8 +64,13 @@ class Scheduler:
         largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages, G=config.max_batch)
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
-        self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools))
-        self.pages = SequencePages(pools, self._tables, config.page_size)
+        self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools), slots=slots is not None)
+        states = (
+            None
+            if slots is None
+            else StateSlots(slots, self._tables, config.blocks, config.page_size, cuts=config.chunked_prefill)
+        )
+        self.pages = SequencePages(pools, self._tables, config.page_size, states)
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
@@ -81,17 +88,8 @@ class Scheduler:
 
     @property
     def occupancy(self) -> Occupancy:
-        return Occupancy(
-            waiting=len(self.waiting),
-            running=len(self.running),
-            steps=len(self._in_flight),
-            free_rows=self.num_free_rows,
-            pages_held=self.pages.num_held,
-            pages_releasing=self.pages.num_releasing,
-            pages_kept=sum(pool.num_kept for pool in self.pages.pools),
-            pages=sum(pool.capacity for pool in self.pages.pools),
-            preemptions=self.num_preemptions,
-        )
+        queues = len(self.waiting), len(self.running), len(self._in_flight)
+        return Occupancy(*queues, self.num_free_rows, *self.pages.occupied, self.num_preemptions)
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
@@ -142,8 +140,10 @@ class Scheduler:
                 "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
             )
         self._cache.begin_step()
+        if self.pages.slots is not None:
+            self.pages.slots.settle(self._busy_until)
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
-        room = StepRoom(self.blocks, self._prompt_tokens(decodes, chunks) if prefilling or self.waiting else 0)
+        room = StepRoom(self.blocks, prompt_tokens(self.config, decodes, chunks) if prefilling or self.waiting else 0)
         for request in prefilling:
             if request.status is Status.RUNNING:  # and was not preempted just now
                 self._feed(request, chunks, room)
@@ -257,8 +257,9 @@ class Scheduler:
     def withdraw(self, batch: StepBatch) -> Request | None:
         """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
 
-        The last of them by rank is preempted, with all after it, and none is admitted until one that runs has ended. A
-        step of one sequence preempts none: gives that sequence, which cannot go on.
+        The last of them by rank is preempted, or the first where states lie in slots, with all after it, and none is
+        admitted until one that runs has ended. A step of one sequence preempts none: gives that sequence, which cannot
+        go on.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
             raise InternalError(
@@ -274,6 +275,8 @@ class Scheduler:
             chunk.request.num_scored -= len(chunk.scored)
             chunk.request.num_computed = chunk.start
         fed = batch.requests
+        if self.pages.slots is not None:
+            self.pages.slots.withdraw(fed)
         for request in fed:
             # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
             request.miscounted = request.params.penalizes
@@ -282,10 +285,11 @@ class Scheduler:
         if len(fed) == 1:
             return fed[0]
         ids = {request.request_id for request in fed}
-        last = max(place for place, request in enumerate(self.running) if request.request_id in ids)
-        for request in reversed(self.running[last:]):
+        places = [place for place, request in enumerate(self.running) if request.request_id in ids]
+        # States in slots may be those after the step, so that none of its sequences can go on.
+        for request in reversed(self.running[places[-1 if self.pages.slots is None else 0] :]):
             self._preempt(request)
-        self._most_running = last
+        self._most_running = places[-1]
         return None
 
     def finish(self, request: Request, end: End) -> None:
@@ -328,7 +332,7 @@ class Scheduler:
         """
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
-        short = False
+        short, slots = False, self.pages.slots
         for request in steady_decode.others(self.running, in_flight=bool(self._in_flight)):
             if request.status is not Status.RUNNING:
                 continue  # preempted just now
@@ -358,7 +362,8 @@ class Scheduler:
             elif self.config.max_drafts and not request.params.penalizes:
                 chunks.append(drafted_chunk(request, self.config, self.pages, len(self.running), chunks))
             else:
-                steady_decode.enter(request, self.pages.tokens_held(request))
+                held = self.pages.tokens_held(request)
+                steady_decode.enter(request, held if slots is None else min(held, slots.next_end(request)))
         return steady_decode.steady(self.running), chunks, prefilling, short
 
     def _denoise(self, request: Request, chunks: list[Chunk], prefilling: list[Request]) -> bool:
@@ -374,15 +379,6 @@ class Scheduler:
             start = request.num_computed
             chunks.append(Chunk(request, request.row, start, size, on_device=True, rows=size, block=size))
         return True
-
-    def _prompt_tokens(self, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
-        """How many a step takes beside those of sequences that decode. Where a caller waits for their tokens, a long
-        step is one long wait; a prompt that may not be cut is not held back even so, or it could be for ever."""
-        left = self.config.max_tokens - len(decodes) - sum(chunk.length for chunk in chunks)
-        decoding = chain(decodes, (chunk.request for chunk in chunks))
-        cut = self.config.chunked_prefill and self.blocks.granule <= self.config.max_mixed_tokens
-        held_back = cut and any(request.given.streamed for request in decoding)
-        return min(left, self.config.max_mixed_tokens) if held_back else left
 
     def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
         """Give waiting requests rows and pages, by rank."""
@@ -405,8 +401,9 @@ class Scheduler:
             insort(self.running, request, key=_rank)
             request.status, request.row = Status.RUNNING, self._free_rows.pop()
             self._tables.set_request(request.row, request)
-            self.pages.begin(request, found)
             request.num_computed, request.cached.num_kept = start, found.count
+            request.cached.branch = found.branch * self.pages.page_size
+            self.pages.begin(request, found)
             request.miscounted = request.params.penalizes
             self._cache.admit(request, start)
             self.pages.take(request, start + length, keeping=True)
@@ -416,6 +413,8 @@ class Scheduler:
         """As much of a prompt as there is room for."""
         start, goal = request.num_computed, self.blocks.fed(request.num_tokens)
         end = self.pages.tokens_within(request, start + room.fit(request, start))
+        if self.pages.slots is not None:
+            end = self.pages.slots.cut(request, start, end, goal)
         if (length := self.blocks.piece(start, end, goal)) > 0:
             self.pages.take(request, start + length)
             chunks.append(self._chunk(request, length, goal))
@@ -489,7 +488,7 @@ class Scheduler:
         """Take row and pages from a request that runs."""
         del self.running[bisect_left(self.running, request.rank, key=_rank)]
         failed = request.end is not None and request.end.reason == "error"
-        if not failed and (others := self._cache.keep(request)):
+        if not failed and (others := self._cache.keep(request, last=True)):
             self.pages.exchange(request, others, self._busy_until)
         # The row needs no such delay as the pages: its next sequence starts with explicit tokens and positions, in a
         # step after those in flight.

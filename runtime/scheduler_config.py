@@ -27,7 +27,7 @@ class SchedulerConfig:
     chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (What a preempted
                       sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
     pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
-    prefix_caching    sequences that begin alike share pages; for models whose state lies in pages alone
+    prefix_caching    sequences that begin alike share pages, and kept slots of state
     policy            which request is served first: "fcfs", the one that came first; "priority", the one of lower
                       priority, and of equal ones the one that came first
     max_mixed_tokens  tokens of prompts in a step that gives others a token that a caller waits for

@@ -2,7 +2,8 @@
 
 A group that keeps every token gives a sequence the pages of its whole prompt when it is admitted, so what was admitted
 can be computed. One with a window gives the pages of a piece of the prompt when that piece is fed, and takes back those
-that no later token reads; page 0 then stands in their places.
+that no later token reads; page 0 then stands in their places. States that stand once per sequence lie in slots
+(`ingot.runtime.state_slots`), which come and go with the pages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
+from ingot.runtime.state_slots import StateSlots
 
 Pools = Mapping[CacheGroup, PagePool]
 _PLENTY = 1 << 62  # tokens or pages, where nothing bounds them
@@ -20,10 +22,13 @@ _PLENTY = 1 << 62  # tokens or pages, where nothing bounds them
 @dataclass(frozen=True)
 class Found:
     """What a waiting request need not compute: the first `count` pages of its tokens. `pages` has those that it then
-    holds in each group, 0 in place of those that no later token reads."""
+    holds in each group, 0 in place of those that no later token reads, and `slot` holds its state after them. After
+    `branch` pages, where that is more, pages are there and no slot."""
 
     count: int
     pages: tuple[list[int], ...]
+    slot: int | None = None
+    branch: int = 0
 
     @staticmethod
     def nothing(groups: int) -> "Found":
@@ -33,12 +38,14 @@ class Found:
 class SequencePages:
     """The pages of `pools`, by group of caches, and what each sequence holds of them: `Request.pages` has a list for
     each group, in the order of `groups`, and `tables` the same by device row. Without a group, sequences hold no pages
-    and need none."""
+    and need none. `slots`: those of a model that has states that stand once per sequence."""
 
-    def __init__(self, pools: Pools, tables: RowTables, page_size: int) -> None:
+    def __init__(self, pools: Pools, tables: RowTables, page_size: int, slots: StateSlots | None = None) -> None:
         self.groups = tuple(pools)
         self.pools = tuple(pools.values())
         self.numbered = tuple(enumerate(self.pools))
+        self.slots = slots
+        self._allocators = self.pools if slots is None else (*self.pools, slots.pool)
         self.page_size = page_size
         self._tables = tables
         self.windows = [(place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.forgets]
@@ -55,6 +62,12 @@ class SequencePages:
     @property
     def num_releasing(self) -> int:
         return sum(pool.num_releasing for pool in self.pools)
+
+    @property
+    def occupied(self) -> tuple[int, int, int, int]:
+        """Pages that sequences hold, that steps in flight keep, that the prefix cache finds, and all."""
+        kept = sum(pool.num_kept for pool in self.pools)
+        return self.num_held, self.num_releasing, kept, sum(pool.capacity for pool in self.pools)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages of a group that hold `num_tokens` tokens."""
@@ -78,7 +91,7 @@ class SequencePages:
             own = group.held(shared)
             if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_beside(own):
                 return False
-        return True
+        return self.slots is None or self.slots.admits(found.slot)
 
     def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
         """Pages of a group with which a sequence can come to `num_tokens` tokens, of which it feeds `at_once` at a
@@ -92,6 +105,8 @@ class SequencePages:
             pool.share(group.held(pages))
             self._tables.add_pages(place, request.row, pages, 0)
             request.pages[place] += pages
+        if self.slots is not None:
+            self.slots.begin(request, found.slot)
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False) -> None:
         """Give a sequence pages for so many tokens in every group; `keeping`: in those that keep every token."""
@@ -143,13 +158,15 @@ class SequencePages:
                 pool.forget(own)
             pool.free(own, busy_until)
         request.pages = [[] for _ in self.groups]
+        if self.slots is not None:
+            self.slots.release(request, busy_until, worthless=worthless)
 
     def retire(self, step: int) -> None:
-        for pool in self.pools:
+        for pool in self._allocators:
             pool.retire(step)
 
     def forget_all(self) -> None:
-        for pool in self.pools:
+        for pool in self._allocators:
             pool.forget_all()
 
 

@@ -18,13 +18,13 @@ from ingot.ir.plan import State
 from ingot.ir.types import TensorType
 from ingot.runtime.cpu.allocator import HostAllocator
 
-# The dim that counts what a group hands out: pages of tokens, or one slot per sequence.
-_UNIT_DIMS: Mapping[str, str] = {"token": "pages", "sequence": "S"}
+# The dim that counts what a group hands out: pages of tokens, device rows, or slots of sequences.
+_UNIT_DIMS: Mapping[str, tuple[str, ...]] = {"token": ("pages",), "sequence": ("R", "S")}
 
 
 class States(Mapping[str, torch.Tensor]):
     """Every state by name, zero at first, where `allocator` has its memory: a CPU's by default. `sizes`: load-time
-    dims (`pages`, `S`); `pages`: those of groups of caches whose pools have a size of their own, by name.
+    dims (`pages`, `R`, `S`); `pages`: those of groups of caches whose pools have a size of their own, by name.
 
     On a GPU the operations below run on torch's current stream. Raises OptionError when there is no memory for them.
     """
@@ -92,10 +92,13 @@ class States(Mapping[str, torch.Tensor]):
 def _unit_axis(name: str, spec: State) -> int:
     """The axis that counts the pages or slots of a state."""
     shape = parse_type(spec.type).shape
-    dim = _UNIT_DIMS[spec.unit]
-    if dim not in shape:
-        raise InternalError(f"the state '{name}' is {spec.type}", expected=f"an axis {dim}, as unit {spec.unit} has")
-    return shape.index(dim)
+    dims = _UNIT_DIMS[spec.unit]
+    for axis, size in enumerate(shape):
+        if size in dims:
+            return axis
+    raise InternalError(
+        f"the state '{name}' is {spec.type}", expected=f"an axis {' or '.join(dims)}, as unit {spec.unit} has"
+    )
 
 
 def _zeros(name: str, state_type: TensorType, sizes: Mapping[str, int], allocator: Allocator) -> torch.Tensor:

@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING
 
 from ingot.console import size_text
+from ingot.ir.slot_limits import KEPT_PER_SEQUENCE
 
 if TYPE_CHECKING:
     from ingot.ir.plan import Plans
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
-    """Names and texts: weights, activations at their peak, KV cache, and the sum for the limits."""
+    """Names and texts: weights, activations at their peak, KV cache, slots, and the sum for the limits."""
     from ingot.ir.memory import MemoryNeed  # not at the top: `--help` loads no schemas
 
     need = MemoryNeed.of(plans)
@@ -33,5 +34,12 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
             )
             for name, group in need.groups.items()
         ),
+        *([("slots", _slots_text(need.slot, need.sequences))] if need.slot else []),
         ("in all", f"{size_text(need.fixed + need.sequence)} at least, {size_text(need.fixed + kv)} for the limits"),
     ]
+
+
+def _slots_text(slot: int, sequences: int) -> str:
+    """What states take that stand once per sequence."""
+    kept = KEPT_PER_SEQUENCE * sequences
+    return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"

@@ -101,9 +101,9 @@ def serving(step: Step, classes: Sequence[BucketClass]) -> BucketClass | None:
 def step_sizes(step: Step, program: Program, page_size: int) -> Mapping[str, int]:
     """The dims of a step; every sequence is given a row of logits."""
     pages = step.pages(page_size)
-    slots = program.dims["S"].hi if "S" in program.dims else 1
-    sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences, "S": slots}
-    return {**sizes, "pages": pages, "G": 1}
+    rows = program.dims["R"].hi if "R" in program.dims else 1
+    sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences}
+    return {**sizes, "R": rows, "S": step.sequences, "pages": pages, "G": 1}
 
 
 def limits_of(artifact: Artifact) -> StepLimits:

@@ -40,7 +40,8 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Resident:
-    """What stays between steps, in bytes; `sequence` is the KV cache of one sequence at full length."""
+    """What stays between steps, in bytes; `sequence` is the KV cache of one sequence at full length, `slot` what
+    one takes in states that stand once per sequence."""
 
     weights: int
     states: int
@@ -48,6 +49,7 @@ class Resident:
     outputs: int
     page: int
     sequence: int
+    slot: int
 
 
 def step_memories(found: Plans) -> tuple[StepMemory, ...]:
@@ -126,4 +128,5 @@ def resident(found: Plans) -> Resident:
         outputs=sum(memory.outputs for memory in memories),
         page=need.page,
         sequence=need.sequence,
+        slot=need.slot,
     )

@@ -65,7 +65,6 @@ def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | Non
         rows=rows,
         lengths=lengths,
         starts=np.array([one.start for one in sequences], np.int32),
-        begins=np.array([one.place == 0 for one in sequences], np.bool_),
         tokens=np.array([token for one in sequences for token in one.tokens], np.int32),
         logit_rows=np.array(logit_rows, np.int32),
         sample_index=np.array(
@@ -79,6 +78,9 @@ def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | Non
         totals=lambda: np.zeros(0, np.int32),  # what is banned here is banned whatever a sequence's length
         rated=rated,
         places=np.array([one.place for one in sequences], np.int32),
+        # A sequence keeps its state in the slot of the number of its row; one that begins reads none.
+        state_read=np.array([one.row if one.place else -1 for one in sequences], np.int32),
+        state_write=rows,
     )
 
 

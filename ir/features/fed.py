@@ -31,7 +31,6 @@ class Fed:
     rows           i32[B], the device row of each sequence
     lengths        i32[B], the tokens that it feeds
     starts         i32[B], the position of the first of them; -1: the device's own
-    begins         bool[B], it has no state yet that stands once per sequence
     tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. Of a block that is denoised, -1: a
                    masked position; -2 - i: position i of the row's block
     logit_rows     i32[L], which of T
@@ -46,12 +45,14 @@ class Fed:
     sampled        the sequences from whose first rows of logits tokens are taken, in their order
     places         i32[B], where each sequence stands, also where `starts` leaves it to the device; None: not known
     sharing        i32[B, 6], the table of shared prefixes (`ingot.ir.features.sharing`); None: nothing is shared
+    state_read     i32[B], the slot that holds the state of each sequence; -1: it has none yet. None: no model state
+                   stands once per sequence
+    state_write    i32[B], the slot that the step leaves it in
     """
 
     rows: Array
     lengths: Array
     starts: Array
-    begins: Array
     tokens: Array
     logit_rows: Array
     sample_index: Array
@@ -65,6 +66,8 @@ class Fed:
     places: Array | None = None
     group_pages: Mapping[CacheGroup, Array] = field(default_factory=dict)
     sharing: Array | None = None
+    state_read: Array | None = None
+    state_write: Array | None = None
 
     def pages_of(self, group: CacheGroup) -> Array:
         """i32[rows, P]: the pages of every device row in a group of caches."""

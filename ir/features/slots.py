@@ -1,6 +1,5 @@
 """Where a sequence finds the state that stands once per sequence, and where it leaves it."""
 
-import numpy as np
 import torch
 
 from ingot.ir.features.feature import Feature
@@ -10,14 +9,14 @@ from ingot.ir.types import TensorType
 
 
 def _read(array: Array, fed: Fed) -> None:
-    array[:] = np.where(fed.begins, -1, fed.rows)
+    array[:] = -1 if fed.state_read is None else fed.state_read
 
 
 def _write(array: Array, fed: Fed) -> None:
-    array[:] = fed.rows
+    array[:] = -1 if fed.state_write is None else fed.state_write
 
 
-# A sequence keeps its state in the slot of its row; one that begins, or begins again, reads none.
+# Two inputs, so that a step may leave alone what it read: the prefix cache keeps it.
 SLOTS = Feature(
     "slots",
     inputs=(

@@ -32,7 +32,7 @@ def take_block(
     """(ids i32[T], found i32[T]): the tokens to feed, and 1 where a position has its token, 0 where it is masked.
 
     `tokens` i32[T]: an id; -1, a masked position; or -2 - i, position i of the block that the row of the token's
-    sequence holds in the state `blocks` i32[S, N], where -1 is a masked position. Masked ones are fed as `mask_token`.
+    sequence holds in the state `blocks` i32[R, N], where -1 is a masked position. Masked ones are fed as `mask_token`.
     `token_seqs` i32[T] and `rows` i32[B] are those of `feed`; padding stays as it is.
     """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()

@@ -26,7 +26,7 @@ def take_drafts(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor
 ) -> torch.Tensor:
     """`tokens` i32[T] with the drafts in them: token -2 - i of sequence b = `token_seqs[t]` stands for draft i of its
-    row, `drafts[rows[b], i]` of the state i32[S, K]. Other tokens, -1 among them, stay as they are."""
+    row, `drafts[rows[b], i]` of the state i32[R, K]. Other tokens, -1 among them, stay as they are."""
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     place = (-2 - tokens).clamp(min=0, max=drafts.shape[1] - 1).long()
     return torch.where((tokens < -1) & (token_seqs >= 0), drafts[row, place], tokens)

@@ -1,6 +1,6 @@
 """Penalties for tokens that a sequence holds already, and tokens that it may not take yet.
 
-Each row of the state `token_counts` [S, vocab] belongs to a running sequence. Bit 0 of an entry says that the token
+Each row of the state `token_counts` [R, vocab] belongs to a running sequence. Bit 0 of an entry says that the token
 stands in the prompt, the bits above it count how often it was generated: penalties tell the two apart.
 """
 
@@ -88,7 +88,7 @@ def count_tokens(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> torch.Tensor:
-    """The state `token_counts` i32[S, vocab] with the tokens of this step counted.
+    """The state `token_counts` i32[R, vocab] with the tokens of this step counted.
 
     Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as one
     of the prompt below position `prompt_ends[b]`, from there on as generated. A row is cleared when position 0 is fed,

@@ -173,7 +173,7 @@ def sample(
     """A token i32[L] from logits [L, V]; each parameter is [L], `banned` i32[L, K].
 
     Logits are first what `ingot.ir.ops.penalties.penalized` makes of them: row i is penalized by row `count_rows[i]`
-    i32 of the state `token_counts` i32[S, V] (-1: not at all), by `repetition`, `frequency` and `presence`, f32 each;
+    i32 of the state `token_counts` i32[R, V] (-1: not at all), by `repetition`, `frequency` and `presence`, f32 each;
     the ids in `banned` (-1: none) are not taken. A row that asks for neither is chosen from as it is.
 
     Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from

@@ -88,7 +88,7 @@ def feed(
     """(ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens fed in this step.
 
     A token of -1 stands for the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, when
-    that is -1, where its row `rows[b]` of the state `position` [S] stands. A token with `token_seqs` -1 and a sequence
+    that is -1, where its row `rows[b]` of the state `position` [R] stands. A token with `token_seqs` -1 and a sequence
     with row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table, for a model that has no paged
     cache, all slots are -1.
     """
@@ -182,7 +182,7 @@ def advance(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states `last_token` and `position` [S] after the step.
+    """The states `last_token` and `position` [R] after the step.
 
     Row `rows[b]` moves to position `kv_lens[b]` and, where `sample_index[b]` is not -1, takes the token
     `sampled[sample_index[b]]`. A row of -1 is padding.

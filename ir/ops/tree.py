@@ -50,7 +50,7 @@ def tree_ancestors(
 ) -> torch.Tensor:
     """The `ancestors` i64[T] of the tokens of a step, before drafts are put into `tokens` i32[T].
 
-    A token of -1 is the root; -2 - i is draft i, whose parent is node `parents[rows[b], i]` of the state i32[S, K]; any
+    A token of -1 is the root; -2 - i is draft i, whose parent is node `parents[rows[b], i]` of the state i32[R, K]; any
     other token is no node.
 
     A parent that does not come before its draft stands for the nearest one that does.

@@ -120,7 +120,8 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     "a weight with a symbol": (lambda p: p["params"].update({"norm.weight": "f32[T]"}), "has the dim T"),
     "a weight that is not there": (lambda p: p["params"].update(novel="f32[1]"), "'novel' is missing"),
     "a state with a step's dim": (lambda p: p["states"]["position"].update(type="i32[B]"), "has the dim B"),
-    "a state too large": (lambda p: p["states"]["position"].update(type=f"i32[S, {1 << 50}]"), r"states is \d+"),
+    "slots that no state has": (lambda p: p["memory"].update(slot=4), r"slot is 4"),
+    "a state too large": (lambda p: p["states"]["position"].update(type=f"i32[R, {1 << 50}]"), r"states is \d+"),
     "a state beyond counting": (lambda p: p["states"]["position"].update(type=f"i32[{1 << 90}]"), r"states is \d+"),
     "more memory than there is": (
         lambda p: p["buckets"][0]["memory"].update(activations=1 << 60),
@@ -172,7 +173,7 @@ WRONG_ENTRIES: dict[str, tuple[Edit, str]] = {
 
 def other_states(plans: Any) -> Any:
     states = plans["plans"]["main"]["states"]
-    return {**states, "position": {**states["position"], "type": "i64[S]"}}
+    return {**states, "position": {**states["position"], "type": "i64[R]"}}
 
 
 @reference

@@ -259,9 +259,9 @@ def test_regions(edits: list[tuple[str, str]], entries: int, text: str) -> None:
 STATES = """\
 program main stage=CACHED
 dim B in [1, 8]
-dim S in [1, 8]
+dim R in [1, 8]
 input rows: i32[B]
-state position: row i32[S] group=rows unit=sequence
+state position: row i32[R] group=rows unit=sequence
 %state_zero = ingot.state_zero(%position, %rows, axis=0) : state<position>
 return position=%state_zero
 """
@@ -273,7 +273,7 @@ return position=%state_zero
         (("position: row i32", "position: page i32"), "~ state position: kind row -> page"),
         (("group=rows", "group=other"), "~ state position: group rows -> other"),
         (("unit=sequence", "unit=token"), "~ state position: unit sequence -> token"),
-        (("row i32[S]", "row i64[S]"), "~ state position: type i32[S] -> i64[S]"),
+        (("row i32[R]", "row i64[R]"), "~ state position: type i32[R] -> i64[R]"),
         (("unit=sequence", "unit=sequence tp=shard(0)"), "~ state position: placement – -> tp=shard(0)"),
         (("axis=0", "axis=1"), "~ %state_zero = ingot.state_zero(...): axis 0 -> 1"),
     ],

@@ -140,7 +140,7 @@ def test_watch_sees_inside_regions(golden: Callable[[str], str]) -> None:
 def test_nothing_given_is_changed(golden: Callable[[str], str]) -> None:
     for name, sizes in [
         ("traced", {"T": T, "B": 3, "L": 3}),
-        ("cached", {"T": 4, "B": 2, "L": 2, "P": 3, "S": 5, "pages": 7}),
+        ("cached", {"T": 4, "B": 2, "L": 2, "P": 3, "R": 5, "pages": 7}),
         ("lowered", {"T": 3, "pages": 2}),
     ]:
         program = parse_program(golden(name))
@@ -154,7 +154,7 @@ def test_nothing_given_is_changed(golden: Callable[[str], str]) -> None:
 def test_a_step_moves_its_states(golden: Callable[[str], str]) -> None:
     """One prefill of three tokens in row 4 and one decode in row 0, on the golden program with a cache."""
     program = parse_program(golden("cached"))
-    given = values(program, {"T": 4, "B": 2, "L": 2, "P": 2, "S": 5, "pages": 7})
+    given = values(program, {"T": 4, "B": 2, "L": 2, "P": 2, "R": 5, "pages": 7})
 
     def set_ints(**columns: list[Any]) -> None:
         for name, column in columns.items():
@@ -194,12 +194,12 @@ def test_a_step_moves_its_states(golden: Callable[[str], str]) -> None:
         ),
         ("embed", torch.zeros(96, 32, dtype=torch.complex64), "'embed' has dtype torch.complex64, expected bf16"),
         ("kv.0", torch.zeros(7, 2, 16, 2, 9).bfloat16(), r"'kv.0' has shape .*, expected bf16\[pages, 2, 16, 2, 8\]"),
-        ("position", torch.zeros(6, dtype=torch.int32), r"'position' has shape \[6\], expected i32\[S\]"),
+        ("position", torch.zeros(6, dtype=torch.int32), r"'position' has shape \[6\], expected i32\[R\]"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(golden: Callable[[str], str], name: str, value: Any, message: str) -> None:
     program = parse_program(golden("cached"))
-    given: dict[str, Any] = values(program, {"T": 4, "B": 2, "L": 2, "P": 3, "S": 5, "pages": 7})
+    given: dict[str, Any] = values(program, {"T": 4, "B": 2, "L": 2, "P": 3, "R": 5, "pages": 7})
     given[name] = value
     if value is None:
         del given[name]

@@ -14,13 +14,13 @@ from ingot.ir.recipe import source
 from ingot.ir.types import Dim, Placement, StateType, TensorType
 from ingot.ir.verify import RULES, verify
 
-DIMS = "dim T in [1, 8]\ndim B in [1, 4]\ndim S in [1, 4]\ndim pages in [1, 9]\n"
+DIMS = "dim T in [1, 8]\ndim B in [1, 4]\ndim R in [1, 4]\ndim pages in [1, 9]\n"
 X = "input x: f32[T, 4]\ninput w: f32[4]\n"
 KV = "input k: f32[T, 1, 4]\ninput slots: i64[T]\nstate kv: paged_kv f32[pages, 2, 16, 1, 4] group=full unit=token\n"
 WRITE = "%one = ingot.kv_append(%kv, %k, %k, %slots) : state<kv>\n"
 ROWS = (
-    "input rows: i32[B]\nstate last: row i32[S] group=rows unit=sequence\n"
-    "state place: row i32[S] group=rows unit=sequence\n"
+    "input rows: i32[B]\nstate last: row i32[R] group=rows unit=sequence\n"
+    "state place: row i32[R] group=rows unit=sequence\n"
     "%moved = ingot.advance(%last, %place, %rows, %rows, %rows, %rows) : (state<last>, state<place>)\n"
     "%last_1 = getitem(%moved, 0) : state<last>\n%place_1 = getitem(%moved, 1) : state<place>\n"
 )

@@ -128,14 +128,14 @@ def test_a_write_that_nobody_returns_is_not_dropped() -> None:
 def test_a_new_version_is_not_dropped_without_its_write() -> None:
     text = """program main stage=CACHED
 dim B in [1, 4]
-dim S in [1, 4]
+dim R in [1, 4]
 dim L in [1, 4]
 input rows: i32[B]
 input kv_lens: i32[B]
 input sampled: i32[L]
 input sample_index: i32[B]
-state last_token: row i32[S] group=rows unit=sequence
-state position: row i32[S] group=rows unit=sequence
+state last_token: row i32[R] group=rows unit=sequence
+state position: row i32[R] group=rows unit=sequence
 %advance = ingot.advance(%last_token, %position, %rows, %kv_lens, %sampled, %sample_index) : (state<last_token>, state<position>)
 %item = getitem(%advance, 0) : state<last_token>
 %item_1 = getitem(%advance, 1) : state<position>
@@ -242,7 +242,7 @@ def test_every_op_has_the_effect_that_its_states_say() -> None:
 def random_program(seed: int) -> tuple[Program, dict[str, torch.Tensor]]:
     """A program over a cache and two row states that is right by the verifier but for unused calls, and its values."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    names = ("T", "B", "P", "S", "L", "pages")
+    names = ("T", "B", "P", "R", "L", "pages")
     program = Program("main", Stage.TRACED, {name: Dim(name, 1, 8) for name in names})
     x = program.add_input("x", TensorType(torch.float32, ("T", 8)))
     given: dict[str, torch.Tensor] = {"x": torch.randn(3, 8, generator=generator)}
@@ -263,7 +263,7 @@ def random_program(seed: int) -> tuple[Program, dict[str, torch.Tensor]]:
         weights.append(program.add_param(name, ParamSpec(TensorType(torch.float32, (8,)), source(stored))))
         given[name] = torch.randn(8, generator=torch.Generator().manual_seed(ord(stored)))
     kv_type = TensorType(torch.float32, ("pages", 2, 4, 2, 4))
-    row_type = TensorType(torch.int32, ("S",))
+    row_type = TensorType(torch.int32, ("R",))
     states = {"kv": program.add_state("kv", StateSpec("paged_kv", "full", "token", kv_type))}
     given["kv"] = torch.randn(2, 2, 4, 2, 4, generator=generator)
     for name in ("last_token", "position"):

@@ -26,13 +26,13 @@ from toy_ops import toy_ops
 from ingot import LLM, SamplingParams, compile_model
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops, recipe
-from ingot.ir.errors import InternalError, OptionError, VerifyError
+from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.tolerances import compare
-from ingot.ir.types import TensorType
+from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
 from ingot.models import architectures, dense
 from ingot.models.architectures import ARCHITECTURES
@@ -152,6 +152,7 @@ class InsertConvState(Pass):
             name = f"conv.{bound['layer']}"
             assert isinstance(weight.shape[1], int)
             kept = TensorType(x.dtype, ("S", weight.shape[1] - 1, x.shape[1]))
+            program.dims["S"] = Dim("S", 1, LOADED_DIMS["S"])
             state = program.add_state(name, StateSpec("conv", "conv", "sequence", kept))
             fed = [program.find("q_starts"), program.find("q_lens")]
             both = rewriter.call(OPS["toy_conv_step"], state, bound["x"], bound["weight"], *fed, *slots, before=node)
@@ -293,7 +294,8 @@ def test_the_state_is_a_value_until_the_plan_updates_it_in_place(folder: Path) -
     place = tensor.data_ptr()
     loaded.executor.launch(hand_step([PROMPTS[1]], [0], [3], [[0, 1]]))
     assert loaded.executor.states["conv.1"] is tensor and tensor.data_ptr() == place
-    assert [bool(slot.any()) for slot in tensor] == [False, False, False, True, False, False]
+    assert [number for number, slot in enumerate(tensor) if slot.any()] == [3]
+    assert len(tensor) == loaded.slots == 3 * loaded.limits.max_batch, "two that are kept for each that runs"
 
 
 def test_the_verifier_follows_its_versions(source: Path) -> None:
@@ -394,7 +396,7 @@ def test_moves_that_cannot_be_made_are_refused(folder: Path) -> None:
 
 
 def test_served_in_pieces_and_preempted(folder: Path, oracle: Callable[..., torch.Tensor]) -> None:
-    """The engine gives each sequence the slot of its row; one that was preempted begins again without a state."""
+    """One that was preempted begins again without a state, or with one that was kept."""
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     whole = [one.outputs[0].token_ids for one in LLM(folder, num_kv_pages=PAGES).generate(prompts, params)]
@@ -406,10 +408,19 @@ def test_served_in_pieces_and_preempted(folder: Path, oracle: Callable[..., torc
         assert tokens == logits.argmax(-1).tolist()
 
 
-def test_sequences_share_no_pages(folder: Path) -> None:
-    """A sequence that found pages would begin without the state that belongs to them."""
-    with pytest.raises(OptionError, match=r"prefix caching for a model with the state 'conv\.1'"):
-        LLM(folder, enable_prefix_caching=True)
-    llm, params = LLM(folder, num_kv_pages=PAGES), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    first, again = (llm.generate([PROMPTS[-1]], params)[0] for _ in range(2))
-    assert again.outputs == first.outputs and again.num_cached_tokens == llm.prefix_cache_stats.hits == 0
+def test_a_conversation_goes_on_from_its_pages_and_its_state(folder: Path, oracle: Callable[..., torch.Tensor]) -> None:
+    """Each turn begins with the last full page of the one before it; what it found it has not computed again."""
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    shared, alone = LLM(folder, num_kv_pages=PAGES), LLM(folder, num_kv_pages=PAGES, enable_prefix_caching=False)
+    turns, found = [*PROMPTS[-1], 5], []
+    for more in ([7, 8, 9], [11] * 20):
+        turns += more
+        one, other = (llm.generate([{"prompt_token_ids": turns}], params)[0] for llm in (shared, alone))
+        tokens = list(one.outputs[0].token_ids)
+        assert other.outputs[0].token_ids == tokens and other.num_cached_tokens == 0
+        assert tokens == oracle([*turns, *tokens[:-1]])[len(turns) - 1 :].argmax(-1).tolist()
+        found.append(one.num_cached_tokens)
+        computed = len(turns) + len(tokens) - 1
+        turns = [*turns, *tokens]
+    first = len(PROMPTS[-1]) + 4 + 24 - 1
+    assert found == [0, first // 16 * 16] and shared.prefix_cache_stats.hits == found[1] and computed > 64

@@ -17,7 +17,7 @@ from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits
 from ingot.runtime.load_context import on_one_device
-from ingot.runtime.memory import ServingMemory, host_memory, kv_pages
+from ingot.runtime.memory import ServingMemory, host_memory, kv_pages, state_slots
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.states import States
 
@@ -129,6 +129,34 @@ def test_a_processor_keeps_memory_for_others() -> None:
     assert full_pages(wide, LIMITS, host_memory(6 * GB), None, None) == 3 * GB // 10**7, "half of the machine"
 
 
+def with_slots(slot: int, **sizes: int) -> Plans:
+    """The same with a state of so many bytes that stands once per sequence."""
+    (one,) = plans(**sizes).plans.values()
+    state = State(kind="conv", group="conv", unit="sequence", type=f"i8[S, {slot}]")
+    memory = one.memory.model_copy(update={"slot": slot})
+    return Plans(plans={"main": one.model_copy(update={"states": {**one.states, "conv": state}, "memory": memory})})
+
+
+def test_slots_are_kept_beside_those_of_sequences_that_run() -> None:
+    room = ServingMemory(most=140 * GB, usual=130 * GB)
+    assert state_slots(plans(), room, None, None) == 0
+    small = with_slots(10**6)
+    assert MemoryNeed.of(small).fixed == MemoryNeed.of(plans()).fixed + 32 * 10**6
+    assert state_slots(small, room, None, None) == 32 * 3, "two for each sequence"
+    # A quarter of what is left, and pages get the rest; but those that are asked for come first.
+    large = with_slots(10**9, page=10**8)
+    left = 130 * GB - MemoryNeed.of(large).fixed
+    kept = left // 4 // 10**9
+    assert 0 < kept < 64 and state_slots(large, room, None, None) == 32 + kept
+    assert full_pages(large, LIMITS, room, None, None) == (left - kept * 10**9) // 10**8
+    asked = (left - 2 * 10**9) // 10**8
+    assert full_pages(large, LIMITS, room, asked, None) == asked
+    assert state_slots(large, room, asked, None) == 32 + 2
+    # Of little memory a sequence at full length gets its pages before any slot is kept.
+    least = MemoryNeed.of(large).fixed + MemoryNeed.of(large).sequence
+    assert state_slots(large, room, None, least) == 32 and full_pages(large, LIMITS, room, None, least) == 64
+
+
 def test_what_does_not_fit_is_said_with_what_would() -> None:
     room = ServingMemory(most=20 * GB, usual=18 * GB, beside=3 * 10**8)
     assert "code and captured graphs 300000000" in refusal(plans(page=10**7), LIMITS, room, 1000, None)
@@ -143,12 +171,12 @@ def test_what_does_not_fit_is_said_with_what_would() -> None:
 
 
 KV = State(kind="paged_kv", group="full", unit="token", type="f32[pages, 2, 4, 3]")
-ROW = State(kind="row", group="rows", unit="sequence", type="i32[S]")
+ROW = State(kind="row", group="rows", unit="sequence", type="i32[R]")
 
 
 def test_states_lie_on_the_device_and_move_there() -> None:
     specs = {"kv.0": KV, "kv.1": KV, "last": ROW}
-    states = States(specs, {"pages": 9, "S": 5}, on_one_device(DEVICE.type).allocator)
+    states = States(specs, {"pages": 9, "R": 5}, on_one_device(DEVICE.type).allocator)
     assert all(state.device.type == DEVICE.type and not state.any() for state in states.values())
     expected = {name: torch.randn(9, 2, 4, 3) for name in ("kv.0", "kv.1")}
     for name, value in expected.items():

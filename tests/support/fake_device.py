@@ -11,6 +11,9 @@ are kept up to the first wrong one; the slots of the others are poison again.
 
 With `lifetimes`, the pages of groups of caches by name, it also has a cache for each such group, and each token that is
 fed reads the tokens that it sees there.
+
+With `slots` it has a state that stands once per sequence: all tokens so far, in the slot that a step writes. What a
+step reads there goes before what it feeds, and has to be what the cache holds.
 """
 
 import hashlib
@@ -112,7 +115,10 @@ class FakeDevice:
         vocab: int = VOCAB,
         drafts: int = 0,
         lifetimes: Mapping[str, int] | None = None,
+        slots: int = 0,
     ) -> None:
+        self.slots: list[list[int] | None] = [None] * slots  # None: poison
+        self.most_slots_read = 0  # in a step that wrote others
         groups = [CacheGroup.named(name) for name in lifetimes or ()]
         self.layout = StepLayout.of(frozenset({*StepLayout.usual().names, *(group.page_table for group in groups)}))
         self.group_caches = {
@@ -137,6 +143,8 @@ class FakeDevice:
         self.fail_at = -1
         self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
         self.touched: set[int] = set()  # rows of steps that ran in part
+        self.touched_slots: set[int] = set()
+        self.num_refused = 0  # steps that it had no memory for
 
     def script(self, prompt: Sequence[int], outputs: Sequence[int]) -> None:
         self.scripts.append((list(prompt), list(outputs)))
@@ -144,6 +152,10 @@ class FakeDevice:
     def poison(self, pages: list[int]) -> None:
         for page in pages:
             self.cache[page] = [POISON] * self.page_size
+
+    def poison_slots(self, slots: list[int]) -> None:
+        for slot in slots:
+            self.slots[slot] = None
 
     def poison_group(self, group: CacheGroup) -> Callable[[list[int]], None]:
         cache = self.group_caches[group]
@@ -159,7 +171,9 @@ class FakeDevice:
         if self.num_launches == self.fail_at:
             raise RuntimeError("the device is on fire")
         if not self.has_memory(inputs):
+            self.num_refused += 1
             self.touched |= set(inputs["rows"].tolist())
+            self.touched_slots |= {slot for slot in inputs["state_write"].tolist() if slot >= 0}
             if not self.launched:
                 self._touch()
             raise StepMemoryError("no memory for a step")
@@ -217,6 +231,7 @@ class FakeDevice:
             self.counts[one.row] = set(one.prompt), list(one.generated)
         contexts = [self._write(seq, value) for seq in range(sizes["B"])]
         self._check_pages(contexts, value["q_lens"])
+        self._step_states(contexts, value)
         sampled: dict[int, int] = {}
         handle.not_kept = [0] * sizes["B"]
         for seq, last in enumerate(value["sample_index"]):
@@ -257,6 +272,8 @@ class FakeDevice:
             self.position[row] = self.last_token[row] = self.drafts[row] = None
             self.counts[row] = {VOCAB}, [VOCAB]
         self.touched.clear()
+        self.poison_slots(list(self.touched_slots))
+        self.touched_slots.clear()
 
     def _accept(self, handle: FakeHandle, seq: int, value: dict[str, list], taken: list[int]) -> None:
         """Keep the tokens fed as long as they are those that were taken; the row goes on behind the last of them."""
@@ -287,6 +304,26 @@ class FakeDevice:
                 drafts.append(max(0, self._next(context, knobs)) if right else hashed(context, b"wrong") % self.vocab)
                 context.append(drafts[-1])
             self.drafts[row] = drafts
+
+    def _step_states(self, contexts: list[list[tuple[int, int]]], value: dict[str, list]) -> None:
+        """Read the state of each sequence, and leave it with what was fed after it."""
+        reads, writes = value["state_read"], value["state_write"]
+        if not self.slots:
+            assert set(reads) == set(writes) == {-1}
+            return
+        assert len(set(writes)) == len(writes) and min(writes) >= 0, "two sequences write a slot"
+        others = [(read, write) for read, write in zip(reads, writes, strict=True) if read not in (-1, write)]
+        assert not {read for read, _ in others} & set(writes), "a sequence writes what another one reads"
+        self.most_slots_read = max(self.most_slots_read, len(others))
+        after = []
+        for places, length, read in zip(contexts, value["q_lens"], reads, strict=True):
+            before = [] if read < 0 else self.slots[read]
+            assert before is not None, f"slot {read} is read, which holds nothing"
+            context = self._read(places)
+            assert before == context[: len(context) - length], f"slot {read} holds another state"
+            after.append(context)
+        for write, state in zip(writes, after, strict=True):
+            self.slots[write] = state
 
     def _check_pages(self, contexts: list[list[tuple[int, int]]], lengths: list[int]) -> None:
         """Nobody has a page that another sequence writes in this step."""

@@ -54,9 +54,9 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
 # Arguments that live from step to step: kind, and the symbol of their leading axis.
 _STATES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kv": ("paged_kv", ("pages",)),
-    "token_counts": ("row", ("S",)),
-    "last_token": ("row", ("S",)),
-    "position": ("row", ("S",)),
+    "token_counts": ("row", ("R",)),
+    "last_token": ("row", ("R",)),
+    "position": ("row", ("R",)),
 }
 
 

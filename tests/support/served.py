@@ -37,9 +37,10 @@ class Served:
         policy: Policy = "fcfs",
         drafts: int = 0,
         lifetimes: Mapping[str, int] | None = None,
+        slots: int = 0,
     ) -> None:
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
-        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, lifetimes)
+        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, lifetimes, slots)
         # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
         self.config = SchedulerConfig(
@@ -63,7 +64,8 @@ class Served:
                 permute_seed=permute_seed,
                 on_release=self.device.poison_group(group),
             )
-        self.scheduler = Scheduler(self.config, pools, self.device.layout)
+        self.slots = PagePool(slots, permute_seed=permute_seed, on_release=self.device.poison_slots) if slots else None
+        self.scheduler = Scheduler(self.config, pools, self.device.layout, self.slots)
         self.engine = Engine(self.device, self.scheduler, tokenizer, vocab_size=vocab, eos_token_ids=eos or None)
         self.vocab, self.eos, self.tokenizer = vocab, tuple(eos), tokenizer
 
@@ -130,6 +132,13 @@ class Served:
             assert all(pool._holders[page] == count for page, count in holders.items())
             for page, digest in pool._digests.items():
                 assert pool._kept[digest] == page and pool._free.count(page) == 0
+        if self.slots is not None:
+            slots = Counter(
+                slot for one in scheduler.running for slot in {one.state_read, one.state_write} if slot >= 0
+            )
+            assert all(one.state_write >= 0 for one in scheduler.running) and len(slots) == self.slots.num_held
+            assert all(self.slots._holders[slot] == count for slot, count in slots.items())
+            assert all(slots[one.state_write] == 1 for one in scheduler.running)
         assert len(scheduler.running) + scheduler.num_free_rows == self.config.max_batch
         assert len({request.row for request in scheduler.running}) == len(scheduler.running)
         assert set(scheduler.requests.values()) == {*scheduler.running, *scheduler.waiting}
@@ -142,9 +151,11 @@ class Served:
 
     def step(self) -> list:
         first = self.scheduler.running[0] if self.scheduler.running else None
-        before = first.preemptions if first else 0
+        before, refused = first.preemptions if first else 0, self.device.num_refused
         outputs = self.engine.step()
-        assert first is None or first.preemptions == before, "the first of those that run was preempted"
+        # A step that was refused may have changed the states of its sequences, which then begin again.
+        spoiled = self.slots is not None and self.device.num_refused > refused
+        assert spoiled or first is None or first.preemptions == before, "the first of those that run was preempted"
         self.check()
         return outputs
 
@@ -162,6 +173,7 @@ class Served:
 
     def check_empty(self) -> None:
         assert all(pool.num_free == pool.capacity for pool in self.scheduler.pages.pools)
+        assert self.slots is None or self.slots.num_free == self.slots.capacity
         assert self.scheduler.num_free_rows == self.config.max_batch
         assert not self.scheduler.requests and not self.scheduler.running and not self.scheduler.waiting
         assert self.device.most_tokens <= self.config.max_tokens and self.device.most_sequences <= self.config.max_batch

@@ -21,7 +21,7 @@ from ingot.ir.harness import InterpreterRun
 from ingot.ir.ops import OPS, Effect, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.record import Numerics
-from ingot.ir.types import Dim, TensorType
+from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.models.architectures import Entry
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
@@ -99,6 +99,7 @@ class InsertConvState(Pass):
         (node,) = program.calls(OPS["toy_causal_conv"].overload)
         rewriter.take(node)
         x, weight, _ = node.args
+        program.dims["S"] = Dim("S", 1, LOADED_DIMS["S"])
         held = TensorType(tensor_type(x).dtype, ("S", WIDTH - 1, tensor_type(x).shape[1]))
         state = program.add_state("conv", StateSpec("conv", "conv", "sequence", held))
         seqs = program.find("token_seqs")

@@ -167,7 +167,7 @@ def _arguments(node: fx.Node) -> list[object]:
 def _comparable(node: fx.Node, program: Program) -> bool:
     """A tensor whose value is that of one step or of all tokens: not a state, and not a row of each sequence."""
     value_type = node.meta["type"]
-    if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("S",)):
+    if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("R",), ("S",)):
         return False
     # The host gives -1 for a token that the device knows, so what is fed is not what is given.
     return not (node.op == "placeholder" and node.meta["kind"] == "input" and "last_token" in program.states)
