@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 from torch import nn
 
-from ingot import LLM, SamplingParams, compile_model
+from ingot import LLM, SamplingParams, bisect, compile_model
 from ingot.ir import ops
-from ingot.ir.errors import IngotError, RequestError
+from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.ir.features.feature import EndingUse
 from ingot.models.architectures import Entry
 from ingot.models.dense import Attention, DenseDecoder, DenseSpec, expected_matches
@@ -137,6 +137,12 @@ def test_tokens_are_those_of_whole_sequences(folder: Path, wanted: list[tuple[li
     assert served(llm, longer, PARAMS) == served(fresh, longer, PARAMS)
     tight = LLM(folder / "a.ingot", num_kv_pages=4, max_num_batched_tokens=24, max_num_seqs=3)
     assert served(tight, PROMPTS, PARAMS) == tokens and tight.llm_engine.occupancy.preemptions
+
+
+def test_bisect_refuses_blocks(folder: Path) -> None:
+    with pytest.raises(OptionError, match=f"the ending 'block', which feeds up to {BLOCK} tokens") as caught:
+        bisect(folder / "a.ingot", checkpoint=folder / "checkpoint")
+    assert caught.value.expected and "check_numerics" in caught.value.hint
 
 
 def test_steps_and_stops(folder: Path, wanted: list[tuple[list[int], int]]) -> None:
