@@ -127,8 +127,8 @@ def teacher_forced(
 
     `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache gets whole
     sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
-    drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`. No step takes a token from what it
-    computes: an ending that compares tokens fed with those sampled would take some back.
+    drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`. No step samples: an ending that
+    compares tokens fed with those sampled would take some back.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
