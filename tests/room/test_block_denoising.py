@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from changed_definition import change_definition
+from command_text import command_text
 from recorded_steps import RecordedSteps
 from safetensors.torch import load_file, save_file
 from tiny import TINY
@@ -141,6 +142,13 @@ def test_tokens_are_those_of_whole_sequences(folder: Path, wanted: list[tuple[li
     assert served(llm, longer, PARAMS) == served(fresh, longer, PARAMS)
     tight = LLM(folder / "a.ingot", num_kv_pages=4, max_num_batched_tokens=24, max_num_seqs=3)
     assert served(tight, PROMPTS, PARAMS) == tokens and tight.llm_engine.occupancy.preemptions
+
+
+def test_blocks_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = command_text(capsys, "inspect", folder / "a.ingot")
+    assert "\nfull         every token " in text
+    together = "8 tokens of a block see each other: a step feeds whole blocks, or up to the end of the sequence"
+    assert f"\nmain: {together}\n" in text
 
 
 def test_bisect_refuses_blocks(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from command_text import command_text
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 from torch import nn
@@ -130,10 +131,12 @@ def source(request: Any, tmp_path: Path, monkeypatch: Any) -> tuple[Path, dict[s
     return tmp_path, {**options, "max_batch": 4, "max_tokens": 128, "max_seq_len": 96}
 
 
-def test_it_is_served(source: tuple[Path, dict[str, Any]]) -> None:
+def test_it_is_served(source: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, options = source
     artifact = folder / "toy.ingot"
     compile_model(folder, artifact, **options)
+    forms = "1 head, keys of 40 numbers, of which 32 are values, f32; 2 heads, keys of 24 numbers and values of 41, f32"
+    assert f"  0–1     {forms}\n" in command_text(capsys, "inspect", artifact)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     llm = LLM(artifact, num_kv_pages=40, cuda_graphs="all", enable_prefix_caching=True)
     caches = {name: state.type for name, state in llm.loaded.plan.states.items() if state.kind == "paged_kv"}
