@@ -20,6 +20,7 @@ from tiny import TINY
 from torch import fx
 
 from ingot import compile_model
+from ingot.backends.reference import load as reference_load
 from ingot.commands.bisect import print_verdict
 from ingot.debug.bisect import bisect
 from ingot.debug.bisect.case import Case, recorded_requests
@@ -179,6 +180,21 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fault_of_a_window_is_named(fault: Fault, windows: Path, again: None) -> None:
     with planted(fault.whose, fault.index, fault.harm):
         check_named(bisect(windows), fault)
+
+
+@pytest.mark.parametrize("mask", drawn(1, ["window_32", "window_34", "causal"]))
+def test_a_provider_with_another_window_is_named(mask: str, windows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs say the window of 33 tokens; the kernel sees one position more or fewer, or all of them."""
+    attend = ops.paged_attention.reference
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        return attend(*args, **{**kwargs, "mask": mask} if kwargs.get("mask") == "window_33" else kwargs)
+
+    faulty = dataclasses.replace(ops.paged_attention, reference=other)
+    monkeypatch.setattr(reference_load, "OPS", {**ops.OPS, "paged_attention": faulty})
+    verdict = bisect(windows)
+    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PROVIDER, "reference", "paged_attention_1"), verdict
+    assert verdict.layer == 1 and "no other does wrong" in verdict.found
 
 
 def test_windows_are_healthy(windows: Path, again: None) -> None:
