@@ -127,14 +127,16 @@ def teacher_forced(
 
     `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache gets whole
     sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
-    drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`.
+    drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`. No step samples: an ending that
+    compares tokens fed with those sampled would take some back.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
         return list(_rows(outputs).split([len(request) for request in requests]))
     steps = chunked([len(request) for request in requests], chunk)
     results: list[list[torch.Tensor]] = [[] for _ in requests]
-    for fed, outputs in zip(steps, scheduled(inputs, run, requests, steps, pages, page_size, seed), strict=True):
+    served = scheduled(inputs, run, requests, steps, pages, page_size, seed, samples=False)
+    for fed, outputs in zip(steps, served, strict=True):
         for (index, _), rows in zip(fed, _rows(outputs).split([count for _, count in fed]), strict=True):
             results[index].append(rows)
     return [torch.cat(rows) for rows in results]
@@ -162,8 +164,11 @@ def scheduled(
     pages: int,
     page_size: int,
     seed: int | None = None,
+    *,
+    samples: bool = True,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """The outputs of each step of a program with a cache; every token that is fed gets a row of logits.
+    """The outputs of each step of a program with a cache; every token that is fed gets a row of logits. `samples`: the
+    last row of each sequence gives the token after it, which stays on the device.
 
     Each request keeps the device row of its number; the cache's pages are drawn as `teacher_forced` says, and groups of
     caches have others each (`turn_of`).
@@ -175,7 +180,7 @@ def scheduled(
     tables = [[next(supply) for _ in range(-(-len(request) // page_size))] for request in requests]
     done = [0] * len(requests)
     for fed in schedule:
-        yield run(_step(inputs, requests, fed, done, tables, pages, page_size))
+        yield run(_step(inputs, requests, fed, done, tables, pages, page_size, samples))
         for index, count in fed:
             done[index] += count
 
@@ -205,7 +210,7 @@ def step_inputs(
 
 def _whole(inputs: Mapping[str, TensorType], requests: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """All tokens of all requests in one step of a program without a cache."""
-    return step_values(inputs, fed_of([_fed(row, request, 0, ()) for row, request in enumerate(requests)], 1))
+    return step_values(inputs, fed_of([_fed(row, request, 0, (), False) for row, request in enumerate(requests)], 1))
 
 
 def _step(
@@ -216,10 +221,11 @@ def _step(
     tables: Sequence[Sequence[int]],
     pages: int,
     page_size: int,
+    samples: bool,
 ) -> dict[str, torch.Tensor]:
     """The inputs of one step that feeds `fed` after the `done` tokens of each request."""
     sequences = [
-        _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index])
+        _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index], samples)
         for index, count in fed
     ]
     step = fed_of(sequences, page_size, width=max(map(len, tables)))
@@ -227,6 +233,6 @@ def _step(
     return step_values(inputs, step)
 
 
-def _fed(row: int, tokens: Sequence[int], place: int, pages: Sequence[int]) -> FedSequence:
+def _fed(row: int, tokens: Sequence[int], place: int, pages: Sequence[int], samples: bool) -> FedSequence:
     # The first step says where a sequence begins; later ones rely on the device's own position.
-    return FedSequence(row, tokens, place, 0 if place == 0 else -1, pages, rows=len(tokens))
+    return FedSequence(row, tokens, place, 0 if place == 0 else -1, pages, len(tokens), samples)

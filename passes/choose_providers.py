@@ -52,6 +52,7 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
     """The best claim of each backend that can have the call, by the backend's name. The others' reasons are kept."""
     assert context.bucket is not None
     claims: dict[str, Yes] = {}
+    reasons: list[str] = []
     layouts = layouts_of(node)
     for backend in context.backends:
         answer = backend.claim([node], context.target, context.bucket)
@@ -60,12 +61,16 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
         if counting:
             claims[backend.name] = min(counting, key=lambda yes: yes.cost)
         else:
-            rewriter.refuse(node, f"{backend.name}: {_reason(answer, taking, layouts)}")
+            reasons.append(f"{backend.name}: {_reason(answer, taking, layouts)}")
+            rewriter.refuse(node, reasons[-1])
     if not claims:
+        by = f" by the mask {node.kwargs['mask']}" if "mask" in node.kwargs else ""
         raise PassError(
-            f"no backend computes {target_name(node.target)}",
+            f"no backend computes {target_name(node.target)}{by}: {'; '.join(reasons)}",
             where=f"%{node.name}, {node.meta.get('origin', '')}",
-            expected=f"one of {', '.join(backend.name for backend in context.backends)}",
+            expected=f"one of {', '.join(backend.name for backend in context.backends)} to take it",
+            hint="compile with another backend, as backend='auto', or for another target"
+            + (", or without deterministic" if context.deterministic else ""),
         )
     return claims
 

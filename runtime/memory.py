@@ -1,5 +1,6 @@
 """How much memory serving may take, and how many KV pages and slots of state that leaves."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,8 +80,11 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
             raise _no_room(need, room, limit, what, f"at most {max(0, fitting)} pages", hint)
         return {name: asked + reserved[name] for name in need.groups}
     if need.sequence > left:
-        each = ", ".join(f"{need.least(name)} {name}" for name in need.groups) if len(need.groups) > 1 else ""
-        what = f"the KV pages of one sequence, {need.sequence} bytes{f' ({each})' if each else ''},"
+        each = " and ".join(
+            f"{need.least(name)} of {group.page} bytes{f' in {name}' if len(need.groups) > 1 else ''}"
+            for name, group in need.groups.items()
+        )
+        what = f"the KV pages of one sequence, {need.sequence} bytes ({each}),"
         expected = f"{need.fixed + need.sequence + room.beside} bytes"
         raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.beside))
     # Without a word about memory the pool takes its usual share, which holds one sequence at least.
@@ -143,8 +147,18 @@ def _each(need: MemoryNeed) -> str:
 
 def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
     """What to do where not even one sequence at full length fits."""
-    pages = need.pages_within(memory)
-    if pages > 0:
+
+    def taken(pages: int) -> int:
+        """Bytes of the pages of a sequence of so many pages of tokens."""
+        return sum(
+            (one.pages_between_steps(pages * limits.page_size, limits.page_size) + one.reserved)
+            * need.groups[name].page
+            for name in need.groups
+            for one in [CacheGroup.named(name)]
+        )
+
+    counts = range(1, -(-limits.max_seq_len // limits.page_size))
+    if pages := bisect_right(counts, memory - need.fixed, key=taken):
         return f"give more memory, or compile with a max_seq_len of at most {pages * limits.page_size}"
     # Activations and the other states grow with the tokens and the sequences of a step, in about this proportion.
     left = (memory - need.weights - need.page) / max(1, need.activations + need.states + need.sequences * need.slot)

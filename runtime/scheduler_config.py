@@ -146,7 +146,7 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
                 f"prompt and output need {need} KV pages{named}",
                 where=where,
                 expected=f"at most {pool.capacity} pages of {pool.page_size} tokens, which is the whole cache{named}",
-                hint="ask for fewer max_tokens, or serve with a larger KV cache",
+                hint=f"ask for fewer max_tokens, or serve with num_kv_pages of at least {need}, or more memory",
             )
     if request.given.priority and config.policy != "priority":
         raise RequestError(

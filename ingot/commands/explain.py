@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from ingot.commands import ArtifactFolder, AsJson, Flag
+from ingot.commands.cache_view import print_caches
 from ingot.commands.explain_time import known_columns, print_step_time, time_text
 from ingot.console import console, facts, print_json, print_table, size_text, table
 from ingot.ir.errors import OptionError
@@ -87,12 +88,15 @@ def explain_artifact(
         value = found.to_json()
         value["passes"] = [one for one in value["passes"] if pass_name in (None, one["name"])]
         if pass_name is not None:
-            del value["buckets"]
+            del value["buckets"], value["caches"]
         print_json(value)
         return
     if pass_name is None:
         for bucket in found.buckets:
             _print_calls(bucket, filtered=bool(filters))
+    if not filters and pass_name is None:
+        print_caches(console(), found.caches.to_json())
+        console().print()
     if not filters and sort is None:
         shown = {(bucket.entry, bucket.bucket) for bucket in found.buckets}
         _print_misses([one for one in passes if one.bucket is None or (one.entry, one.bucket) in shown])

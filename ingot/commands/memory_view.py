@@ -6,7 +6,7 @@ from ingot.console import size_text
 from ingot.ir.slot_limits import KEPT_PER_SEQUENCE
 
 if TYPE_CHECKING:
-    from ingot.ir.plan import Plans
+    from ingot.ir.plan import GroupMemory, Plans
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
@@ -30,10 +30,11 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
             (
                 "KV cache" if len(need.groups) == 1 else f"KV cache, {name}",
                 f"{size_text(group.page)} a page, {size_text(group.page * group.pages_per_sequence)} a sequence at full"
-                f" length ({group.pages_per_sequence} pages)",
+                f" length ({_pages(group)})",
             )
             for name, group in need.groups.items()
         ),
+        *([] if need.groups else [("KV cache", "none")]),
         *([("slots", _slots_text(need.slot, need.sequences))] if need.slot else []),
         ("in all", f"{size_text(need.fixed + need.sequence)} at least, {size_text(need.fixed + kv)} for the limits"),
     ]
@@ -43,3 +44,9 @@ def _slots_text(slot: int, sequences: int) -> str:
     """What states take that stand once per sequence."""
     kept = KEPT_PER_SEQUENCE * sequences
     return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
+
+
+def _pages(group: "GroupMemory") -> str:
+    """What one sequence holds between steps, and besides in a step that feeds it alone."""
+    pages = f"{group.pages_per_sequence} pages"
+    return f"{pages}, and {group.pages_per_step} more in its largest step" if group.pages_per_step else pages

@@ -18,6 +18,8 @@ def print_numerics(out: "Console", report: "NumericsReport") -> None:
     out.print(f"every contract is kept, on requests of {tokens} tokens", markup=False, soft_wrap=True)
     columns = ("pass", "program", "contract", "error>", "relative>", "allowed>", "meaning moved>", "")
     print_table(out, table(columns, [_row(one) for one in report.passes]))
+    for entry, reason in report.unmeasured.items():
+        out.print(f"warning: not measured: the entry '{entry}': {reason}", style="yellow", markup=False, soft_wrap=True)
     for entry, overflow in report.overflows.items():
         text = f"warning: the model itself overflows in {entry}: {overflow}"
         out.print(text, style="yellow", markup=False, soft_wrap=True)

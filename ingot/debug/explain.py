@@ -13,6 +13,7 @@ from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
 from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
 from ingot.debug.step_time.clock import StepClock
 from ingot.ir.artifact import TIMINGS
+from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.json_text import dump_json
@@ -25,6 +26,7 @@ from ingot.ir.record import Refusal
 from ingot.ir.trace import trace_name
 from ingot.ir.tuning import Choice as TileChoice
 from ingot.runtime.artifact import Artifact, open_artifact
+from ingot.runtime.plan_file import read_plan_file
 
 
 def explain(
@@ -62,7 +64,8 @@ def explain(
         raise OptionError(
             f"no bucket class has steps of {asked.tokens} tokens", where="--step", expected="T, a step's tokens"
         )
-    return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)))
+    caches = CacheSummary.of(read_plan_file(artifact).of(0))
+    return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)), caches)
 
 
 # What is read.

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from ingot.debug.step_time.times import CallTime, StepTime
 from ingot.debug.step_time.work import Work
+from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.ops.registry import Cost
 from ingot.ir.provider_times import Decision
 
@@ -102,6 +103,7 @@ class Explained:
     build_id: str
     buckets: tuple[BucketCosts, ...]
     passes: tuple[PassMisses, ...]
+    caches: CacheSummary
 
     def of(self, wanted: Callable[[Call], bool]) -> "Explained":
         """With those calls alone."""
@@ -122,4 +124,5 @@ class Explained:
                 for one in self.buckets
             ],
             "passes": [asdict(one) for one in self.passes],
+            "caches": self.caches.to_json(),
         }

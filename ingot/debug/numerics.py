@@ -13,6 +13,7 @@ from ingot.frontend.trace import Limits
 from ingot.ir.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
 from ingot.ir.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
 from ingot.ir.errors import NumericsError, VerifyError
+from ingot.ir.features import find_input
 from ingot.ir.granule import granule_of
 from ingot.ir.harness import rank_params, step_inputs
 from ingot.ir.mesh import ranks
@@ -61,13 +62,14 @@ class PassNumerics:
 class NumericsReport:
     """A whole compile: passes in order, the model's own overflows by entry, statistics of its weights.
 
-    `sample` holds the requests' lengths in tokens.
+    `sample` holds the requests' lengths in tokens, `unmeasured` why an entry was not measured, by its name.
     """
 
     sample: tuple[int, ...]
     passes: tuple[PassNumerics, ...]
     overflows: Mapping[str, Overflow]
     weights: tuple[WeightStatistic, ...]
+    unmeasured: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinities and no NaN: null stands for them."""
@@ -76,6 +78,7 @@ class NumericsReport:
             "passes": [_finite(asdict(one)) for one in self.passes],
             "overflows": {entry: asdict(one) for entry, one in self.overflows.items()},
             "weights": [_finite(asdict(one)) for one in self.weights],
+            "unmeasured": dict(self.unmeasured),
         }
 
 
@@ -91,20 +94,27 @@ class NumericsCheck:
         self._overflows: dict[str, Overflow] = {}
         self._weights: tuple[WeightStatistic, ...] = ()
         self._model = model
+        found = {name: _unmeasured(program) for name, program in model.entries.items()}
+        self._unmeasured = {name: reason for name, reason in found.items() if reason}
 
     def begin(self) -> None:
         """What is to be known of the model before any pass: where it overflows, and which weights make trouble."""
         self._weights = weight_statistics(self._model.entries.values(), self._read)
         for entry, program in self._model.entries.items():
+            if entry in self._unmeasured:
+                continue
             if overflow := first_nonfinite(program, self._params.of(program), self._steps(program)):
                 self._overflows[entry] = overflow
 
     def report(self) -> NumericsReport:
         lengths = tuple(map(len, self._requests))
-        return NumericsReport(lengths, tuple(self._passes), dict(self._overflows), self._weights)
+        measured = tuple(self._passes), dict(self._overflows), self._weights
+        return NumericsReport(lengths, *measured, dict(self._unmeasured))
 
     def on_pass(self, before: Program, after: Program) -> None:
         """Measure a pass. Raises NumericsError when it broke its contract."""
+        if after.name in self._unmeasured:
+            return
         one = after.history[-1]
         # Not the record's texts: another hook may have changed the program since.
         if _body(before) == _body(after):
@@ -183,6 +193,16 @@ class NumericsCheck:
         """Tokens of a sequence in a step: whole numbers of those that see each other."""
         granule = math.lcm(*map(granule_of, self._model.entries.values()))
         return min(-(-_CHUNK // granule) * granule, max(map(len, self._requests)))
+
+
+def _unmeasured(program: Program) -> str:
+    """Why the passes of an entry cannot be measured; "" where they can."""
+    unknown = [name for name in program.input_types() if find_input(name) is None]
+    if unknown:  # the ending reads them from what an earlier step of another entry left
+        return f"its ending '{program.ending.name}' reads {', '.join(unknown)} from rows that other entries write"
+    if {"logits", "hidden"}.isdisjoint(program.outputs):
+        return "it gives neither logits nor hidden states, by whose errors passes are measured"
+    return ""
 
 
 def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:

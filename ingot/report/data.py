@@ -11,6 +11,7 @@ from ingot.commands.views.plan import read_plans
 from ingot.debug.explain import explain
 from ingot.debug.explained import BucketCosts, Explained
 from ingot.ir.artifact import TIMINGS
+from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.errors import ArtifactError
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
 from ingot.report.step_times import DrawnStep, drawn_steps
@@ -96,6 +97,7 @@ class Report:
     steps: tuple[Step, ...]
     times: Times
     resident: Resident
+    caches: CacheSummary
     memories: tuple[StepMemory, ...]
     nodes: tuple[NodeTable, ...]
     start_up: Mapping[str, float]
@@ -115,6 +117,7 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
         steps=steps,
         times=_times(artifact),
         resident=resident(plans),
+        caches=explained.caches,
         memories=step_memories(plans),
         nodes=nodes,
         start_up=start_up or {},

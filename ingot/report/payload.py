@@ -18,6 +18,7 @@ def report_value(report: Report) -> dict[str, Any]:
     lines      every distinct line of the programs, as the fields of ProgramLine in order
     steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
     start_up   pairs of a part and its seconds
+    caches     the groups of caches (`ingot.ir.cache_summary`)
     memory     one for each bucket class
     nodes      the table of each bucket class, its rows as the fields of NodeRow in order
     step_times one for each bucket class of a GPU, its calls as the fields of DrawnCall in order
@@ -37,6 +38,7 @@ def report_value(report: Report) -> dict[str, Any]:
         "times": asdict(report.times),
         "start_up": list(report.start_up.items()),
         "resident": asdict(report.resident),
+        "caches": report.caches.to_json(),
         "memory": [
             {**asdict(one), "storages": [astuple(storage) for storage in one.storages]} for one in report.memories
         ],

@@ -43,3 +43,11 @@ def blame(checkpoint: Callable[[str], Path]) -> Blame:
         )
 
     return ask
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a trace the programs are made again, by the passes as they are: no compile for each fault."""
+    from ingot.debug.bisect.programs import chain
+
+    monkeypatch.setattr(chain, "texts_of", lambda artifact: {})

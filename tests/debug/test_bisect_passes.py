@@ -5,14 +5,14 @@ import json
 import re
 import runpy
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from drawn import drawn
+from harmed_pass import Fault, calls, check_named, planted
 from safetensors.torch import load_file, save_file
 from sharded import CASES as SHARDED
 from sharded import Case as Sharded
@@ -20,12 +20,12 @@ from tiny import TINY
 from torch import fx
 
 from ingot import compile_model
+from ingot.backends.reference import load as reference_load
 from ingot.commands.bisect import print_verdict
 from ingot.debug.bisect import bisect
 from ingot.debug.bisect.case import Case, recorded_requests
-from ingot.debug.bisect.programs import chain
 from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
-from ingot.debug.bisect.verdict import Kind, Verdict
+from ingot.debug.bisect.verdict import Kind
 from ingot.debug.golden import read_golden
 from ingot.ir import build, ops
 from ingot.ir.artifact import GOLDEN
@@ -33,40 +33,17 @@ from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.record import Rewrite
-from ingot.passes.base import Pass
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_ending import InsertEnding
 from ingot.passes.insert_paged_kv import InsertPagedKV
 from ingot.passes.merge_linears import MergeLinears
 from ingot.passes.quantize import Quantize
-from ingot.passes.rewrite import Rewriter
 
 pytestmark = pytest.mark.xdist_group("bisect")
 
-Harm = Callable[[Program, list[fx.Node], Rewrite], None]
 _SLICE = torch.ops.aten.slice.Tensor
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 1024, "max_seq_len": 160}
-
-
-@contextmanager
-def planted(whose: type[Pass], index: int, harm: Harm) -> Iterator[None]:
-    """While open, the pass does harm to what its rewrite `index` made."""
-    run = whose.run
-
-    def harmful(self: Pass, rewriter: Rewriter, context: Any) -> None:
-        run(self, rewriter, context)
-        for rewrite in rewriter.rewrites()[index : index + 1]:
-            nodes = list(rewriter.program.graph.nodes)
-            harm(rewriter.program, [n for n in nodes if {n.name, str(n.target)} & set(rewrite.made)], rewrite)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whose, "run", harmful)
-        yield
-
-
-def calls(nodes: list[fx.Node], target: Any) -> list[fx.Node]:
-    return [node for node in nodes if node.op == "call_function" and node.target is target]
 
 
 def _wrong_epsilon(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
@@ -158,17 +135,6 @@ def _unpenalized(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> No
     node.args = (*node.args[:place], program.find("presence"), *node.args[place + 1 :])
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    whose: type[Pass]
-    index: int
-    harm: Harm
-    node: str  # the one to be named
-
-    def __str__(self) -> str:
-        return self.harm.__name__.strip("_")
-
-
 # Layer 0 merges q, k and v and then gate and up; rewrites 2 and 3 are those of layer 1.
 FAULTS = (
     Fault(FuseAddRMSNorm, 0, _wrong_epsilon, "add_rms_norm"),
@@ -184,25 +150,12 @@ FAULTS = (
 )
 
 
-@pytest.fixture
-def again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a trace the programs are made again, by the passes as they are: no compile for each fault."""
-    monkeypatch.setattr(chain, "texts_of", lambda artifact: {})
-
-
-def _check(verdict: Verdict, fault: Fault) -> None:
-    assert (verdict.kind, verdict.blamed) == (Kind.PASS, fault.whose.name)
-    assert verdict.rewrite is not None and verdict.rewrite.index == fault.index
-    assert verdict.node == fault.node
-    assert verdict.tensor and verdict.found and verdict
-
-
 @pytest.mark.parametrize("fault", drawn(2, FAULTS), ids=str)
 def test_a_fault_is_named(fault: Fault, artifact: Callable[..., Path], again: None) -> None:
     path = artifact("llama-plain", **OPTIONS)
     with planted(fault.whose, fault.index, fault.harm):
         verdict = bisect(path)
-    _check(verdict, fault)
+    check_named(verdict, fault)
     assert verdict.runs <= 40, "by halves, over passes and over rewrites"
 
 
@@ -226,7 +179,22 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("fault", drawn(1, OF_WINDOWS), ids=str)
 def test_a_fault_of_a_window_is_named(fault: Fault, windows: Path, again: None) -> None:
     with planted(fault.whose, fault.index, fault.harm):
-        _check(bisect(windows), fault)
+        check_named(bisect(windows), fault)
+
+
+@pytest.mark.parametrize("mask", drawn(1, ["window_32", "window_34", "causal"]))
+def test_a_provider_with_another_window_is_named(mask: str, windows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs say the window of 33 tokens; the kernel sees one position more or fewer, or all of them."""
+    attend = ops.paged_attention.reference
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        return attend(*args, **{**kwargs, "mask": mask} if kwargs.get("mask") == "window_33" else kwargs)
+
+    faulty = dataclasses.replace(ops.paged_attention, reference=other)
+    monkeypatch.setattr(reference_load, "OPS", {**ops.OPS, "paged_attention": faulty})
+    verdict = bisect(windows)
+    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PROVIDER, "reference", "paged_attention_1"), verdict
+    assert verdict.layer == 1 and "no other does wrong" in verdict.found
 
 
 def test_windows_are_healthy(windows: Path, again: None) -> None:
@@ -244,7 +212,7 @@ def test_windows_are_healthy(windows: Path, again: None) -> None:
 def test_a_fault_on_a_mesh_is_named(fault: Fault, again: None, tmp_path: Path) -> None:
     path = _on_a_mesh(SHARDED["q and k norms"], tmp_path)
     with planted(fault.whose, fault.index, fault.harm):
-        _check(bisect(path), fault)
+        check_named(bisect(path), fault)
 
 
 def _on_a_mesh(case: Sharded, folder: Path) -> Path:

@@ -61,9 +61,13 @@ def test_without_a_region_compiler(apply: Apply) -> None:
 def test_no_provider(apply: Apply) -> None:
     with pytest.raises(PassError) as caught:
         apply(ChooseProviders(), TEXT, backends=(Inductor(),))
-    assert caught.value.what == "no backend computes ingot.embedding"
-    assert caught.value.where.startswith("%embedding") and caught.value.expected == "one of inductor"
-    with pytest.raises(PassError, match=r"no backend computes ingot\.embedding"):
+    reason = "inductor: ingot.embedding stands outside regions"
+    assert caught.value.what == f"no backend computes ingot.embedding: {reason}"
+    assert caught.value.where.startswith("%embedding") and caught.value.expected == "one of inductor to take it"
+    assert caught.value.hint == "compile with another backend, as backend='auto', or for another target"
+    with pytest.raises(
+        PassError, match=r"ingot\.embedding: reference: not batch-invariant(.|\n)*without deterministic"
+    ):
         apply(ChooseProviders(), TEXT, backends=(Reference(),), deterministic=True)
 
 

@@ -84,7 +84,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
     ]
     steps = linked({name: print_program(program) for name, program in model.entries.items()}, runs)
     costs = tuple(_costs(program) for program in lowered.programs.values())
-    explained = Explained(Path(), plain_report.build_id, costs, ())
+    explained = Explained(Path(), plain_report.build_id, costs, (), plain_report.caches)
     plans = merged_plans({"main": lowered})
     nodes = node_tables(explained, steps)
     return replace(

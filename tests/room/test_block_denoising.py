@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 from changed_definition import change_definition
+from command_text import command_text
 from recorded_steps import RecordedSteps
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 from torch import nn
 
-from ingot import LLM, SamplingParams, compile_model
+from ingot import LLM, SamplingParams, bisect, compile_model
 from ingot.ir import ops
-from ingot.ir.errors import IngotError, RequestError
+from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.ir.features.feature import EndingUse
 from ingot.models.architectures import Entry
 from ingot.models.dense import Attention, DenseDecoder, DenseSpec, expected_matches
@@ -64,6 +65,10 @@ def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: An
         change_definition(patch, "LlamaForCausalLM", build=build, more_entries=entries)
         with pytest.raises(IngotError, match="max_seq_len = 100, and the ending 'block' takes 8 tokens at once"):
             compile_model(source, output / "a.ingot", **{**options, "max_seq_len": 100})
+        with pytest.raises(OptionError, match=r"by the mask block_causal_8 .* how a prompt is cut would show") as found:
+            compile_model(source, output / "a.ingot", **options, deterministic=True)
+        assert "%attention" in found.value.where
+        assert found.value.expected and found.value.hint == "compile without deterministic"
         compile_model(source, output / "a.ingot", check_numerics=True, **options)
         yield output
 
@@ -137,6 +142,19 @@ def test_tokens_are_those_of_whole_sequences(folder: Path, wanted: list[tuple[li
     assert served(llm, longer, PARAMS) == served(fresh, longer, PARAMS)
     tight = LLM(folder / "a.ingot", num_kv_pages=4, max_num_batched_tokens=24, max_num_seqs=3)
     assert served(tight, PROMPTS, PARAMS) == tokens and tight.llm_engine.occupancy.preemptions
+
+
+def test_blocks_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = command_text(capsys, "inspect", folder / "a.ingot")
+    assert "\nfull         every token " in text
+    together = "8 tokens of a block see each other: a step feeds whole blocks, or up to the end of the sequence"
+    assert f"\nmain: {together}\n" in text
+
+
+def test_bisect_refuses_blocks(folder: Path) -> None:
+    with pytest.raises(OptionError, match=f"the ending 'block', which feeds up to {BLOCK} tokens") as caught:
+        bisect(folder / "a.ingot", checkpoint=folder / "checkpoint")
+    assert caught.value.expected and "check_numerics" in caught.value.hint
 
 
 def test_steps_and_stops(folder: Path, wanted: list[tuple[list[int], int]]) -> None:

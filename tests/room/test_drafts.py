@@ -20,8 +20,11 @@ from tiny import TINY
 from torch import nn
 from toy_ops import toy_ops
 
-from ingot import LLM, SamplingParams, compile_model
+from ingot import LLM, SamplingParams, bisect, compile_model
+from ingot.commands.numerics_view import print_numerics
+from ingot.console import console
 from ingot.ir import ops, recipe
+from ingot.ir.errors import OptionError
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
@@ -128,6 +131,31 @@ def test_rows_are_counted_anew_once_in_a_step(folders: tuple[Path, Path]) -> Non
     counts = loaded.executor.states["token_counts"][1].cpu()
     assert counts.nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
     assert counts[3] == counts[5] == IN_PROMPT and counts[6] == GENERATED
+
+
+def test_an_entry_that_proposes_is_not_measured(
+    folders: tuple[Path, Path],
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It reads what other entries leave in rows. The passes of `main` are measured all the same."""
+    draft = draft_checkpoint(tmp_path / "draft", [])
+    options: dict[str, Any] = {"max_batch": 4, "max_tokens": 64, "max_seq_len": 64, "backend": "reference"}
+    where = {"output": tmp_path / "a.ingot", "checkpoints": {"draft": draft}, "check_numerics": True}
+    report = compile_model(checkpoint(NAME), **where, **options).numerics
+    assert report is not None and {one.entry for one in report.passes} == {"main"}
+    assert {one.name for one in report.passes if one.changed} >= {"insert-paged-kv", "insert-ending"}
+    assert report.unmeasured.keys() == {"draft"} == report.to_json()["unmeasured"].keys()
+    print_numerics(console(), report)
+    said = "not measured: the entry 'draft': its ending 'propose' reads last_tokens, hidden from rows"
+    assert said in capsys.readouterr().out
+
+
+def test_bisect_refuses_drafts(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(OptionError, match="'main' has the ending 'verify', which feeds up to 4 tokens") as caught:
+        bisect(folders[1])
+    assert caught.value.expected and "check_numerics" in caught.value.hint
 
 
 def test_drafts_change_no_token(folders: tuple[Path, Path]) -> None:

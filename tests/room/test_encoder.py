@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from changed_definition import change_definition
+from command_text import command_text
 from safetensors.torch import load_file
 from tiny import TINY
 from torch import nn
@@ -105,8 +106,15 @@ def made(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkey
     return tmp_path / "encoder.ingot", pooling, most
 
 
-def test_an_encoder_embeds(made: tuple[Path, str, int], checkpoint: Callable[[str], Path]) -> None:
+def test_an_encoder_embeds(
+    made: tuple[Path, str, int], checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, pooling, most = made
+    for command in (("inspect", folder), ("explain", folder), ("inspect", folder, "--plan")):
+        text = command_text(capsys, *command)
+        assert "\ncache groups  none: the model keeps nothing of earlier tokens in pages\n" in text
+        assert "\nmain: all tokens of a sequence see each other: a step feeds a sequence whole\n" in text
+    assert "\nKV cache     none\n" in text
     llm = LLM(folder, cuda_graphs="all")
     assert llm.loaded.plan.memory.groups == {} and "temperature" not in llm.loaded.plan.inputs
     fitting = [prompt for prompt in PROMPTS if len(prompt) <= most]

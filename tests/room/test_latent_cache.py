@@ -7,22 +7,32 @@ whole sequences.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from command_text import command_text
+from harmed_pass import Fault, calls, check_named, planted
 from safetensors.torch import load_file, save_file
 from tiny import TINY
-from torch import nn
+from torch import fx, nn
 
 from ingot import LLM, SamplingParams, bisect, compile_model
+from ingot.backends.reference import load as reference_load
+from ingot.debug.bisect.programs import chain
+from ingot.debug.bisect.verdict import Kind
+from ingot.ir import build as built
 from ingot.ir import ops, recipe
+from ingot.ir.program import Program
+from ingot.ir.record import Rewrite
 from ingot.ir.tables import make_table
 from ingot.models.architectures import ARCHITECTURES, Architecture, Definition
 from ingot.models.dense import DenseSpec
 from ingot.models.families import llama
+from ingot.passes.insert_paged_kv import InsertPagedKV
 
 pytestmark = pytest.mark.xdist_group("latent-cache")
 CONFIG = {**TINY["llama-plain"].config, "architectures": ["ToyLatentForCausalLM"], "num_hidden_layers": 2}
@@ -130,10 +140,12 @@ def source(request: Any, tmp_path: Path, monkeypatch: Any) -> tuple[Path, dict[s
     return tmp_path, {**options, "max_batch": 4, "max_tokens": 128, "max_seq_len": 96}
 
 
-def test_it_is_served(source: tuple[Path, dict[str, Any]]) -> None:
+def test_it_is_served(source: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, options = source
     artifact = folder / "toy.ingot"
     compile_model(folder, artifact, **options)
+    forms = "1 head, keys of 40 numbers, of which 32 are values, f32; 2 heads, keys of 24 numbers and values of 41, f32"
+    assert f"  0–1     {forms}\n" in command_text(capsys, "inspect", artifact)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     llm = LLM(artifact, num_kv_pages=40, cuda_graphs="all", enable_prefix_caching=True)
     caches = {name: state.type for name, state in llm.loaded.plan.states.items() if state.kind == "paged_kv"}
@@ -148,3 +160,45 @@ def test_it_is_served(source: tuple[Path, dict[str, Any]]) -> None:
     assert [list(out.outputs[0].token_ids) for out in pieces.generate(prompts, PARAMS)] == served
     assert pieces._engine._scheduler.num_preemptions
     assert options["target"] != "cpu" or not bisect(artifact)
+
+
+SKIPPED = LAYERS[0]["key"] - LAYERS[0]["value"]  # numbers of a key that are not of its value
+
+
+def _last_numbers(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
+    """The last numbers of a key stand for its value, in place of the first."""
+    (node,) = calls(nodes, ops.paged_attention.overload)
+    options = {**node.kwargs, "value_width": LAYERS[0]["key"]}
+    with program.graph.inserting_before(node):
+        whole = built.call(program, node.target, node.args, options)
+        ends = (whole, 2, SKIPPED, LAYERS[0]["key"])
+        last = built.call(program, torch.ops.aten.slice.Tensor, ends)
+        dense = built.call(program, torch.ops.aten.mul.Tensor, (last, 1.0))
+    node.replace_all_uses_with(dense)
+    program.graph.erase_node(node)
+
+
+def test_values_of_other_numbers_are_named(
+    source: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a provider, and by a pass."""
+    folder, options = source
+    if options["backend"] != "reference":
+        pytest.skip("the faults are planted in the reference provider")
+    compile_model(folder, folder / "toy.ingot", **options)
+    attend = ops.paged_attention.reference
+
+    def other(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if "value_width" not in kwargs:
+            return attend(*args, **kwargs)
+        return attend(*args, **{**kwargs, "value_width": LAYERS[0]["key"]})[..., SKIPPED:].contiguous()
+
+    faulty = replace(ops.paged_attention, reference=other)
+    with monkeypatch.context() as patch:
+        patch.setattr(reference_load, "OPS", {**ops.OPS, "paged_attention": faulty})
+        verdict = bisect(folder / "toy.ingot")
+    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PROVIDER, "reference", "paged_attention"), verdict
+    fault = Fault(InsertPagedKV, 0, _last_numbers, "paged_attention_1")  # the call that the harm puts in
+    monkeypatch.setattr(chain, "texts_of", lambda artifact: {})  # the programs are made again
+    with planted(fault.whose, fault.index, fault.harm):
+        check_named(bisect(folder / "toy.ingot"), fault)

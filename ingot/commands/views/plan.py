@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.commands.cache_view import print_caches
 from ingot.commands.memory_view import memory_rows
 from ingot.commands.views.filter import Filter
 from ingot.commands.views.lines import Line, ProgramLines, read_programs
 from ingot.commands.views.programs import FINAL
 from ingot.console import console, facts, print_table, table
+from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plans, Ref
 from ingot.ir.trace import trace_name
@@ -96,6 +98,8 @@ def print_plan(artifact: Artifact, wanted: Filter) -> None:
     out.print()
     if not wanted:
         print_table(out, facts(memory_rows(plans)))
+        out.print()
+        print_caches(out, CacheSummary.of(plans).to_json())
         out.print()
     out.print("name!: a state updated in place    –: a result that nothing uses", style="dim", markup=False)
 

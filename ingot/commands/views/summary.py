@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ingot.commands.cache_view import print_caches
 from ingot.commands.views.plan import buckets_of, read_plans
 from ingot.console import console, counts_text, facts, print_table, size_text, table
 from ingot.ir.artifact import UNLISTED
+from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.runtime.artifact import Artifact
 
@@ -48,6 +50,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "executables": len(plans.executables),
         "nodes_per_provider": providers,
         "bytes": _sizes(artifact),
+        "caches": CacheSummary.of(plans).to_json(),
         "passes": [_pass(run) for run in artifact.trace] if artifact.has_trace else None,
     }
 
@@ -75,6 +78,8 @@ def print_summary(summary: dict[str, Any]) -> None:
     print_table(out, _buckets(summary["buckets"]))
     out.print()
     print_table(out, _contents(summary))
+    out.print()
+    print_caches(out, summary["caches"])
     out.print()
     if summary["passes"] is None:
         out.print(f"passes not recorded: {HOW_TO_GET} to see them", markup=False, soft_wrap=True)

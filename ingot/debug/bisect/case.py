@@ -10,11 +10,10 @@ import torch
 
 from ingot.debug.bisect.programs.chain import Chain, chains
 from ingot.debug.bisect.programs.params import Params
+from ingot.debug.bisect.unjudged import refuse_unjudged
 from ingot.debug.golden import read_golden
 from ingot.ir import ops
 from ingot.ir.artifact import GOLDEN
-from ingot.ir.errors import OptionError
-from ingot.ir.features import POOL
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
@@ -39,19 +38,14 @@ class Case:
 
     @staticmethod
     def open(artifact: str | Path, checkpoint: str | Path | None = None) -> "Case":
-        """Raises IngotError where the artifact, or the checkpoint that it was compiled from, cannot be read."""
+        """Raises IngotError where the artifact, or the checkpoint that it was compiled from, cannot be read, and for an
+        artifact with an entry that cannot be judged."""
         load_user_ops()
         opened = open_artifact(artifact)
         request = Request.of_artifact(opened, checkpoint)
         model = request.trace()
-        for name, entry in model.entries.items():
-            if entry.ending.name == POOL.name:
-                raise OptionError(
-                    f"the entry '{name}' makes vectors, and programs are judged by their logits",
-                    where=str(opened.folder),
-                    expected="an artifact whose entries sample",
-                    hint="compile with check_numerics, which measures every pass",
-                )
+        for entry in model.entries.values():
+            refuse_unjudged(entry, str(opened.folder))
         return Case(opened, request, model)
 
     @cached_property

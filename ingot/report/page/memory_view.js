@@ -13,6 +13,7 @@ export function memoryView(app) {
     "div",
     { class: "columns" },
     residentBar(app.data),
+    cachePanel(app.data.caches),
     app.data.memory.map((one) => stepPanel(app, one)),
   );
 }
@@ -32,6 +33,41 @@ function residentBar({ resident, memory, model }) {
     { class: "panel wide" },
     stackedBar("Memory to serve one sequence", parts, bytes),
     h("p", { class: "quiet" }, note),
+  );
+}
+
+/** The groups of caches: what each keeps, and the pages that a sequence holds of it. */
+function cachePanel({ groups, step_tokens, together }) {
+  const columns = ["group", "keeps", "a page", "pages between steps", "in a step", "layers", "a token in each layer"];
+  const rows = groups.map((one) => [
+    one.name,
+    one.keeps,
+    bytes(one.page_bytes),
+    one.between_steps,
+    one.in_step,
+    one.layers,
+    one.forms.join("; "),
+  ]);
+  const note = groups.length
+    ? `pages that one sequence at full length holds at most; a step feeds up to ${step_tokens} tokens`
+    : "none: the model keeps nothing of earlier tokens in pages";
+  return h(
+    "div",
+    { class: "panel wide" },
+    h("h3", {}, "Cache groups"),
+    groups.length > 0 &&
+      h(
+        "div",
+        { class: "scroll", tabindex: 0, role: "region", "aria-label": "Cache groups" },
+        h(
+          "table",
+          { class: "alive" },
+          h("thead", {}, h("tr", {}, columns.map((title) => h("th", { scope: "col" }, title)))),
+          h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value) => h("td", {}, `${value}`))))),
+        ),
+      ),
+    h("p", { class: "quiet" }, note),
+    Object.entries(together).map(([entry, text]) => h("p", { class: "quiet" }, `${entry}: ${text}`)),
   );
 }
 

@@ -73,6 +73,16 @@ def test_without_a_gpu_there_is_no_step_to_draw(show: Show, plain_report: Report
     assert "this artifact is not for one" in page.inner_text("#panel-step")
 
 
+def test_memory_shows_the_groups_of_caches(show: Show, region_report: Report) -> None:
+    page = show(region_report, hash="#tab=memory").page
+    (group,) = region_report.caches.groups
+    rows = page.get_by_role("region", name="Cache groups").locator("tbody tr")
+    assert rows.count() == 1
+    cells = rows.first.locator("td").all_inner_texts()
+    assert cells[:2] == ["full", "every token"] and cells[-1] == "; ".join(group.forms)
+    assert cells[3:5] == [str(group.between_steps), str(group.in_step)]
+
+
 def test_memory_shows_what_lives_at_an_instruction(show: Show, region_report: Report) -> None:
     page = show(region_report, hash="#tab=memory").page
     for one in region_report.memories:

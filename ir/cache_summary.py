@@ -1,0 +1,166 @@
+"""The caches of an artifact for people: their groups, what each keeps, its pages, and the form of its caches.
+
+Read from plans alone: neither a program nor torch is needed.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache_groups import CacheGroup, ordered
+from ingot.ir.errors import VerifyError
+from ingot.ir.masks import Mask
+from ingot.ir.memory import MemoryNeed
+from ingot.ir.plan import BucketPlan, Instruction, Plans, Ref
+
+# A type as a plan writes it: f32[pages, 2, 16, 2, 14], and strides after a semicolon.
+_TYPE = re.compile(r"(\w+)\[([^\];]*)")
+_LAYER = re.compile(r"kv\.(\d+)")
+_READERS = ("ingot.paged_attention", "ingot.partial_attention")  # of caches of all forms: q, then the cache
+_AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache_form
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """A group of caches.
+
+    keeps          what a sequence finds in it, in words
+    page_bytes     bytes of a page in all caches of the group
+    page_tokens    tokens of a page; 0 where caches do not tell
+    between_steps  pages that a sequence at full length holds at most while no step runs
+    in_step        pages that it holds at most during a step which feeds it as many tokens as a step has
+    reserved       pages of the pool that no sequence holds
+    layers         whose attention reads it, in words
+    forms          the caches, in words
+    """
+
+    name: str
+    keeps: str
+    page_bytes: int
+    page_tokens: int
+    between_steps: int
+    in_step: int
+    reserved: int
+    layers: str
+    forms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CacheSummary:
+    """The groups, and the tokens that a step feeds at most.
+
+    `together` says by entry how many tokens of a sequence see each other, in words. Entries of which tokens see nothing
+    after them are not in it.
+    """
+
+    groups: tuple[GroupSummary, ...]
+    step_tokens: int
+    together: dict[str, str]
+
+    @staticmethod
+    def of(plans: Plans) -> "CacheSummary":
+        need = MemoryNeed.of(plans)
+        held: dict[str, dict[str, str]] = {}  # by group, the type of each cache
+        for plan in plans.plans.values():
+            for name, state in plan.states.items():
+                group = CacheGroup.named(state.group).name
+                if group in need.groups and "pages" in _shape(state.type):
+                    held.setdefault(group, {})[name] = state.type
+        groups = ordered(map(CacheGroup.named, need.groups))
+        together = {entry: _together(plan.granule) for entry, plan in plans.plans.items() if plan.granule > 1}
+        return CacheSummary(
+            tuple(_group(one, need, held.get(one.name, {}), plans) for one in groups),
+            max(plan.dims["T"][1] for plan in plans.plans.values() if "T" in plan.dims),
+            together,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _group(group: CacheGroup, need: MemoryNeed, caches: dict[str, str], plans: Plans) -> GroupSummary:
+    memory, shapes = need.groups[group.name], [_shape(one) for one in caches.values()]
+    tokens = {shape[2] for shape in shapes if len(shape) == _AXES}
+    return GroupSummary(
+        name=group.name,
+        keeps=_keeps(group.lifetime),
+        page_bytes=memory.page,
+        page_tokens=int(tokens.pop()) if len(tokens) == 1 else 0,
+        between_steps=memory.pages_per_sequence,
+        in_step=memory.pages_per_sequence + memory.pages_per_step,
+        reserved=group.reserved,
+        layers=_layers(list(caches)),
+        forms=tuple(dict.fromkeys(_form(name, one, plans) for name, one in caches.items())),
+    )
+
+
+def _keeps(lifetime: Mask) -> str:
+    if lifetime.kind == "window":
+        return f"the last {lifetime.size} tokens"
+    if lifetime.kind == "chunked":
+        return f"the chunk of {lifetime.size} tokens that is fed"
+    return "every token"
+
+
+def _together(granule: int) -> str:
+    if granule == Mask("bidirectional").granule:
+        return "all tokens of a sequence see each other: a step feeds a sequence whole"
+    return f"{granule} tokens of a block see each other: a step feeds whole blocks, or up to the end of the sequence"
+
+
+def _layers(names: list[str]) -> str:
+    """Numbers of layers, a row of them as 2–5; a cache of another name by its name."""
+    found = [(name, _LAYER.fullmatch(name)) for name in names]
+    runs: list[list[int]] = []
+    for layer in sorted(int(match[1]) for _, match in found if match):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    texts = [str(first) if first == last else f"{first}–{last}" for first, last in runs]
+    return ", ".join([*texts, *(name for name, match in found if not match)])
+
+
+def _shape(type_text: str) -> list[str]:
+    found = _TYPE.match(type_text)
+    return [size.strip() for size in found[2].split(",")] if found else []
+
+
+def _form(name: str, type_text: str, plans: Plans) -> str:
+    """What a cache holds of a token; the type alone where that does not follow from it and from who reads it."""
+    shape = _shape(type_text)
+    if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
+        return type_text
+    sizes = [0, *map(int, shape[1:])]
+    # Keys and values of one width stand beside each other; else the width of q tells where a key ends.
+    width = (sizes[4], None) if sizes[1] == 2 else _key_width(name, plans)
+    if width is None:
+        return type_text
+    try:
+        form = CacheForm.of_cache(sizes, *width)
+    except VerifyError:
+        return type_text
+    heads = f"{sizes[3]} head{'s' if sizes[3] > 1 else ''}"
+    return f"{heads}, {form}, {type_text.partition('[')[0]}"
+
+
+def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
+    """The width of q where attention reads the cache, and the `value_width` of that call; None where none does."""
+    for bucket, instruction in _readers(name, plans):
+        q = instruction.args[0]
+        value = bucket.values.get(q.ref) if isinstance(q, Ref) else None
+        if value is not None and (size := _shape(value.type)[-1]).isdecimal():
+            given = instruction.kwargs.get("value_width")
+            return int(size), given if isinstance(given, int) else None
+    return None
+
+
+def _readers(name: str, plans: Plans) -> Iterator[tuple[BucketPlan, Instruction]]:
+    """The calls of attention that take q and then the cache."""
+    for plan in plans.plans.values():
+        for bucket in plan.buckets:
+            for one in bucket.instructions:
+                if one.target in _READERS and one.args[1:2] == (Ref(ref=name),):
+                    yield bucket, one
