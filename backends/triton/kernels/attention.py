@@ -116,6 +116,39 @@ def log_sum_exp(weight_sum, peak):
 
 
 @triton.jit
+def leave(out, lse, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [M, FORM.block_value] of M rows, which have the numbers `rows` [M] among all (token,
+    head), where `held` [M]; and their log-sum-exp, unless `lse` is None."""
+    e = tl.arange(0, FORM.block_value)
+    into = out + rows[:, None] * FORM.value_dim + e[None, :]
+    tl.store(into, mean.to(out.dtype.element_ty), mask=held[:, None] & (e < FORM.value_dim)[None, :])
+    if lse is not None:
+        tl.store(lse + rows, log_sum_exp(weight_sum, peak), mask=held)
+
+
+@triton.jit
+def leave_nothing(out, lse, rows, held, FORM: tl.constexpr):
+    """Write what rows have that no sequence owns: zeros, and -inf as their log-sum-exp."""
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
+    into = out + rows[:, None] * FORM.value_dim + e[None, :]
+    nothing = tl.zeros((rows.shape[0], BLOCK_VALUE), out.dtype.element_ty)
+    tl.store(into, nothing, mask=held[:, None] & (e < FORM.value_dim)[None, :])
+    if lse is not None:
+        tl.store(lse + rows, tl.full(rows.shape, float("-inf"), tl.float32), mask=held)
+
+
+@triton.jit
+def ended_before(counter):
+    """How many programs have ended before this one; what they wrote can be read from here on."""
+    # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
+    tl.debug_barrier()
+    ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    return ended
+
+
+@triton.jit
 def tail_of(q, rows, held, FORM: tl.constexpr):
     """What the first tile of queries leaves over, at the offsets `rows` [M] of q, where `held` [M]: [M, FORM.tail];
     None without it."""

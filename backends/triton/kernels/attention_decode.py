@@ -28,9 +28,11 @@ from ingot.backends.triton.kernels.attention import (
     LOWEST,
     attended,
     end_seen,
+    ended_before,
     first_seen,
     forgets,
-    log_sum_exp,
+    leave,
+    leave_nothing,
     mean_of,
     tail_of,
     weighed,
@@ -51,21 +53,6 @@ from ingot.backends.triton.kernels.attention_splits import (
     taken,
 )
 from ingot.backends.triton.kernels.rope import angles, gains
-
-
-@triton.jit
-def _leave_nothing(out, lse, token, head, FORM: tl.constexpr):
-    """Write zeros for a (token, head) that no sequence owns."""
-    BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
-    g = tl.arange(0, group_rows(FORM))
-    row = (token * FORM.kv_heads + head).to(tl.int64)
-    into = out + row * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
-    empty = tl.zeros((group_rows(FORM), BLOCK_VALUE), out.dtype.element_ty)
-    tl.store(into, empty, mask=(g < FORM.group)[:, None] & (e < FORM.value_dim)[None, :])
-    if lse is not None:
-        nothing = tl.full((group_rows(FORM),), float("-inf"), tl.float32)
-        tl.store(lse + row * FORM.group + g, nothing, mask=g < FORM.group)
 
 
 @triton.jit
@@ -132,18 +119,6 @@ def _with_prefix(
 
 
 @triton.jit
-def _leave(out, lse, row, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [G, FORM.block_value] of a (token, head), which is row `row` of `out`."""
-    e = tl.arange(0, FORM.block_value)
-    g = tl.arange(0, group_rows(FORM))
-    into = out + row.to(tl.int64) * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
-    own = (g < FORM.group)[:, None] & (e < FORM.value_dim)[None, :]
-    tl.store(into, mean.to(out.dtype.element_ty), mask=own)
-    if lse is not None:
-        tl.store(lse + row.to(tl.int64) * FORM.group + g, log_sum_exp(weight_sum, peak), mask=g < FORM.group)
-
-
-@triton.jit
 def _leave_split(partial, sizes, here, mean, weight_sum, peak, FORM: tl.constexpr):
     """Write the attention `mean` [G, FORM.block_value] of a split, and the sum of its weights, at the place `here`."""
     e = tl.arange(0, FORM.block_value)
@@ -151,16 +126,6 @@ def _leave_split(partial, sizes, here, mean, weight_sum, peak, FORM: tl.constexp
     into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
     tl.store(into, mean, mask=(g < FORM.group)[:, None] & (e < FORM.value_dim)[None, :])
     tl.store(sizes + here * FORM.group + g, peak + tl.log2(weight_sum), mask=g < FORM.group)
-
-
-@triton.jit
-def _ended_before(counter):
-    """How many programs have ended before this one; what they wrote can be read from here on."""
-    # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
-    tl.debug_barrier()
-    ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()
-    return ended
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -236,7 +201,8 @@ def decode_attention(
     head = item % FORM.kv_heads
     token = item // FORM.kv_heads % fed_by
     split = item // pairs
-    g = tl.arange(0, ROWS)  # rows
+    g = tl.arange(0, ROWS)
+    own = g < FORM.group
     sequence = -1
     if item < first_items:
         sequence = token if SPLITS.single else owner_of(token, q_starts, q_lens, sequences, SPLITS.scan)
@@ -268,7 +234,7 @@ def decode_attention(
     # The item, for certain.
     if not SPLITS.single:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
-            _leave_nothing(out, lse, token, head, FORM)
+            leave_nothing(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group + g, own, FORM)
     place = 0
     more = 1
     if SPLITS.shares > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
@@ -301,9 +267,9 @@ def decode_attention(
     else:
         d = tl.arange(0, FORM.block)
         rows = token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
-        inside = (g < FORM.group)[:, None] & (d < FORM.dim)[None, :]
+        inside = own[:, None] & (d < FORM.dim)[None, :]
         query = tl.load(q + rows[:, None] + d[None, :], mask=inside, other=0.0)
-        query_tail = tail_of(q, rows, g < FORM.group, FORM)
+        query_tail = tail_of(q, rows, own, FORM)
 
     # What the splits read.
     splits = SPLITS.base
@@ -327,7 +293,7 @@ def decode_attention(
     peak = tl.full((ROWS,), LOWEST, tl.float32)
     if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if split == 0:
-            peak = tl.load(sinks + head * FORM.group + g, mask=g < FORM.group, other=0.0).to(tl.float32) * LOG2_E
+            peak = tl.load(sinks + head * FORM.group + g, mask=own, other=0.0).to(tl.float32) * LOG2_E
             weight_sum = tl.full((ROWS,), 1.0, tl.float32)
     if sharing is not None:  # noqa: SIM102
         if (split == 0) & (low > 0):
@@ -364,10 +330,10 @@ def decode_attention(
     row = token * FORM.kv_heads + head
     mean = mean_of(total, weight_sum, lse)
     if splits == 1:
-        _leave(out, lse, row, mean, weight_sum, peak, FORM)
+        leave(out, lse, row.to(tl.int64) * FORM.group + g, own, mean, weight_sum, peak, FORM)
         return
     pair = sequence * FORM.kv_heads + head if SPLITS.single else row
     _leave_split(partial, sizes, pair * SPLITS.most + split, mean, weight_sum, peak, FORM)
-    if _ended_before(arrived + pair) == splits - 1:
+    if ended_before(arrived + pair) == splits - 1:
         tl.store(arrived + pair, 0)
         put_together(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)

@@ -1,5 +1,13 @@
 """Attention whose bits depend on a token's own context alone: one kernel for decoding and for prompts.
 
+    for each tile (tokens of one sequence times the heads of q of one head of k and v), by `ways` programs:
+        for each split of the positions that the tile sees, in turns of the programs:
+            part = the state after the split's blocks of keys, from a fresh one
+            if one program has the tile: join part to the state, which begins with the sink
+            else: write part
+        if there are several programs: the last of them to end joins all parts, from the first one on
+        write the attention
+
 Keys are taken in blocks of BLOCK_N at places that are multiples of it, and blocks in splits of SPLIT at multiples of
 that. A split is summed up by itself, and splits are put together from the first one on. So what a row adds up, and in
 which order, follows from its place. Neither what else a step feeds shows, nor how the prompt was cut: a block that a
@@ -19,9 +27,11 @@ from ingot.backends.triton.kernels.attention import (
     attended,
     block_of_item,
     end_seen,
+    ended_before,
     first_seen,
     forgets,
-    log_sum_exp,
+    leave,
+    leave_nothing,
     mean_of,
     owned_between,
     tail_of,
@@ -39,6 +49,31 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
         part, tl.broadcast_to(share[:, None], total.shape), total * tl.broadcast_to(shrunk[:, None], total.shape)
     )
     return total, tl.fma(part_sum, share, weight_sum * shrunk), higher
+
+
+@triton.jit
+def _leave_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
+    """Write the state of a split's rows, heads `g` [M] of the places `at` [M], where `own` [M]."""
+    e = tl.arange(0, FORM.block_value)
+    here = at * FORM.group + g
+    held = own[:, None] & (e < FORM.value_dim)[None, :]
+    tl.store(partial + here[:, None] * FORM.value_dim + e[None, :], part, mask=held)
+    here = at * (2 * FORM.group) + g
+    tl.store(sizes + here, part_sum, mask=own)
+    tl.store(sizes + here + FORM.group, part_peak, mask=own)
+
+
+@triton.jit
+def _part_left(partial, sizes, at, g, own, FORM: tl.constexpr):
+    """What `_leave_part` wrote. Other multiprocessors did so during this launch: it is read past the first cache."""
+    e = tl.arange(0, FORM.block_value)
+    here = at * FORM.group + g
+    held = own[:, None] & (e < FORM.value_dim)[None, :]
+    part = tl.load(partial + here[:, None] * FORM.value_dim + e[None, :], mask=held, other=0.0, cache_modifier=".cg")
+    here = at * (2 * FORM.group) + g
+    part_sum = tl.load(sizes + here, mask=own, other=0.0, cache_modifier=".cg")
+    part_peak = tl.load(sizes + here + FORM.group, mask=own, other=LOWEST, cache_modifier=".cg")
+    return part, part_sum, part_peak
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "ways"])
@@ -83,8 +118,8 @@ def invariant_attention(
     way = tl.program_id(2)
     sequence, block, _ = block_of_item(item, q_lens, sequences, TILE_TOKENS, 1, 32)
     d = tl.arange(0, FORM.block)
+    HEADS: tl.constexpr = FORM.kv_heads * FORM.group
     BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
     ROWS: tl.constexpr = TILE_TOKENS * FORM.block_group
     r = tl.arange(0, ROWS)
     g = r % FORM.block_group
@@ -93,16 +128,7 @@ def invariant_attention(
     if (way == 0) & (owned_between(begin, last, q_starts, q_lens, sequences, 32) < last - begin):
         row = begin + r // FORM.block_group
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < FORM.group)
-        into = (
-            out
-            + (row.to(tl.int64) * (FORM.kv_heads * FORM.group) + head * FORM.group + g)[:, None] * FORM.value_dim
-            + e[None, :]
-        )
-        empty = tl.zeros((ROWS, BLOCK_VALUE), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (e < FORM.value_dim)[None, :])
-        if lse is not None:
-            nothing = tl.full((ROWS,), float("-inf"), tl.float32)
-            tl.store(lse + row.to(tl.int64) * (FORM.kv_heads * FORM.group) + head * FORM.group + g, nothing, mask=free)
+        leave_nothing(out, lse, row.to(tl.int64) * HEADS + head * FORM.group + g, free, FORM)
     if sequence < 0:
         return
 
@@ -116,7 +142,6 @@ def invariant_attention(
     heads = head * FORM.group + g
     query = tl.load(q + (token * FED.q.token + heads * FED.q.head)[:, None] + d[None, :], mask=held, other=0.0)
     query_tail = tail_of(q, token * FED.q.token + heads * FED.q.head, own, FORM)
-    held = own[:, None] & (e < FORM.value_dim)[None, :]
     places = cached + nth
     pages = page_table + sequence.to(tl.int64) * width
     end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, SCORES.mask), cached + count)
@@ -151,32 +176,13 @@ def invariant_attention(
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
         else:
-            here = (pair + split) * FORM.group + g
-            tl.store(partial + here[:, None] * FORM.value_dim + e[None, :], part, mask=held)
-            here = (pair + split) * (2 * FORM.group) + g
-            tl.store(sizes + here, part_sum, mask=own)
-            tl.store(sizes + here + FORM.group, part_peak, mask=own)
+            _leave_part(partial, sizes, pair + split, g, own, part, part_sum, part_peak, FORM)
     if sharing > 1:
-        # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
         counter = arrived + (start + block * TILE_TOKENS) * FORM.kv_heads + head
-        tl.debug_barrier()
-        ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
-        if ended < sharing - 1:
+        if ended_before(counter) < sharing - 1:
             return
         tl.store(counter, 0)
-        # Other multiprocessors wrote them during this launch: they are read past the first cache.
         for split in range(first, splits):
-            here = (pair + split) * FORM.group + g
-            part = tl.load(
-                partial + here[:, None] * FORM.value_dim + e[None, :], mask=held, other=0.0, cache_modifier=".cg"
-            )
-            here = (pair + split) * (2 * FORM.group) + g
-            part_sum = tl.load(sizes + here, mask=own, other=0.0, cache_modifier=".cg")
-            part_peak = tl.load(sizes + here + FORM.group, mask=own, other=LOWEST, cache_modifier=".cg")
+            part, part_sum, part_peak = _part_left(partial, sizes, pair + split, g, own, FORM)
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
-    result = mean_of(total, weight_sum, lse)
-    into = out + (token * (FORM.kv_heads * FORM.group) + heads)[:, None] * FORM.value_dim + e[None, :]
-    tl.store(into, result.to(out.dtype.element_ty), mask=held)
-    if lse is not None:
-        tl.store(lse + token * (FORM.kv_heads * FORM.group) + heads, log_sum_exp(weight_sum, peak), mask=own)
+    leave(out, lse, token * HEADS + heads, own, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)

@@ -1,4 +1,14 @@
-"""Attention of sequences that feed many tokens: each program takes a block of a sequence's tokens, for one head."""
+"""Attention of sequences that feed many tokens: each program takes blocks of a sequence's tokens, for one head.
+
+    zeros into those rows of the program's share that no sequence owns
+    for each block of tokens of a sequence, the last one first, and head of q:
+        query = the q of the block's tokens; state = the sink
+        for every block of keys that all rows see: add it to the state
+        for every block of keys that some rows see: add it to the state, by the mask
+        write the attention
+
+How many blocks there are follows from the lengths, on the device: programs go round them.
+"""
 
 import triton
 import triton.language as tl
@@ -12,7 +22,8 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
-    log_sum_exp,
+    leave,
+    leave_nothing,
     mean_of,
     owned_between,
     tail_of,
@@ -57,33 +68,30 @@ def prefill_attention(
     head = tl.program_id(0)
     item = tl.program_id(1)
     d = tl.arange(0, FORM.block)
+    HEADS: tl.constexpr = FORM.kv_heads * FORM.group
     BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
     first = item * BLOCK_M
     last = tl.minimum(first + BLOCK_M, tokens)
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        into = out + (row.to(tl.int64) * (FORM.kv_heads * FORM.group) + head)[:, None] * FORM.value_dim + e[None, :]
-        empty = tl.zeros((BLOCK_M, BLOCK_VALUE), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (e < FORM.value_dim)[None, :])
-        if lse is not None:
-            nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-            tl.store(lse + row.to(tl.int64) * (FORM.kv_heads * FORM.group) + head, nothing, mask=free)
+        leave_nothing(out, lse, row.to(tl.int64) * HEADS + head, free, FORM)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence)
         count = tl.load(q_lens + sequence)
         cached = tl.load(kv_lens + sequence) - count
         nth = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        held = (nth < count)[:, None] & (d < FORM.dim)[None, :]
+        fed = nth < count
         row = (start + nth).to(tl.int64)
-        query = tl.load(q + row[:, None] * FED.q.token + head * FED.q.head + d[None, :], mask=held, other=0.0)
-        query_tail = tail_of(q, row * FED.q.token + head * FED.q.head, nth < count, FORM)
+        from_q = row * FED.q.token + head * FED.q.head
+        held = fed[:, None] & (d < FORM.dim)[None, :]
+        query = tl.load(q + from_q[:, None] + d[None, :], mask=held, other=0.0)
+        query_tail = tail_of(q, from_q, fed, FORM)
         places = cached + nth
         bits = None
         if ancestors is not None:
-            bits = tl.load(ancestors + row, mask=nth < count, other=0)
+            bits = tl.load(ancestors + row, mask=fed, other=0)
         total = tl.zeros((BLOCK_M, BLOCK_VALUE), tl.float32)
         weight_sum = tl.zeros((BLOCK_M,), tl.float32)
         peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -108,12 +116,7 @@ def prefill_attention(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
             BLOCK_N, SCORES.mask, True, SCORES, CACHE, FORM, bits, cached,
         )  # fmt: skip
-        result = mean_of(total, weight_sum, lse)
-        into = out + (row * (FORM.kv_heads * FORM.group) + head)[:, None] * FORM.value_dim + e[None, :]
-        held = (nth < count)[:, None] & (e < FORM.value_dim)[None, :]
-        tl.store(into, result.to(out.dtype.element_ty), mask=held)
-        if lse is not None:
-            tl.store(lse + row * (FORM.kv_heads * FORM.group) + head, log_sum_exp(weight_sum, peak), mask=nth < count)
+        leave(out, lse, row * HEADS + head, fed, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:
