@@ -35,10 +35,9 @@ from ingot.backends.triton.kernels.attention import (
     leave_nothing,
     mean_of,
     tail_of,
-    weighed,
 )
 from ingot.backends.triton.kernels.attention_constants import group_rows
-from ingot.backends.triton.kernels.attention_early import early_chunk, fetch_ahead
+from ingot.backends.triton.kernels.attention_early import early_chunk, fetch_ahead, guessed_angles, with_early
 from ingot.backends.triton.kernels.attention_fed import prepared_token, with_fed, write_cache
 from ingot.backends.triton.kernels.attention_splits import (
     COLUMNS,
@@ -52,7 +51,18 @@ from ingot.backends.triton.kernels.attention_splits import (
     splits_of,
     taken,
 )
-from ingot.backends.triton.kernels.rope import angles, gains
+from ingot.backends.triton.kernels.rope import gains
+
+
+@triton.jit
+def _given_query(q, token, head, FED: tl.constexpr, FORM: tl.constexpr):
+    """(query [G, FORM.block], what that leaves over) of a (token, head), as q has it."""
+    d = tl.arange(0, FORM.block)
+    g = tl.arange(0, group_rows(FORM))
+    own = g < FORM.group
+    rows = token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
+    query = tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
+    return query, tail_of(q, rows, own, FORM)
 
 
 @triton.jit
@@ -116,6 +126,40 @@ def _with_prefix(
         size = tl.load(prefix_sizes + row, mask=held, other=LOWEST)
         total += part * tl.exp2(size - higher)[:, None]
     return total, weight_sum, higher
+
+
+@triton.jit
+def _first_state(
+    sinks,
+    sharing,
+    prefixes,
+    prefix_sizes,
+    prefix_splits,
+    sequence,
+    head,
+    split,
+    low,
+    FORM: tl.constexpr,
+    PREFIXES: tl.constexpr,
+):
+    """(total [G, FORM.block_value], weight_sum [G], peak [G]) before any key of the sequence's own, which begin at
+    `low`: of no key, and in the first split of the sinks and the shared prefix."""
+    ROWS: tl.constexpr = group_rows(FORM)
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    g = tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, BLOCK_VALUE), tl.float32)
+    weight_sum = tl.zeros((ROWS,), tl.float32)
+    peak = tl.full((ROWS,), LOWEST, tl.float32)
+    if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
+        if split == 0:
+            peak = tl.load(sinks + head * FORM.group + g, mask=g < FORM.group, other=0.0).to(tl.float32) * LOG2_E
+            weight_sum = tl.full((ROWS,), 1.0, tl.float32)
+    if sharing is not None:  # noqa: SIM102
+        if (split == 0) & (low > 0):
+            total, weight_sum, peak = _with_prefix(
+                weight_sum, peak, prefixes, prefix_sizes, prefix_splits, sequence, head, FORM, PREFIXES
+            )
+    return total, weight_sum, peak
 
 
 @triton.jit
@@ -191,7 +235,6 @@ def decode_attention(
     KNOWN: tl.constexpr = APPEND and not forgets(SCORES.mask) and sharing is None
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
     ROWS: tl.constexpr = group_rows(FORM)
-    BLOCK_VALUE: tl.constexpr = FORM.block_value
 
     # The item that the number of the program says, if it is one of the first; further ones follow from the lengths.
     item = tl.program_id(0)
@@ -216,11 +259,7 @@ def decode_attention(
             kv, kv_lens, page_table, sequence, head, early_place, width, LOADS_EARLY, CACHE, FORM, SPLITS, EARLY
         )
     if APPEND:
-        # A guess: in all layers but the first, the positions of this step have long been there.
-        guess = tl.load(positions + token, cache_modifier=".cg")
-        guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)
-        # As many rows as the tiles of q, k and v have: tiles of one shape have one layout, and nothing moves.
-        cos, sin = angles(table, guess + tl.zeros_like(g), HEAD)
+        guess, cos, sin = guessed_angles(positions, table, token, FORM, HEAD, EARLY)
         q_gain, other_q_gain = gains(q_weight, HEAD)
         k_gain, other_k_gain = gains(k_weight, HEAD)
     if SPLITS.shares > 0:
@@ -265,11 +304,7 @@ def decode_attention(
         )  # fmt: skip
         query_tail = None
     else:
-        d = tl.arange(0, FORM.block)
-        rows = token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
-        inside = own[:, None] & (d < FORM.dim)[None, :]
-        query = tl.load(q + rows[:, None] + d[None, :], mask=inside, other=0.0)
-        query_tail = tail_of(q, rows, own, FORM)
+        query, query_tail = _given_query(q, token, head, FED, FORM)
 
     # What the splits read.
     splits = SPLITS.base
@@ -288,18 +323,9 @@ def decode_attention(
         return
 
     # What rows see before any key of their own: the sink and the shared prefix.
-    total = tl.zeros((ROWS, BLOCK_VALUE), tl.float32)
-    weight_sum = tl.zeros((ROWS,), tl.float32)
-    peak = tl.full((ROWS,), LOWEST, tl.float32)
-    if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
-        if split == 0:
-            peak = tl.load(sinks + head * FORM.group + g, mask=own, other=0.0).to(tl.float32) * LOG2_E
-            weight_sum = tl.full((ROWS,), 1.0, tl.float32)
-    if sharing is not None:  # noqa: SIM102
-        if (split == 0) & (low > 0):
-            total, weight_sum, peak = _with_prefix(
-                weight_sum, peak, prefixes, prefix_sizes, prefix_splits, sequence, head, FORM, PREFIXES
-            )
+    total, weight_sum, peak = _first_state(
+        sinks, sharing, prefixes, prefix_sizes, prefix_splits, sequence, head, split, low, FORM, PREFIXES
+    )
     if APPEND:  # noqa: SIM102
         if split == feeding:
             write_cache(kv, slot, head, new_key, new_value, CACHE, FORM)
@@ -312,11 +338,9 @@ def decode_attention(
     begin = low + split * SPLITS.chunk
     if LOADS_EARLY:  # noqa: SIM102
         if (item < first_items) & (split * SPLITS.chunk < end):
-            inside = early_place < end
-            scores = tl.dot(query, tl.trans(early_keys), input_precision="ieee")
-            # What lies past the end may be NaN, which a weight of zero does not silence.
-            values = tl.where(inside[:, None], early_values, 0.0)
-            total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES)
+            total, weight_sum, peak = with_early(
+                total, weight_sum, peak, query, early_keys, early_values, early_place < end, SCORES
+            )
             begin += splits * SPLITS.chunk
     if begin < end:
         pages = page_table + sequence.to(tl.int64) * width

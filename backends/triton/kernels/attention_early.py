@@ -1,9 +1,11 @@
-"""Keys and values that `decode_attention` asks for before the kernel in front of it has ended."""
+"""What `decode_attention` loads by guesses, before the kernel in front of it has ended."""
 
 import triton
 import triton.language as tl
 
-from ingot.backends.triton.kernels.attention import rows_of
+from ingot.backends.triton.kernels.attention import rows_of, weighed
+from ingot.backends.triton.kernels.attention_constants import group_rows
+from ingot.backends.triton.kernels.rope import angles
 
 
 @triton.jit
@@ -63,3 +65,23 @@ def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexp
     keys = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
     values = tl.load(rows[:, None] + CACHE.part_stride + d[None, :], mask=inside, other=0.0)
     return keys, values
+
+
+@triton.jit
+def with_early(total, weight_sum, peak, query, keys, values, inside, SCORES: tl.constexpr):
+    """The state of M rows after an `early_chunk` of N positions, of which those `inside` [N] are of the context."""
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    # What lies past the end may be NaN, which a weight of zero does not silence.
+    values = tl.where(inside[:, None], values, 0.0)
+    return weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES)
+
+
+@triton.jit
+def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constexpr, EARLY: tl.constexpr):
+    """(position, cosines and sines [G, FORM.block]) of a token. The position is a guess: in all layers but the first,
+    those of this step have long been there."""
+    guess = tl.load(positions + token, cache_modifier=".cg")
+    guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)
+    # As many rows as the tiles of q, k and v have: tiles of one shape have one layout, and nothing moves.
+    cos, sin = angles(table, guess + tl.zeros_like(tl.arange(0, group_rows(FORM))), HEAD)
+    return guess, cos, sin
