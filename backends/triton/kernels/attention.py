@@ -116,26 +116,26 @@ def log_sum_exp(weight_sum, peak):
 
 
 @triton.jit
-def leave(out, lse, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [M, FORM.block_value] of M rows, which have the numbers `rows` [M] among all (token,
-    head), where `held` [M]; and their log-sum-exp, unless `lse` is None."""
+def leave(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [M, FORM.block_value] of M rows, which have the numbers first + rows [M] among all
+    (token, head of q), where `held` [M]; and their log-sum-exp, unless `lse` is None."""
     e = tl.arange(0, FORM.block_value)
-    into = out + rows[:, None] * FORM.value_dim + e[None, :]
+    into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
     tl.store(into, mean.to(out.dtype.element_ty), mask=held[:, None] & (e < FORM.value_dim)[None, :])
     if lse is not None:
-        tl.store(lse + rows, log_sum_exp(weight_sum, peak), mask=held)
+        tl.store(lse + first + rows, log_sum_exp(weight_sum, peak), mask=held)
 
 
 @triton.jit
-def leave_nothing(out, lse, rows, held, FORM: tl.constexpr):
-    """Write what rows have that no sequence owns: zeros, and -inf as their log-sum-exp."""
+def leave_nothing(out, lse, first, rows, held, FORM: tl.constexpr):
+    """Write what rows have that no sequence owns, as `leave` does: zeros, and -inf as their log-sum-exp."""
     BLOCK_VALUE: tl.constexpr = FORM.block_value
     e = tl.arange(0, BLOCK_VALUE)
-    into = out + rows[:, None] * FORM.value_dim + e[None, :]
+    into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
     nothing = tl.zeros((rows.shape[0], BLOCK_VALUE), out.dtype.element_ty)
     tl.store(into, nothing, mask=held[:, None] & (e < FORM.value_dim)[None, :])
     if lse is not None:
-        tl.store(lse + rows, tl.full(rows.shape, float("-inf"), tl.float32), mask=held)
+        tl.store(lse + first + rows, tl.full(rows.shape, float("-inf"), tl.float32), mask=held)
 
 
 @triton.jit

@@ -273,7 +273,7 @@ def decode_attention(
     # The item, for certain.
     if not SPLITS.single:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
-            leave_nothing(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group + g, own, FORM)
+            leave_nothing(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
     place = 0
     more = 1
     if SPLITS.shares > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
@@ -354,7 +354,7 @@ def decode_attention(
     row = token * FORM.kv_heads + head
     mean = mean_of(total, weight_sum, lse)
     if splits == 1:
-        leave(out, lse, row.to(tl.int64) * FORM.group + g, own, mean, weight_sum, peak, FORM)
+        leave(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
     pair = sequence * FORM.kv_heads + head if SPLITS.single else row
     _leave_split(partial, sizes, pair * SPLITS.most + split, mean, weight_sum, peak, FORM)

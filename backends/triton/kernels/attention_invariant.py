@@ -128,7 +128,7 @@ def invariant_attention(
     if (way == 0) & (owned_between(begin, last, q_starts, q_lens, sequences, 32) < last - begin):
         row = begin + r // FORM.block_group
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < FORM.group)
-        leave_nothing(out, lse, row.to(tl.int64) * HEADS + head * FORM.group + g, free, FORM)
+        leave_nothing(out, lse, 0, row.to(tl.int64) * HEADS + head * FORM.group + g, free, FORM)
     if sequence < 0:
         return
 
@@ -185,4 +185,4 @@ def invariant_attention(
         for split in range(first, splits):
             part, part_sum, part_peak = _part_left(partial, sizes, pair + split, g, own, FORM)
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
-    leave(out, lse, token * HEADS + heads, own, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
+    leave(out, lse, 0, token * HEADS + heads, own, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)

@@ -75,7 +75,7 @@ def prefill_attention(
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        leave_nothing(out, lse, row.to(tl.int64) * HEADS + head, free, FORM)
+        leave_nothing(out, lse, 0, row.to(tl.int64) * HEADS + head, free, FORM)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence)
@@ -116,7 +116,7 @@ def prefill_attention(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
             BLOCK_N, SCORES.mask, True, SCORES, CACHE, FORM, bits, cached,
         )  # fmt: skip
-        leave(out, lse, row * HEADS + head, fed, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
+        leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:

@@ -1,4 +1,12 @@
-"""Attention of sequences that a step feeds whole: each program takes a block of a sequence's tokens, for one head."""
+"""Attention of sequences that a step feeds whole: each program takes blocks of a sequence's tokens, for one head.
+
+zeros into those rows of the program's share that no sequence owns
+for each block of tokens of a sequence, and head of q:
+    query = the q of the block's tokens; state = the sink
+    for every block of k and v that all rows see: add it to the state
+    for every block of k and v that some rows see: add it to the state, by the mask
+    write the attention
+"""
 
 import triton
 import triton.language as tl
@@ -11,6 +19,8 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
+    leave,
+    leave_nothing,
     owned_between,
     seen_by,
     unowned,
@@ -89,9 +99,7 @@ def step_attention(
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        into = out + (row.to(tl.int64) * HEADS + head)[:, None] * FORM.dim + d[None, :]
-        empty = tl.zeros((BLOCK_M, BLOCK), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (d < FORM.dim)[None, :])
+        leave_nothing(out, None, 0, row.to(tl.int64) * HEADS + head, free, FORM)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, 1, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence).to(tl.int64)
@@ -123,8 +131,7 @@ def step_attention(
             total, weight_sum, peak, query, places, keys, values, middle, end,
             BLOCK_N, True, FED, FORM, SCORES,
         )  # fmt: skip
-        into = out + (row * HEADS + head)[:, None] * FORM.dim + d[None, :]
-        tl.store(into, (total / weight_sum[:, None]).to(out.dtype.element_ty), mask=held)
+        leave(out, None, 0, row * HEADS + head, places < count, total / weight_sum[:, None], weight_sum, peak, FORM)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:
