@@ -163,12 +163,13 @@ def _first_state(
 
 
 @triton.jit
-def _leave_split(partial, sizes, here, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [G, FORM.block_value] of a split, and the sum of its weights, at the place `here`."""
+def _leave_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [G, FORM.block_value] of a split, where `inside`, and the sum of its weights, at the
+    place `here`."""
     e = tl.arange(0, FORM.block_value)
     g = tl.arange(0, group_rows(FORM))
     into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
-    tl.store(into, mean, mask=(g < FORM.group)[:, None] & (e < FORM.value_dim)[None, :])
+    tl.store(into, mean, mask=inside)
     tl.store(sizes + here * FORM.group + g, peak + tl.log2(weight_sum), mask=g < FORM.group)
 
 
@@ -246,6 +247,8 @@ def decode_attention(
     split = item // pairs
     g = tl.arange(0, ROWS)
     own = g < FORM.group
+    # Where only the end works this out, ptxas spills for sm_90 with values of 64 elements beside keys of 128.
+    inside = own[:, None] & (tl.arange(0, FORM.block_value) < FORM.value_dim)[None, :]
     sequence = -1
     if item < first_items:
         sequence = token if SPLITS.single else owner_of(token, q_starts, q_lens, sequences, SPLITS.scan)
@@ -357,7 +360,7 @@ def decode_attention(
         leave(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
     pair = sequence * FORM.kv_heads + head if SPLITS.single else row
-    _leave_split(partial, sizes, pair * SPLITS.most + split, mean, weight_sum, peak, FORM)
+    _leave_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
     if ended_before(arrived + pair) == splits - 1:
         tl.store(arrived + pair, 0)
         put_together(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)
