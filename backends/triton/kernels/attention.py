@@ -7,37 +7,27 @@ largest score, the sum of weights against it, and the weighted sum of values.
 import triton
 import triton.language as tl
 
-from ingot.backends.triton.kernels.cache_form import cached_head
-
 # Stands for the largest score of no scores at all: below every score, and finite, so that differences are numbers.
 LOWEST = tl.constexpr(-1.0e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def in_base_two(scores, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr):
+def in_base_two(scores, SCORES: tl.constexpr):
     """Products of q and keys, scaled and capped, as exponents of two."""
-    if SOFT_CAP is None:
-        scores = scores * (SCALE * LOG2_E)
+    if SCORES.soft_cap is None:
+        scores = scores * (SCORES.scale * LOG2_E)
     else:
         # tanh by the logistic function, which every target has.
-        scores = (2.0 * tl.sigmoid(scores * (2.0 * SCALE / SOFT_CAP)) - 1.0) * (SOFT_CAP * LOG2_E)
+        capped = 2.0 * tl.sigmoid(scores * (2.0 * SCORES.scale / SCORES.soft_cap)) - 1.0
+        scores = capped * (SCORES.soft_cap * LOG2_E)
     return scores
 
 
 @triton.jit
-def weighed(
-    scores,
-    values,
-    total,
-    weight_sum,
-    peak,
-    seen,
-    SCALE: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-):
+def weighed(scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr):
     """Keys with `scores` [M, N] (before scaling) and `values` [N, D] join the running state of M rows, where `seen`."""
-    scores = tl.where(seen, in_base_two(scores, SCALE, SOFT_CAP), float("-inf"))
+    scores = tl.where(seen, in_base_two(scores, SCORES), float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
     shrunk = tl.exp2(peak - higher)
@@ -126,21 +116,63 @@ def log_sum_exp(weight_sum, peak):
 
 
 @triton.jit
-def rows_of(
-    kv,
-    pages,
-    place,
-    inside,
-    head,
-    PAGE_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    ROW: tl.constexpr,
-):
+def leave(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [M, FORM.block_value] of M rows, which have the numbers first + rows [M] among all
+    (token, head of q), where `held` [M]; and their log-sum-exp, unless `lse` is None."""
+    e = tl.arange(0, FORM.block_value)
+    into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
+    tl.store(into, mean.to(out.dtype.element_ty), mask=held[:, None] & (e < FORM.value_dim)[None, :])
+    if lse is not None:
+        tl.store(lse + first + rows, log_sum_exp(weight_sum, peak), mask=held)
+
+
+@triton.jit
+def leave_nothing(out, lse, first, rows, held, FORM: tl.constexpr):
+    """Write what rows have that no sequence owns, as `leave` does: zeros, and -inf as their log-sum-exp."""
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    e = tl.arange(0, BLOCK_VALUE)
+    into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
+    nothing = tl.zeros((rows.shape[0], BLOCK_VALUE), out.dtype.element_ty)
+    tl.store(into, nothing, mask=held[:, None] & (e < FORM.value_dim)[None, :])
+    if lse is not None:
+        tl.store(lse + first + rows, tl.full(rows.shape, float("-inf"), tl.float32), mask=held)
+
+
+@triton.jit
+def ended_before(counter):
+    """How many programs have ended before this one; what they wrote can be read from here on."""
+    # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
+    tl.debug_barrier()
+    ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    return ended
+
+
+@triton.jit
+def tail_of(q, rows, held, FORM: tl.constexpr):
+    """What the first tile of queries leaves over, at the offsets `rows` [M] of q, where `held` [M]: [M, FORM.tail];
+    None without it."""
+    if FORM.tail > 0:
+        t = FORM.block + tl.arange(0, FORM.tail)
+        return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
+    else:
+        return None
+
+
+@triton.jit
+def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
     """Where the cache holds a head's keys at the positions `place` [N] of the sequence with page ids `pages`, as
-    pointers; those not `inside` are on page 0. Heads lie ROW numbers apart."""
-    page = tl.load(pages + place // PAGE, mask=inside, other=0).to(tl.int64)
-    return kv + page * PAGE_STRIDE + place % PAGE * SLOT_STRIDE + head * ROW
+    pointers; those not `inside` are on page 0."""
+    page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
+    return kv + page * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride + head * CACHE.row
+
+
+@triton.jit
+def cached_head(head, FORM: tl.constexpr):
+    """The head of the cache that a head of the grid reads."""
+    if FORM.sharing > 1:
+        head = head // FORM.sharing
+    return head
 
 
 @triton.jit
@@ -157,42 +189,34 @@ def attended(
     begin,
     end,
     step,
-    SCALE: tl.constexpr,
-    MASK: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    AHEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    SCORES: tl.constexpr,
+    CACHE: tl.constexpr,
     FORM: tl.constexpr,
     ancestors=None,
     cached=0,
 ):
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
-    join the state of M rows.
+    join the state of M rows: `total` [M, FORM.block_value], `weight_sum` and `peak` [M].
 
-    `query` is [M, BLOCK_DIM], `query_tail` what that leaves over, as FORM says, and `query_places` [M] are the rows'
-    own positions. AHEAD: some positions may lie after the last one that a row sees. `ancestors` [M] are bits of the
+    `query` is [M, FORM.block], `query_tail` what that leaves over, and `query_places` [M] are the rows' own positions.
+    They see by MASK; AHEAD: some positions may lie after the last one that a row sees. `ancestors` [M] are bits of the
     positions from `cached` on that a row of a tree sees.
     """
-    d = tl.arange(0, BLOCK_DIM)
-    VALUE_DIM: tl.constexpr = FORM.value_dim
-    BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
+    d = tl.arange(0, FORM.block)
+    e = tl.arange(0, FORM.block_value)
     for start in range(begin, end, step):
         place = start + tl.arange(0, BLOCK_N)
         inside = place < end
-        rows = rows_of(kv, pages, place, inside, cached_head(head, FORM), PAGE_STRIDE, SLOT_STRIDE, PAGE, FORM.row)
-        held = inside[:, None] & (d < DIM)[None, :]
+        rows = rows_of(kv, pages, place, inside, cached_head(head, FORM), CACHE)
+        held = inside[:, None] & (d < FORM.dim)[None, :]
         keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if FORM.tail > 0:
-            t = BLOCK_DIM + tl.arange(0, FORM.tail)
-            ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < DIM)[None, :], other=0.0)
+            t = FORM.block + tl.arange(0, FORM.tail)
+            ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < FORM.dim)[None, :], other=0.0)
             scores = tl.dot(query_tail, tl.trans(ends), scores, input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         if ancestors is not None:
@@ -200,9 +224,9 @@ def attended(
         if FORM.same:
             values = keys
         else:
-            held = inside[:, None] & (e < VALUE_DIM)[None, :]
-            values = tl.load(rows[:, None] + PART_STRIDE + e[None, :], mask=held, other=0.0)
-        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCALE, SOFT_CAP)
+            held = inside[:, None] & (e < FORM.value_dim)[None, :]
+            values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCORES)
     return total, weight_sum, peak
 
 

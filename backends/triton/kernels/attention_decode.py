@@ -1,11 +1,21 @@
 """Attention of steps that feed few tokens: the cached positions of a token are split over programs, to fill the device
 however few tokens there are and however their contexts differ.
 
-A work item is (token, head of k and v, split). Chunks of a context go to its splits in turns, so where the first chunk
-of a split lies does not depend on how long the context is. All heads of q that share a head of k and v are rows of one
-tile. The split of a (token, head) that ends last puts the splits together.
+    for each item (token, head of k and v, split), on a program of its own:
+        before the kernel in front has ended: load or fetch cached keys and values, and angles, by guesses
+        wait for the kernel in front
+        find the item: its own one of the first splits, or one of the further splits that long contexts have
+        query, new key = q and k of the token, normed and rotated; or q as it is
+        state = the sink of each row and the shared prefix, in the first split
+        if this split feeds: write the new key and value into the cache; add what the step feeds up to the token
+        for every chunk of the split: add its positions to the state
+        if there is one split: write the attention
+        else: write what the split has; the last of the splits to end puts them together
 
-Grids know no lengths. Each (token, head) has BASE items for certain; programs behind those work out from the lengths,
+Chunks of a context go to its splits in turns, so where the first chunk of a split lies does not depend on how long the
+context is. All heads of q that share a head of k and v are rows of one tile.
+
+Grids know no lengths. Each (token, head) has `base` items for certain; programs after those work out from the lengths,
 on the device, which contexts are long enough for more splits, and take these.
 """
 
@@ -18,14 +28,17 @@ from ingot.backends.triton.kernels.attention import (
     LOWEST,
     attended,
     end_seen,
+    ended_before,
     first_seen,
     forgets,
-    log_sum_exp,
+    leave,
+    leave_nothing,
     mean_of,
-    rows_of,
-    seen_by,
-    weighed,
+    tail_of,
 )
+from ingot.backends.triton.kernels.attention_constants import group_rows
+from ingot.backends.triton.kernels.attention_early import early_chunk, fetch_ahead, guessed_angles, with_early
+from ingot.backends.triton.kernels.attention_fed import prepared_token, with_fed, write_cache
 from ingot.backends.triton.kernels.attention_splits import (
     COLUMNS,
     OWN,
@@ -38,40 +51,44 @@ from ingot.backends.triton.kernels.attention_splits import (
     splits_of,
     taken,
 )
-from ingot.backends.triton.kernels.cache_form import tail_of
-from ingot.backends.triton.kernels.rope import angles, cache_rows, gains, prepared, turned, with_partners
+from ingot.backends.triton.kernels.rope import gains
 
 
 @triton.jit
-def _fetch_chunk(
-    kv,
-    pages,
-    head,
-    place,
-    end,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    """Ask for the keys and values at positions `place` below `end` to come into the L2 cache, and wait for nothing."""
-    LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = (BLOCK_DIM + LINE - 1) // LINE
-    inside = place < end
-    # Positions past the end are asked for on page 0, again and again.
-    rows = rows_of(kv, pages, place, inside, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
-    line = tl.minimum(tl.arange(0, LINES) * LINE, DIM - 1)  # heads of 80 float32 end in the third of four
-    for part in tl.static_range(2):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; // $0",
-            "=r,l",
-            [(rows[:, None] + part * PART_STRIDE + line[None, :]).to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+def _given_query(q, token, head, FED: tl.constexpr, FORM: tl.constexpr):
+    """(query [G, FORM.block], what that leaves over) of a (token, head), as q has it."""
+    d = tl.arange(0, FORM.block)
+    g = tl.arange(0, group_rows(FORM))
+    own = g < FORM.group
+    rows = token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
+    query = tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
+    return query, tail_of(q, rows, own, FORM)
+
+
+@triton.jit
+def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
+    """(first, end) of the cached positions that splits of the token at `own_place` read."""
+    end = cached if SPLITS.fed_apart else end_seen(own_place, length, SCORES.mask)
+    low = 0
+    if forgets(SCORES.mask):
+        low = first_seen(own_place, SCORES.mask)
+    elif sharing is not None:
+        low = tl.load(sharing + sequence * COLUMNS + OWN)
+    return low, end
+
+
+@triton.jit
+def _used_splits(splits, low, end, SPLITS: tl.constexpr):
+    """(how many of the `splits` of a (token, head) take part, which of these takes what the step feeds).
+
+    Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and the
+    first split does where there is none.
+    """
+    chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
+    feeding = 0
+    if SPLITS.fed_apart:
+        feeding = tl.where((chunks > 1) & (chunks < splits), chunks, 0)
+    return tl.minimum(splits, tl.maximum(chunks, feeding + 1)), feeding
 
 
 @triton.jit
@@ -83,33 +100,77 @@ def _with_prefix(
     prefix_splits,
     sequence,
     head,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    FORM: tl.constexpr,
+    PREFIXES: tl.constexpr,
 ):
-    """The state of rows that have seen a sink at most, after the prefix of their sequence, of which each of up to
-    SPLITS splits has its attention in `prefixes`."""
-    g = tl.arange(0, BLOCK_GROUP)
-    d = tl.arange(0, BLOCK_DIM)
-    s = tl.arange(0, SPLITS)
-    first = (sequence * KV_HEADS + head).to(tl.int64) * SPLITS
+    """The state of G rows that have seen a sink at most, after the prefix of their sequence, of which each of up to
+    `most` splits has its attention in `prefixes`."""
+    g = tl.arange(0, group_rows(FORM))
+    BLOCK: tl.constexpr = FORM.block
+    d = tl.arange(0, BLOCK)
+    MOST: tl.constexpr = PREFIXES.most
+    s = tl.arange(0, MOST)
+    first = (sequence * FORM.kv_heads + head).to(tl.int64) * MOST
     splits = tl.load(prefix_splits + sequence)
-    rows = (first + s)[:, None] * GROUP + g[None, :]
-    size = tl.load(prefix_sizes + rows, mask=(s < splits)[:, None] & (g < GROUP)[None, :], other=LOWEST)
+    rows = (first + s)[:, None] * FORM.group + g[None, :]
+    size = tl.load(prefix_sizes + rows, mask=(s < splits)[:, None] & (g < FORM.group)[None, :], other=LOWEST)
     higher = tl.maximum(peak, tl.max(size, 0))
     weight_sum = weight_sum * tl.exp2(peak - higher) + tl.sum(tl.exp2(size - higher[None, :]), 0)
-    total = tl.zeros((BLOCK_GROUP, BLOCK_DIM), tl.float32)
-    for split in tl.static_range(SPLITS):
+    total = tl.zeros((group_rows(FORM), BLOCK), tl.float32)
+    for split in tl.static_range(MOST):
         # There is no loop: all splits are on their way at once.
-        row = (first + split) * GROUP + g
-        held = (g < GROUP) & (split < splits)
-        part = tl.load(prefixes + row[:, None] * DIM + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0)
+        row = (first + split) * FORM.group + g
+        held = (g < FORM.group) & (split < splits)
+        inside = held[:, None] & (d < FORM.dim)[None, :]
+        part = tl.load(prefixes + row[:, None] * FORM.dim + d[None, :], mask=inside, other=0.0)
         size = tl.load(prefix_sizes + row, mask=held, other=LOWEST)
         total += part * tl.exp2(size - higher)[:, None]
     return total, weight_sum, higher
+
+
+@triton.jit
+def _first_state(
+    sinks,
+    sharing,
+    prefixes,
+    prefix_sizes,
+    prefix_splits,
+    sequence,
+    head,
+    split,
+    low,
+    FORM: tl.constexpr,
+    PREFIXES: tl.constexpr,
+):
+    """(total [G, FORM.block_value], weight_sum [G], peak [G]) before any key of the sequence's own, which begin at
+    `low`: of no key, and in the first split of the sinks and the shared prefix."""
+    ROWS: tl.constexpr = group_rows(FORM)
+    BLOCK_VALUE: tl.constexpr = FORM.block_value
+    g = tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, BLOCK_VALUE), tl.float32)
+    weight_sum = tl.zeros((ROWS,), tl.float32)
+    peak = tl.full((ROWS,), LOWEST, tl.float32)
+    if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
+        if split == 0:
+            peak = tl.load(sinks + head * FORM.group + g, mask=g < FORM.group, other=0.0).to(tl.float32) * LOG2_E
+            weight_sum = tl.full((ROWS,), 1.0, tl.float32)
+    if sharing is not None:  # noqa: SIM102
+        if (split == 0) & (low > 0):
+            total, weight_sum, peak = _with_prefix(
+                weight_sum, peak, prefixes, prefix_sizes, prefix_splits, sequence, head, FORM, PREFIXES
+            )
+    return total, weight_sum, peak
+
+
+@triton.jit
+def _leave_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [G, FORM.block_value] of a split, where `inside`, and the sum of its weights, at the
+    place `here`."""
+    e = tl.arange(0, FORM.block_value)
+    g = tl.arange(0, group_rows(FORM))
+    into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
+    tl.store(into, mean, mask=inside)
+    tl.store(sizes + here * FORM.group + g, peak + tl.log2(weight_sum), mask=g < FORM.group)
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -140,285 +201,166 @@ def decode_attention(
     tokens,
     sequences,
     width,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    K_TOKEN: tl.constexpr,
-    K_HEAD: tl.constexpr,
-    V_TOKEN: tl.constexpr,
-    V_HEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    EPS: tl.constexpr,
-    HEAD: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MASK: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    APPEND: tl.constexpr,
-    SINGLE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BASE: tl.constexpr,
-    SHARES: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    SCAN: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY_TILE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    FED: tl.constexpr,
+    CACHE: tl.constexpr,
     FORM: tl.constexpr,
+    SCORES: tl.constexpr,
+    HEAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PREFIXES: tl.constexpr,
+    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Grid: tokens * KV_HEADS * BASE items, and SHARES * KV_HEADS further ones; SHARES may be 0.
+    """Grid: tokens * kv_heads * base items, and shares * kv_heads further ones; shares may be 0.
 
-    `partial` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP, V] takes the attention of each split (V: numbers of a value),
-    `sizes` f32[tokens, KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights add up to; `arrived`
-    i32[tokens, KV_HEADS] counts the splits that have ended. `lse` f32[tokens, heads] takes the log-sum-exp of each row,
-    if it is asked for.
+    `partial` f32[tokens, kv_heads, most, group, value_dim] takes the attention of each split, `sizes` f32[tokens,
+    kv_heads, most, group] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, kv_heads] counts
+    the splits that have ended. `lse` f32[tokens, heads] takes the log-sum-exp of each row, if it is asked for.
 
-    With SINGLE, only sequences that feed one token are computed, and no other row of `out` is written. Then the grid,
-    `partial`, `sizes` and `arrived` have sequences in place of tokens. Lengths are looked at SCAN sequences at a time.
+    With SPLITS.single, only sequences that feed one token are computed, and no other row of `out` is written. Then the
+    grid, `partial`, `sizes` and `arrived` have sequences in place of tokens.
 
-    With APPEND, q and k, whose heads are HEAD, are normed and rotated first, and k and v of a token go into the cache
-    at its slot. What this step feeds is attended to as it comes from k and v: no program reads what another one writes
-    here. The cache then holds what earlier steps wrote, and the page table comes from the host, so the first chunk is
-    loaded before the kernels in front of this one have ended.
+    With a HEAD, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
+    step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
+    holds what earlier steps wrote, and the page table comes from the host, so the first chunk is loaded before the
+    kernels in front of this one have ended.
 
     With `sharing`, `prefixes`, `prefix_sizes` and `prefix_splits` are the results of `shared_attention`, and only
     positions after the prefixes are read here.
     """
     if DEPENDENT:
         gdc_launch_dependents()
+    APPEND: tl.constexpr = HEAD is not None
     # Rows that are not known to be cached may hold anything until the length is known; by it windows begin, and shared
     # prefixes say where contexts do.
-    FORGETS: tl.constexpr = forgets(MASK)
-    SHARED: tl.constexpr = sharing is not None
-    KNOWN: tl.constexpr = APPEND and not FORGETS and not SHARED
-    EARLY: tl.constexpr = KNOWN and EARLY_TILE
+    KNOWN: tl.constexpr = APPEND and not forgets(SCORES.mask) and sharing is None
+    LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
+    ROWS: tl.constexpr = group_rows(FORM)
+
+    # The item that the number of the program says, if it is one of the first; further ones follow from the lengths.
     item = tl.program_id(0)
-    fed_by = sequences if SINGLE else tokens
-    pairs = fed_by * KV_HEADS
-    first_items = pairs * BASE
-    head = item % KV_HEADS
-    token = item // KV_HEADS % fed_by
+    fed_by = sequences if SPLITS.single else tokens
+    pairs = fed_by * FORM.kv_heads
+    first_items = pairs * SPLITS.base
+    head = item % FORM.kv_heads
+    token = item // FORM.kv_heads % fed_by
     split = item // pairs
-    d = tl.arange(0, BLOCK_DIM)
-    VALUE_DIM: tl.constexpr = FORM.value_dim
-    BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
-    g = tl.arange(0, BLOCK_GROUP)
-    own = (g < GROUP)[:, None] & (e < VALUE_DIM)[None, :]
+    g = tl.arange(0, ROWS)
+    own = g < FORM.group
+    # Where only the end works this out, ptxas spills for sm_90 with values of 64 elements beside keys of 128.
+    inside = own[:, None] & (tl.arange(0, FORM.block_value) < FORM.value_dim)[None, :]
     sequence = -1
     if item < first_items:
-        sequence = token if SINGLE else owner_of(token, q_starts, q_lens, sequences, SCAN)
-    early_place = split * CHUNK + tl.arange(0, CHUNK)
-    if EARLY:
-        held = (sequence >= 0) & (early_place // PAGE < width)
-        pages = page_table + sequence.to(tl.int64) * width
-        early_rows = rows_of(kv, pages, early_place, held, head, PAGE_STRIDE, SLOT_STRIDE, PAGE, DIM)
-        early = held[:, None] & (d < DIM)[None, :]
-        early_keys = tl.load(early_rows[:, None] + d[None, :], mask=early, other=0.0)
-        early_values = tl.load(early_rows[:, None] + PART_STRIDE + d[None, :], mask=early, other=0.0)
-    if KNOWN and DEPENDENT and AHEAD > 0:
-        # By a guess of the length: in all layers but the first it has long been there.
-        cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
-        cached = tl.where(sequence >= 0, tl.minimum(cached, width * PAGE), 0)
-        for later in tl.static_range(EARLY, AHEAD + EARLY):
-            _fetch_chunk(
-                kv, page_table + sequence.to(tl.int64) * width, head, early_place + later * BASE * CHUNK, cached,
-                PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM,
-            )  # fmt: skip
+        sequence = token if SPLITS.single else owner_of(token, q_starts, q_lens, sequences, SPLITS.scan)
+
+    # Before the kernel in front has ended.
+    early_place = split * SPLITS.chunk + tl.arange(0, SPLITS.chunk)
+    if LOADS_EARLY:
+        early_keys, early_values = early_chunk(kv, page_table, sequence, head, early_place, width, CACHE, FORM)
+    if KNOWN and DEPENDENT and EARLY.ahead > 0:
+        fetch_ahead(
+            kv, kv_lens, page_table, sequence, head, early_place, width, LOADS_EARLY, CACHE, FORM, SPLITS, EARLY
+        )
     if APPEND:
-        # A guess: in all layers but the first, the positions of this step have long been there.
-        guess = tl.load(positions + token, cache_modifier=".cg")
-        guess = tl.minimum(tl.maximum(guess, 0), POSITIONS - 1)
-        # As many rows as the tile of q, and of k and v below: tiles of one shape have one layout, and nothing moves.
-        cos, sin = angles(table, guess + tl.zeros_like(g), HEAD)
+        guess, cos, sin = guessed_angles(positions, table, token, FORM, HEAD, EARLY)
         q_gain, other_q_gain = gains(q_weight, HEAD)
         k_gain, other_k_gain = gains(k_weight, HEAD)
-    if SHARES > 0:
-        b = tl.arange(0, SCAN)
-        counts = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
+    if SPLITS.shares > 0:
+        b = tl.arange(0, SPLITS.scan)
+        counts = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SPLITS)
     if DEPENDENT:
         gdc_wait()
-    if SHARES > 0:
+    if SPLITS.shares > 0:
         lengths = contexts(kv_lens, sharing, b, sequences)
 
-    if not SINGLE:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
+    # The item, for certain.
+    if not SPLITS.single:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
-            into = (
-                out + (token * KV_HEADS + head).to(tl.int64) * (GROUP * VALUE_DIM) + g[:, None] * VALUE_DIM + e[None, :]
-            )
-            tl.store(into, tl.zeros((BLOCK_GROUP, BLOCK_VALUE), out.dtype.element_ty), mask=own)
-            if lse is not None:
-                nothing = tl.full((BLOCK_GROUP,), float("-inf"), tl.float32)
-                tl.store(lse + (token * KV_HEADS + head).to(tl.int64) * GROUP + g, nothing, mask=g < GROUP)
+            leave_nothing(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
     place = 0
     more = 1
-    if SHARES > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
+    if SPLITS.shares > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if item >= first_items:
-            share = share_of(
-                counts, lengths, q_lens, kv_lens, sharing, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN
-            )
+            share = share_of(counts, lengths, q_lens, kv_lens, sharing, sequences, SCORES, SPLITS)
             sequence, place, more = further_item(
-                item - first_items, share, q_lens, kv_lens, sharing, sequences,
-                KV_HEADS, BASE, MAX_SPLITS, MASK, APPEND, SINGLE, SCAN,
-            )  # fmt: skip
+                item - first_items, share, q_lens, kv_lens, sharing, sequences, FORM, SCORES, SPLITS
+            )
     if sequence < 0:
         return
     first = tl.load(q_starts + sequence)
     count = tl.load(q_lens + sequence)
     length = tl.load(kv_lens + sequence)
-    if SINGLE:
+    if SPLITS.single:
         if count != 1:
             return
         token = first
     if item >= first_items:
-        split = BASE + place % more
-        head = place // more % KV_HEADS
-        token = first + place // more // KV_HEADS
-    heads = head * GROUP + g
-    rows = token.to(tl.int64) * Q_TOKEN + heads * Q_HEAD
-    # All that does not depend on the length is asked for before the length is looked at.
-    if APPEND:
-        position = tl.load(positions + token, cache_modifier=".cg")
-        slot = tl.load(slots + token)
-        itself = g == 0
-        own_q, other_q = with_partners(q, rows, g < GROUP, HEAD)
-        from_k = token.to(tl.int64) * K_TOKEN + head * K_HEAD + tl.zeros_like(g)
-        own_k, other_k = with_partners(k, from_k, itself, HEAD)
-        from_v = v + token.to(tl.int64) * V_TOKEN + head * V_HEAD + tl.zeros_like(g)[:, None] + d[None, :]
-        new_value = tl.load(from_v, mask=itself[:, None] & (d < DIM)[None, :], other=0.0)
-        if position != guess:
-            cos, sin = angles(table, position + tl.zeros_like(g), HEAD)
-        dtype: tl.constexpr = q.dtype.element_ty
-        query_tail = None
-        query = turned(own_q, other_q, cos, sin, q_gain, other_q_gain, q_weight is not None, dtype, EPS, HEAD)
-        new_key = turned(own_k, other_k, cos, sin, k_gain, other_k_gain, k_weight is not None, dtype, EPS, HEAD)
-    else:
-        query = tl.load(q + rows[:, None] + d[None, :], mask=(g < GROUP)[:, None] & (d < DIM)[None, :], other=0.0)
-        query_tail = tail_of(q, rows, g < GROUP, DIM, BLOCK_DIM, FORM)
+        split = SPLITS.base + place % more
+        head = place // more % FORM.kv_heads
+        token = first + place // more // FORM.kv_heads
 
-    splits = BASE
-    if SHARES > 0:
-        share = share_of(
-            counts, lengths, q_lens, kv_lens, sharing, sequences, SHARES, CHUNK, MASK, APPEND, SINGLE, SCAN
-        )
+    # q and k. All that does not depend on the length is asked for before the length is looked at.
+    if APPEND:
+        query, new_key, new_value, slot = prepared_token(
+            q, k, v, positions, table, slots, token, head, guess, cos, sin, q_gain, other_q_gain, k_gain, other_k_gain,
+            q_weight is not None, k_weight is not None, FED, FORM, HEAD,
+        )  # fmt: skip
+        query_tail = None
+    else:
+        query, query_tail = _given_query(q, token, head, FED, FORM)
+
+    # What the splits read.
+    splits = SPLITS.base
+    if SPLITS.shares > 0:
+        share = share_of(counts, lengths, q_lens, kv_lens, sharing, sequences, SCORES, SPLITS)
         context = length
-        if SHARED:
+        if sharing is not None:
             context -= tl.load(sharing + sequence * COLUMNS + OWN)
-        splits = splits_of(positions_read(context, count, MASK, APPEND), share, BASE, MAX_SPLITS)
+        splits = splits_of(positions_read(context, count, SCORES, SPLITS), share, SPLITS)
     nth = token - first
     cached = length - count
     own_place = cached + nth
-    end = cached if APPEND else end_seen(own_place, length, MASK)
-    low = 0
-    if FORGETS:
-        low = first_seen(own_place, MASK)
-    elif SHARED:
-        low = tl.load(sharing + sequence * COLUMNS + OWN)
-    # Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and
-    # the first split does where there is none.
-    chunks = tl.cdiv(tl.maximum(end - low, 0), CHUNK)
-    feeding = 0
-    if APPEND:
-        feeding = tl.where((chunks > 1) & (chunks < splits), chunks, 0)
-    splits = tl.minimum(splits, tl.maximum(chunks, feeding + 1))
+    low, end = _seen_range(own_place, cached, length, sharing, sequence, SCORES, SPLITS)
+    splits, feeding = _used_splits(splits, low, end, SPLITS)
     if split >= splits:
         return
 
-    total = tl.zeros((BLOCK_GROUP, BLOCK_VALUE), tl.float32)
-    weight_sum = tl.zeros((BLOCK_GROUP,), tl.float32)
-    peak = tl.full((BLOCK_GROUP,), LOWEST, tl.float32)
-    if sinks is not None:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
-        if split == 0:
-            peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
-            weight_sum = tl.full((BLOCK_GROUP,), 1.0, tl.float32)
-    if SHARED:  # noqa: SIM102
-        if (split == 0) & (low > 0):
-            total, weight_sum, peak = _with_prefix(
-                weight_sum, peak, prefixes, prefix_sizes, prefix_splits, sequence, head,
-                KV_HEADS, GROUP, PREFIX_SPLITS, DIM, BLOCK_GROUP, BLOCK_DIM,
-            )  # fmt: skip
+    # What rows see before any key of their own: the sink and the shared prefix.
+    total, weight_sum, peak = _first_state(
+        sinks, sharing, prefixes, prefix_sizes, prefix_splits, sequence, head, split, low, FORM, PREFIXES
+    )
     if APPEND:  # noqa: SIM102
         if split == feeding:
-            into = (
-                kv
-                + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE)
-                + head * DIM
-                + d[None, :]
-                + tl.zeros_like(g)[:, None]
-            )
-            written = (slot >= 0) & itself[:, None] & (d < DIM)[None, :]
-            tl.store(into, new_key, mask=written)
-            tl.store(into + PART_STRIDE, new_value, mask=written)
-            # The token itself is the first that the rows see.
-            own_score = tl.dot(query, tl.trans(new_key), input_precision="ieee")
-            total, weight_sum, peak = weighed(
-                own_score, new_value, total, weight_sum, peak, itself[None, :], SCALE, SOFT_CAP
-            )
-            # Then those of its sequence that were fed in front of it.
-            for start in tl.range(0, nth, 16, num_stages=1):
-                fed = start + tl.arange(0, 16)
-                seen = fed < nth
-                seen = seen_by(seen, own_place, cached + fed, False, MASK)
-                fed_k = (first + fed).to(tl.int64) * K_TOKEN + head * K_HEAD
-                fed_v = (first + fed).to(tl.int64) * V_TOKEN + head * V_HEAD
-                at = tl.load(positions + first + fed, mask=seen, other=0)
-                fed_cos, fed_sin = angles(table, at, HEAD)
-                keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, EPS, HEAD)
-                inside = seen[:, None] & (d < DIM)[None, :]
-                values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
-                scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-                total, weight_sum, peak = weighed(
-                    scores, values, total, weight_sum, peak, seen[None, :], SCALE, SOFT_CAP
-                )
+            write_cache(kv, slot, head, new_key, new_value, CACHE, FORM)
+            total, weight_sum, peak = with_fed(
+                total, weight_sum, peak, query, new_key, new_value, k, v, positions, table, k_weight,
+                first, nth, cached, head, FED, FORM, SCORES, HEAD,
+            )  # fmt: skip
 
-    begin = low + split * CHUNK
-    if EARLY:  # noqa: SIM102
-        if (item < first_items) & (split * CHUNK < end):
-            inside = early_place < end
-            scores = tl.dot(query, tl.trans(early_keys), input_precision="ieee")
-            # What lies past the end may be NaN, which a weight of zero does not silence.
-            values = tl.where(inside[:, None], early_values, 0.0)
-            total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, inside[None, :], SCALE, SOFT_CAP)
-            begin += splits * CHUNK
+    # The chunks of the split.
+    begin = low + split * SPLITS.chunk
+    if LOADS_EARLY:  # noqa: SIM102
+        if (item < first_items) & (split * SPLITS.chunk < end):
+            total, weight_sum, peak = with_early(
+                total, weight_sum, peak, query, early_keys, early_values, early_place < end, SCORES
+            )
+            begin += splits * SPLITS.chunk
     if begin < end:
         pages = page_table + sequence.to(tl.int64) * width
-        places = own_place + tl.zeros((BLOCK_GROUP,), tl.int32)
-        # Every cached position from `low` on is seen.
+        places = own_place + tl.zeros((ROWS,), tl.int32)
         total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, query_tail, places, kv, pages, head, begin, end, splits * CHUNK,
-            SCALE, "bidirectional", SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, CHUNK,
-            FORM,
+            total, weight_sum, peak, query, query_tail, places, kv, pages, head, begin, end, splits * SPLITS.chunk,
+            SPLITS.chunk, "bidirectional", False, SCORES, CACHE, FORM,
         )  # fmt: skip
 
-    row = token * KV_HEADS + head
+    # The result.
+    row = token * FORM.kv_heads + head
     mean = mean_of(total, weight_sum, lse)
     if splits == 1:
-        into = out + row.to(tl.int64) * (GROUP * VALUE_DIM) + g[:, None] * VALUE_DIM + e[None, :]
-        tl.store(into, mean.to(out.dtype.element_ty), mask=own)
-        if lse is not None:
-            tl.store(lse + row.to(tl.int64) * GROUP + g, log_sum_exp(weight_sum, peak), mask=g < GROUP)
+        leave(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
-    pair = sequence * KV_HEADS + head if SINGLE else row
-    here = pair * MAX_SPLITS + split
-    tl.store(partial + here * (GROUP * VALUE_DIM) + g[:, None] * VALUE_DIM + e[None, :], mean, mask=own)
-    tl.store(sizes + here * GROUP + g, peak + tl.log2(weight_sum), mask=g < GROUP)
-    # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
-    tl.debug_barrier()
-    ended = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()
-    if ended == splits - 1:
+    pair = sequence * FORM.kv_heads + head if SPLITS.single else row
+    _leave_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
+    if ended_before(arrived + pair) == splits - 1:
         tl.store(arrived + pair, 0)
-        put_together(
-            out, lse, partial, sizes, row, pair, splits,
-            GROUP, VALUE_DIM, BLOCK_VALUE, BLOCK_HEADS, MAX_SPLITS, BLOCK_SPLITS,
-        )  # fmt: skip
+        put_together(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)

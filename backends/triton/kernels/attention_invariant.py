@@ -1,5 +1,13 @@
 """Attention whose bits depend on a token's own context alone: one kernel for decoding and for prompts.
 
+    for each tile (tokens of one sequence times the heads of q of one head of k and v), by `ways` programs:
+        for each split of the positions that the tile sees, in turns of the programs:
+            part = the state after the split's blocks of keys, from a fresh one
+            if one program has the tile: join part to the state, which begins with the sink
+            else: write part
+        if there are several programs: the last of them to end joins all parts, from the first one on
+        write the attention
+
 Keys are taken in blocks of BLOCK_N at places that are multiples of it, and blocks in splits of SPLIT at multiples of
 that. A split is summed up by itself, and splits are put together from the first one on. So what a row adds up, and in
 which order, follows from its place. Neither what else a step feeds shows, nor how the prompt was cut: a block that a
@@ -19,14 +27,16 @@ from ingot.backends.triton.kernels.attention import (
     attended,
     block_of_item,
     end_seen,
+    ended_before,
     first_seen,
     forgets,
-    log_sum_exp,
+    leave,
+    leave_nothing,
     mean_of,
     owned_between,
+    tail_of,
     unowned,
 )
-from ingot.backends.triton.kernels.cache_form import tail_of
 
 
 @triton.jit
@@ -39,6 +49,31 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
         part, tl.broadcast_to(share[:, None], total.shape), total * tl.broadcast_to(shrunk[:, None], total.shape)
     )
     return total, tl.fma(part_sum, share, weight_sum * shrunk), higher
+
+
+@triton.jit
+def _leave_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
+    """Write the state of a split's rows, heads `g` [M] of the places `at` [M], where `own` [M]."""
+    e = tl.arange(0, FORM.block_value)
+    here = at * FORM.group + g
+    held = own[:, None] & (e < FORM.value_dim)[None, :]
+    tl.store(partial + here[:, None] * FORM.value_dim + e[None, :], part, mask=held)
+    here = at * (2 * FORM.group) + g
+    tl.store(sizes + here, part_sum, mask=own)
+    tl.store(sizes + here + FORM.group, part_peak, mask=own)
+
+
+@triton.jit
+def _part_left(partial, sizes, at, g, own, FORM: tl.constexpr):
+    """What `_leave_part` wrote. Other multiprocessors did so during this launch: it is read past the first cache."""
+    e = tl.arange(0, FORM.block_value)
+    here = at * FORM.group + g
+    held = own[:, None] & (e < FORM.value_dim)[None, :]
+    part = tl.load(partial + here[:, None] * FORM.value_dim + e[None, :], mask=held, other=0.0, cache_modifier=".cg")
+    here = at * (2 * FORM.group) + g
+    part_sum = tl.load(sizes + here, mask=own, other=0.0, cache_modifier=".cg")
+    part_peak = tl.load(sizes + here + FORM.group, mask=own, other=LOWEST, cache_modifier=".cg")
+    return part, part_sum, part_peak
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "ways"])
@@ -59,32 +94,21 @@ def invariant_attention(
     sequences,
     width,
     ways,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SCALE: tl.constexpr,
-    MASK: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
+    FED: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
+    SCORES: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    FORM: tl.constexpr,
 ):
-    """Grid: KV_HEADS, blocks of tokens of a sequence, ways; a program without a block ends.
+    """Grid: kv_heads, blocks of tokens of a sequence, ways; a program without a block ends.
 
-    With more than one way, `partial` f32[tokens, KV_HEADS, cdiv(width * PAGE, SPLIT), GROUP, V] takes the sums of
-    each split (V: numbers of a value), `sizes` f32[tokens, KV_HEADS, splits, 2, GROUP] its weights' sum and its peak,
-    and `arrived` i32[tokens, KV_HEADS] counts the programs that have ended, at the first token of a tile. `lse`
-    f32[tokens, heads] takes the log-sum-exp of each row, where it is asked for.
+    With more than one way, `partial` f32[tokens, kv_heads, cdiv(width * page, SPLIT), group, value_dim] takes the sums
+    of each split, `sizes` f32[tokens, kv_heads, splits, 2, group] its weights' sum and its peak, and `arrived`
+    i32[tokens, kv_heads] counts the programs that have ended, at the first token of a tile. `lse` f32[tokens, heads]
+    takes the log-sum-exp of each row, where it is asked for.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -93,43 +117,37 @@ def invariant_attention(
     item = tl.program_id(1)
     way = tl.program_id(2)
     sequence, block, _ = block_of_item(item, q_lens, sequences, TILE_TOKENS, 1, 32)
-    d = tl.arange(0, BLOCK_DIM)
-    VALUE_DIM: tl.constexpr = FORM.value_dim
+    d = tl.arange(0, FORM.block)
+    HEADS: tl.constexpr = FORM.kv_heads * FORM.group
     BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
-    r = tl.arange(0, TILE_TOKENS * BLOCK_GROUP)
-    g = r % BLOCK_GROUP
+    ROWS: tl.constexpr = TILE_TOKENS * FORM.block_group
+    r = tl.arange(0, ROWS)
+    g = r % FORM.block_group
     begin = item * TILE_TOKENS
     last = tl.minimum(begin + TILE_TOKENS, tokens)
     if (way == 0) & (owned_between(begin, last, q_starts, q_lens, sequences, 32) < last - begin):
-        row = begin + r // BLOCK_GROUP
-        free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < GROUP)
-        into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g)[:, None] * VALUE_DIM + e[None, :]
-        empty = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_VALUE), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (e < VALUE_DIM)[None, :])
-        if lse is not None:
-            nothing = tl.full((TILE_TOKENS * BLOCK_GROUP,), float("-inf"), tl.float32)
-            tl.store(lse + row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g, nothing, mask=free)
+        row = begin + r // FORM.block_group
+        free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < FORM.group)
+        leave_nothing(out, lse, 0, row.to(tl.int64) * HEADS + head * FORM.group + g, free, FORM)
     if sequence < 0:
         return
 
     start = tl.load(q_starts + sequence)
     count = tl.load(q_lens + sequence)
     cached = tl.load(kv_lens + sequence) - count
-    nth = block * TILE_TOKENS + r // BLOCK_GROUP
-    own = (nth < count) & (g < GROUP)
-    held = own[:, None] & (d < DIM)[None, :]
+    nth = block * TILE_TOKENS + r // FORM.block_group
+    own = (nth < count) & (g < FORM.group)
+    held = own[:, None] & (d < FORM.dim)[None, :]
     token = (start + nth).to(tl.int64)
-    heads = head * GROUP + g
-    query = tl.load(q + (token * Q_TOKEN + heads * Q_HEAD)[:, None] + d[None, :], mask=held, other=0.0)
-    query_tail = tail_of(q, token * Q_TOKEN + heads * Q_HEAD, own, DIM, BLOCK_DIM, FORM)
-    held = own[:, None] & (e < VALUE_DIM)[None, :]
+    heads = head * FORM.group + g
+    query = tl.load(q + (token * FED.q.token + heads * FED.q.head)[:, None] + d[None, :], mask=held, other=0.0)
+    query_tail = tail_of(q, token * FED.q.token + heads * FED.q.head, own, FORM)
     places = cached + nth
     pages = page_table + sequence.to(tl.int64) * width
-    end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, MASK), cached + count)
+    end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, SCORES.mask), cached + count)
     low = 0
-    if forgets(MASK):
-        low = first_seen(cached + block * TILE_TOKENS, MASK) // BLOCK_N * BLOCK_N
+    if forgets(SCORES.mask):
+        low = first_seen(cached + block * TILE_TOKENS, SCORES.mask) // BLOCK_N * BLOCK_N
     first = low // SPLIT
     splits = tl.cdiv(end, SPLIT)
     sharing = tl.minimum(ways, splits - first)
@@ -138,50 +156,33 @@ def invariant_attention(
     if way >= sharing:
         return
 
-    total = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_VALUE), tl.float32)
-    weight_sum = tl.zeros((TILE_TOKENS * BLOCK_GROUP,), tl.float32)
-    peak = tl.full((TILE_TOKENS * BLOCK_GROUP,), LOWEST, tl.float32)
+    total = tl.zeros((ROWS, BLOCK_VALUE), tl.float32)
+    weight_sum = tl.zeros((ROWS,), tl.float32)
+    peak = tl.full((ROWS,), LOWEST, tl.float32)
     if sinks is not None:
-        peak = tl.load(sinks + heads, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
-        weight_sum = tl.full((TILE_TOKENS * BLOCK_GROUP,), 1.0, tl.float32)
-    stored = tl.cdiv(width * PAGE, SPLIT)
-    pair = (token * KV_HEADS + head) * stored
+        peak = tl.load(sinks + heads, mask=g < FORM.group, other=0.0).to(tl.float32) * LOG2_E
+        weight_sum = tl.full((ROWS,), 1.0, tl.float32)
+    stored = tl.cdiv(width * CACHE.page, SPLIT)
+    pair = (token * FORM.kv_heads + head) * stored
     for split in range(first + way, splits, sharing):
-        part = tl.zeros((TILE_TOKENS * BLOCK_GROUP, BLOCK_VALUE), tl.float32)
-        part_sum = tl.zeros((TILE_TOKENS * BLOCK_GROUP,), tl.float32)
-        part_peak = tl.full((TILE_TOKENS * BLOCK_GROUP,), LOWEST, tl.float32)
+        part = tl.zeros((ROWS, BLOCK_VALUE), tl.float32)
+        part_sum = tl.zeros((ROWS,), tl.float32)
+        part_peak = tl.full((ROWS,), LOWEST, tl.float32)
         part, part_sum, part_peak = attended(
             part, part_sum, part_peak, query, query_tail, places, kv, pages, head,
             tl.maximum(split * SPLIT, low), tl.minimum((split + 1) * SPLIT, end), BLOCK_N,
-            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
+            BLOCK_N, SCORES.mask, True, SCORES, CACHE, FORM,
         )  # fmt: skip
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
         else:
-            here = (pair + split) * GROUP + g
-            tl.store(partial + here[:, None] * VALUE_DIM + e[None, :], part, mask=held)
-            here = (pair + split) * (2 * GROUP) + g
-            tl.store(sizes + here, part_sum, mask=own)
-            tl.store(sizes + here + GROUP, part_peak, mask=own)
+            _leave_part(partial, sizes, pair + split, g, own, part, part_sum, part_peak, FORM)
     if sharing > 1:
-        # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
-        counter = arrived + (start + block * TILE_TOKENS) * KV_HEADS + head
-        tl.debug_barrier()
-        ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
-        if ended < sharing - 1:
+        counter = arrived + (start + block * TILE_TOKENS) * FORM.kv_heads + head
+        if ended_before(counter) < sharing - 1:
             return
         tl.store(counter, 0)
-        # Other multiprocessors wrote them during this launch: they are read past the first cache.
         for split in range(first, splits):
-            here = (pair + split) * GROUP + g
-            part = tl.load(partial + here[:, None] * VALUE_DIM + e[None, :], mask=held, other=0.0, cache_modifier=".cg")
-            here = (pair + split) * (2 * GROUP) + g
-            part_sum = tl.load(sizes + here, mask=own, other=0.0, cache_modifier=".cg")
-            part_peak = tl.load(sizes + here + GROUP, mask=own, other=LOWEST, cache_modifier=".cg")
+            part, part_sum, part_peak = _part_left(partial, sizes, pair + split, g, own, FORM)
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
-    result = mean_of(total, weight_sum, lse)
-    into = out + (token * (KV_HEADS * GROUP) + heads)[:, None] * VALUE_DIM + e[None, :]
-    tl.store(into, result.to(out.dtype.element_ty), mask=held)
-    if lse is not None:
-        tl.store(lse + token * (KV_HEADS * GROUP) + heads, log_sum_exp(weight_sum, peak), mask=own)
+    leave(out, lse, 0, token * HEADS + heads, own, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)

@@ -1,4 +1,14 @@
-"""Attention of sequences that feed many tokens: each program takes a block of a sequence's tokens, for one head."""
+"""Attention of sequences that feed many tokens: each program takes blocks of a sequence's tokens, for one head.
+
+    zeros into those rows of the program's share that no sequence owns
+    for each block of tokens of a sequence, the last one first, and head of q:
+        query = the q of the block's tokens; state = the sink
+        for every block of keys that all rows see: add it to the state
+        for every block of keys that some rows see: add it to the state, by the mask
+        write the attention
+
+How many blocks there are follows from the lengths, on the device: programs go round them.
+"""
 
 import triton
 import triton.language as tl
@@ -12,12 +22,13 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
-    log_sum_exp,
+    leave,
+    leave_nothing,
     mean_of,
     owned_between,
+    tail_of,
     unowned,
 )
-from ingot.backends.triton.kernels.cache_form import tail_of
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width"])
@@ -35,25 +46,15 @@ def prefill_attention(
     tokens,
     sequences,
     width,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SCALE: tl.constexpr,
-    MASK: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    FED: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
+    SCORES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEAST: tl.constexpr,
     SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    FORM: tl.constexpr,
 ):
     """Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M), since each also writes zeros
     where no sequence owns a token among BLOCK_M. Rows of sequences that feed fewer than LEAST tokens are not written.
@@ -66,35 +67,31 @@ def prefill_attention(
         gdc_wait()
     head = tl.program_id(0)
     item = tl.program_id(1)
-    d = tl.arange(0, BLOCK_DIM)
-    VALUE_DIM: tl.constexpr = FORM.value_dim
+    d = tl.arange(0, FORM.block)
+    HEADS: tl.constexpr = FORM.kv_heads * FORM.group
     BLOCK_VALUE: tl.constexpr = FORM.block_value
-    e = tl.arange(0, BLOCK_VALUE)
     first = item * BLOCK_M
     last = tl.minimum(first + BLOCK_M, tokens)
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        into = out + (row.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + e[None, :]
-        empty = tl.zeros((BLOCK_M, BLOCK_VALUE), out.dtype.element_ty)
-        tl.store(into, empty, mask=free[:, None] & (e < VALUE_DIM)[None, :])
-        if lse is not None:
-            nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-            tl.store(lse + row.to(tl.int64) * (KV_HEADS * GROUP) + head, nothing, mask=free)
+        leave_nothing(out, lse, 0, row.to(tl.int64) * HEADS + head, free, FORM)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence)
         count = tl.load(q_lens + sequence)
         cached = tl.load(kv_lens + sequence) - count
         nth = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        held = (nth < count)[:, None] & (d < DIM)[None, :]
+        fed = nth < count
         row = (start + nth).to(tl.int64)
-        query = tl.load(q + row[:, None] * Q_TOKEN + head * Q_HEAD + d[None, :], mask=held, other=0.0)
-        query_tail = tail_of(q, row * Q_TOKEN + head * Q_HEAD, nth < count, DIM, BLOCK_DIM, FORM)
+        from_q = row * FED.q.token + head * FED.q.head
+        held = fed[:, None] & (d < FORM.dim)[None, :]
+        query = tl.load(q + from_q[:, None] + d[None, :], mask=held, other=0.0)
+        query_tail = tail_of(q, from_q, fed, FORM)
         places = cached + nth
         bits = None
         if ancestors is not None:
-            bits = tl.load(ancestors + row, mask=nth < count, other=0)
+            bits = tl.load(ancestors + row, mask=fed, other=0)
         total = tl.zeros((BLOCK_M, BLOCK_VALUE), tl.float32)
         weight_sum = tl.zeros((BLOCK_M,), tl.float32)
         peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -103,27 +100,23 @@ def prefill_attention(
             weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
         pages = page_table + sequence.to(tl.int64) * width
         low = 0
-        if forgets(MASK):
-            low = first_seen(cached + block * BLOCK_M, MASK)
+        if forgets(SCORES.mask):
+            low = first_seen(cached + block * BLOCK_M, SCORES.mask)
         # What all rows see, and then what some of them do.
-        seen_by_all = cached if MASK == "tree" else end_seen(cached + block * BLOCK_M, cached + count, MASK)
+        seen_by_all = (
+            cached if SCORES.mask == "tree" else end_seen(cached + block * BLOCK_M, cached + count, SCORES.mask)
+        )
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
+        end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, SCORES.mask), cached + count)
         total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, query_tail, places, kv, pages, head // GROUP, low, middle, BLOCK_N,
-            SCALE, MASK, SOFT_CAP, False, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
+            total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, low, middle, BLOCK_N,
+            BLOCK_N, SCORES.mask, False, SCORES, CACHE, FORM,
         )  # fmt: skip
         total, weight_sum, peak = attended(
-            total, weight_sum, peak, query, query_tail, places, kv, pages, head // GROUP, middle, end, BLOCK_N,
-            SCALE, MASK, SOFT_CAP, True, PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
-            bits, cached,
+            total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
+            BLOCK_N, SCORES.mask, True, SCORES, CACHE, FORM, bits, cached,
         )  # fmt: skip
-        result = mean_of(total, weight_sum, lse)
-        into = out + (row * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + e[None, :]
-        held = (nth < count)[:, None] & (e < VALUE_DIM)[None, :]
-        tl.store(into, result.to(out.dtype.element_ty), mask=held)
-        if lse is not None:
-            tl.store(lse + row * (KV_HEADS * GROUP) + head, log_sum_exp(weight_sum, peak), mask=nth < count)
+        leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:

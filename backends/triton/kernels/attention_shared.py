@@ -41,19 +41,17 @@ def _find_item(
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    PREFIXES: tl.constexpr,
 ):
     """(group or -1, its tile, split, splits, positions of a split)."""
-    group = tl.arange(0, GROUPS)
+    group = tl.arange(0, PREFIXES.groups)
     at = sharing + group * COLUMNS
     count = tl.load(at + COUNT, mask=group < rows, other=0)
     length = tl.load(at + LENGTH, mask=group < rows, other=0)
     tiles = tl.cdiv(count * GROUP, BLOCK_M)
-    # All tiles together read so much: PROGRAMS parts of it, in whole blocks of keys.
-    share = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * length), PROGRAMS), 1), BLOCK_N) * BLOCK_N
-    each = _split_positions(length, share, BLOCK_N, MAX_SPLITS)
+    # All tiles together read so much: `programs` parts of it, in whole blocks of keys.
+    share = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * length), PREFIXES.programs), 1), BLOCK_N) * BLOCK_N
+    each = _split_positions(length, share, BLOCK_N, PREFIXES.most)
     splits = tl.cdiv(length, each)
     items = tiles * splits
     end = tl.cumsum(items, 0)
@@ -80,44 +78,29 @@ def shared_attention(
     q_weight,
     rows,
     width,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    EPS: tl.constexpr,
+    FED: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
+    SCORES: tl.constexpr,
     HEAD: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    APPEND: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    PREFIXES: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    FORM: tl.constexpr,
 ):
-    """Grid: as many items as there can be * KV_HEADS.
+    """Grid: as many items as there can be * kv_heads.
 
-    `out` f32[sequences, KV_HEADS, MAX_SPLITS, GROUP, DIM] takes the attention of each sequence of a group over each
-    split of its prefix, `sizes` f32[sequences, KV_HEADS, MAX_SPLITS, GROUP] the logarithm in base 2 of what its weights
-    add up to, and `out_splits` i32[sequences] how many splits there are. `sharing` has `rows` rows and at most GROUPS
-    groups, each member of which feeds one token. With APPEND, q is normed and rotated here.
+    `out` f32[sequences, kv_heads, most, group, dim] takes the attention of each sequence of a group over each
+    split of its prefix, `sizes` f32[sequences, kv_heads, most, group] the logarithm in base 2 of what its weights
+    add up to, and `out_splits` i32[sequences] how many splits there are. `sharing` has `rows` rows and at most `groups`
+    groups, each member of which feeds one token. With a HEAD, q is normed and rotated here.
     """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    head = tl.program_id(0) % KV_HEADS
-    item = tl.program_id(0) // KV_HEADS
-    group, tile, split, splits, each = _find_item(
-        item, sharing, rows, GROUP, BLOCK_M, BLOCK_N, PROGRAMS, MAX_SPLITS, GROUPS
-    )
+    head = tl.program_id(0) % FORM.kv_heads
+    item = tl.program_id(0) // FORM.kv_heads
+    group, tile, split, splits, each = _find_item(item, sharing, rows, FORM.group, BLOCK_M, BLOCK_N, PREFIXES)
     if group < 0:
         return
     first = tl.load(sharing + group * COLUMNS + FIRST)
@@ -125,30 +108,33 @@ def shared_attention(
     length = tl.load(sharing + group * COLUMNS + LENGTH)
     leader = tl.load(sharing + group * COLUMNS + LEADER)
 
-    d = tl.arange(0, BLOCK_DIM)
+    BLOCK: tl.constexpr = FORM.block
+    d = tl.arange(0, BLOCK)
     nth = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    held = nth < count * GROUP
-    sequence = tl.load(sharing + (first + nth // GROUP) * COLUMNS + MEMBER, mask=held, other=0)
+    held = nth < count * FORM.group
+    sequence = tl.load(sharing + (first + nth // FORM.group) * COLUMNS + MEMBER, mask=held, other=0)
     token = tl.load(q_starts + sequence, mask=held, other=0)
-    at = token.to(tl.int64) * Q_TOKEN + (head * GROUP + nth % GROUP) * Q_HEAD
-    if APPEND:
+    at = token.to(tl.int64) * FED.q.token + (head * FORM.group + nth % FORM.group) * FED.q.head
+    if HEAD is not None:
         cos, sin = angles(table, tl.load(positions + token, mask=held, other=0), HEAD)
-        query = prepared(q, at, held, cos, sin, q_weight, EPS, HEAD)
+        query = prepared(q, at, held, cos, sin, q_weight, HEAD)
     else:
-        query = tl.load(q + at[:, None] + d[None, :], mask=held[:, None] & (d < DIM)[None, :], other=0.0)
+        query = tl.load(q + at[:, None] + d[None, :], mask=held[:, None] & (d < FORM.dim)[None, :], other=0.0)
 
-    total = tl.zeros((BLOCK_M, BLOCK_DIM), tl.float32)
+    total = tl.zeros((BLOCK_M, BLOCK), tl.float32)
     weight_sum = tl.zeros((BLOCK_M,), tl.float32)
     peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
     # Every row sees the whole prefix.
     total, weight_sum, peak = attended(
         total, weight_sum, peak, query, None, nth, kv, page_table + leader.to(tl.int64) * width, head,
-        split * each, tl.minimum((split + 1) * each, length), BLOCK_N, SCALE, "bidirectional", SOFT_CAP, False,
-        PAGE_STRIDE, PART_STRIDE, SLOT_STRIDE, PAGE, DIM, BLOCK_DIM, BLOCK_N, FORM,
+        split * each, tl.minimum((split + 1) * each, length), BLOCK_N,
+        BLOCK_N, "bidirectional", False, SCORES, CACHE, FORM,
     )  # fmt: skip
-    row = ((sequence * KV_HEADS + head).to(tl.int64) * MAX_SPLITS + split) * GROUP + nth % GROUP
+    row = ((sequence * FORM.kv_heads + head).to(tl.int64) * PREFIXES.most + split) * FORM.group + nth % FORM.group
     tl.store(
-        out + row[:, None] * DIM + d[None, :], total / weight_sum[:, None], mask=held[:, None] & (d < DIM)[None, :]
+        out + row[:, None] * FORM.dim + d[None, :],
+        total / weight_sum[:, None],
+        mask=held[:, None] & (d < FORM.dim)[None, :],
     )
     tl.store(sizes + row, peak + tl.log2(weight_sum), mask=held)
     if (head == 0) & (split == 0):

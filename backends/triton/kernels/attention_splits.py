@@ -32,25 +32,25 @@ def contexts(kv_lens, sharing, b, sequences):
 
 
 @triton.jit
-def positions_read(length, count, MASK: tl.constexpr, APPEND: tl.constexpr):
-    """Cached positions that the first of a sequence's `count` tokens reads of `length`, at most; fed ones are not read
-    where they are appended."""
-    read = length - count if APPEND else length
-    if forgets(MASK):
-        read = tl.minimum(read, size_of(MASK))
+def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
+    """Positions that splits of the first of a sequence's `count` tokens read of `length`, at most."""
+    read = length - count if SPLITS.fed_apart else length
+    if forgets(SCORES.mask):
+        read = tl.minimum(read, size_of(SCORES.mask))
     return read
 
 
 @triton.jit
-def splits_of(read, share, BASE: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """BASE, or more for a longer context: beyond BASE no more than read / share, by which grids are bounded."""
-    return tl.minimum(tl.maximum((read + share // 2) // share, BASE), MAX_SPLITS)
+def splits_of(read, share, SPLITS: tl.constexpr):
+    """`base` splits, or more for a longer context: beyond `base` no more than read / share, by which grids are
+    bounded."""
+    return tl.minimum(tl.maximum((read + share // 2) // share, SPLITS.base), SPLITS.most)
 
 
 @triton.jit
-def taken(counts, SINGLE: tl.constexpr):
-    """How many of the tokens that sequences feed are the kernel's: with SINGLE those of sequences that feed one."""
-    if SINGLE:
+def taken(counts, SPLITS: tl.constexpr):
+    """How many of the tokens that sequences feed are the kernel's: all, or those of sequences that feed one."""
+    if SPLITS.single:
         counts = tl.where(counts == 1, counts, 0)
     return counts
 
@@ -63,22 +63,18 @@ def share_of(
     kv_lens,
     sharing,
     sequences,
-    SHARES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    MASK: tl.constexpr,
-    APPEND: tl.constexpr,
-    SINGLE: tl.constexpr,
-    SCAN: tl.constexpr,
+    SCORES: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """Positions of a split: what all tokens together read, in SHARES parts. `counts` (those taken) and `lengths` [SCAN]
-    are those of the first sequences."""
-    work = tl.sum(counts * positions_read(lengths, counts, MASK, APPEND))
-    for first in range(SCAN, sequences, SCAN):
-        b = first + tl.arange(0, SCAN)
-        count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
+    """Positions of a split: what all tokens together read, in `shares` parts. `counts` (those taken) and `lengths`
+    [SPLITS.scan] are those of the first sequences."""
+    work = tl.sum(counts * positions_read(lengths, counts, SCORES, SPLITS))
+    for first in range(SPLITS.scan, sequences, SPLITS.scan):
+        b = first + tl.arange(0, SPLITS.scan)
+        count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SPLITS)
         length = contexts(kv_lens, sharing, b, sequences)
-        work += tl.sum(count * positions_read(length, count, MASK, APPEND))
-    return tl.maximum(tl.cdiv(work, SHARES), CHUNK)
+        work += tl.sum(count * positions_read(length, count, SCORES, SPLITS))
+    return tl.maximum(tl.cdiv(work, SPLITS.shares), SPLITS.chunk)
 
 
 @triton.jit
@@ -89,31 +85,27 @@ def further_item(
     kv_lens,
     sharing,
     sequences,
-    KV_HEADS: tl.constexpr,
-    BASE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    MASK: tl.constexpr,
-    APPEND: tl.constexpr,
-    SINGLE: tl.constexpr,
-    SCAN: tl.constexpr,
+    FORM: tl.constexpr,
+    SCORES: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """Of the items behind the first BASE of each (token, head): (sequence or -1, the item's place among those of its
+    """Of the items after the first `base` of each (token, head): (sequence or -1, the item's place among those of its
     sequence, how many of them each (token, head) has there)."""
     sequence = -1
     place = 0
     more = 1
     before = 0
-    for first in range(0, sequences, SCAN):
-        b = first + tl.arange(0, SCAN)
-        count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SINGLE)
+    for first in range(0, sequences, SPLITS.scan):
+        b = first + tl.arange(0, SPLITS.scan)
+        count = taken(tl.load(q_lens + b, mask=b < sequences, other=0), SPLITS)
         length = contexts(kv_lens, sharing, b, sequences)
-        splits = splits_of(positions_read(length, count, MASK, APPEND), share, BASE, MAX_SPLITS)
-        items = count * KV_HEADS * (splits - BASE)
+        splits = splits_of(positions_read(length, count, SCORES, SPLITS), share, SPLITS)
+        items = count * FORM.kv_heads * (splits - SPLITS.base)
         end = before + tl.cumsum(items, 0)
         own = (item >= end - items) & (item < end)
         sequence = tl.maximum(sequence, tl.max(tl.where(own, b, -1)))
         place += tl.sum(tl.where(own, item - (end - items), 0))
-        more += tl.sum(tl.where(own, splits - BASE - 1, 0))
+        more += tl.sum(tl.where(own, splits - SPLITS.base - 1, 0))
         before += tl.sum(items)
     return sequence, place, more
 
@@ -127,28 +119,29 @@ def put_together(
     row,
     pair,
     splits,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
+    FORM: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
     """The attention of a (token, head), which is row `row` of `out`, from the splits that lie at `pair`.
 
     Other multiprocessors wrote them during this launch: they are read past the first cache.
     """
-    WIDTH: tl.constexpr = BLOCK_HEADS * BLOCK_DIM
+    GROUP: tl.constexpr = FORM.group
+    DIM: tl.constexpr = FORM.value_dim
+    BLOCK: tl.constexpr = FORM.block_value
+    MOST: tl.constexpr = SPLITS.most
+    AT_ONCE: tl.constexpr = SPLITS.at_once
+    WIDTH: tl.constexpr = FORM.block_group * BLOCK
     # All heads in one row, so that a thread has columns of its own, and nothing is added up between threads.
-    g = tl.arange(0, BLOCK_HEADS)
+    g = tl.arange(0, FORM.block_group)
     column = tl.arange(0, WIDTH)
-    inside = (column // BLOCK_DIM < GROUP) & (column % BLOCK_DIM < DIM)
-    column = column // BLOCK_DIM * DIM + column % BLOCK_DIM
+    inside = (column // BLOCK < GROUP) & (column % BLOCK < DIM)
+    column = column // BLOCK * DIM + column % BLOCK
     # Rounds that no split is left for load nothing. There is no loop: what goes round one is moved between threads.
-    for first in tl.static_range(0, MAX_SPLITS, BLOCK_SPLITS):
-        s = first + tl.arange(0, BLOCK_SPLITS)
+    for first in tl.static_range(0, MOST, AT_ONCE):
+        s = first + tl.arange(0, AT_ONCE)
         held = (s < splits)[:, None]
-        here = (pair * MAX_SPLITS + s)[:, None]
+        here = (pair * MOST + s)[:, None]
         size = tl.load(
             sizes + here * GROUP + g[None, :], mask=held & (g < GROUP)[None, :], other=LOWEST, cache_modifier=".cg"
         )
@@ -158,8 +151,8 @@ def put_together(
             other=0.0,
             cache_modifier=".cg",
         )
-        size = tl.broadcast_to(size[:, :, None], (BLOCK_SPLITS, BLOCK_HEADS, BLOCK_DIM))
-        size = tl.reshape(size, (BLOCK_SPLITS, WIDTH))
+        size = tl.broadcast_to(size[:, :, None], (AT_ONCE, FORM.block_group, BLOCK))
+        size = tl.reshape(size, (AT_ONCE, WIDTH))
         if first == 0:
             peak = tl.max(size, 0)
             share = tl.exp2(size - peak[None, :])

@@ -10,12 +10,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @dataclass(frozen=True)
 class Head:
     """The elements of a head: `dim` of them, in a tile of `block`. The first `rotary` are turned, in pairs that lie
-    side by side where `interleaved`, and else half of them apart."""
+    side by side where `interleaved`, and else half of them apart. Norms add `eps`."""
 
     dim: int
     block: int
     rotary: int
     interleaved: bool
+    eps: float = 0.0
 
 
 @triton.jit
@@ -85,7 +86,6 @@ def turned(
     other_gain,
     NORMED: tl.constexpr,
     dtype: tl.constexpr,
-    EPS: tl.constexpr,
     HEAD: tl.constexpr,
 ):
     """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, HEAD.block] in `dtype`.
@@ -94,7 +94,7 @@ def turned(
     """
     d = tl.arange(0, HEAD.block)
     if NORMED:
-        rstd = tl.rsqrt(tl.sum(own * own, 1) / HEAD.dim + EPS)[:, None]
+        rstd = tl.rsqrt(tl.sum(own * own, 1) / HEAD.dim + HEAD.eps)[:, None]
         own = _normed(own, rstd, gain, dtype)
         other = _normed(other, rstd, other_gain, dtype)
     first = d % 2 == 0 if HEAD.interleaved else d < HEAD.rotary // 2
@@ -103,13 +103,13 @@ def turned(
 
 
 @triton.jit
-def prepared(x, rows, held, cos, sin, weight, EPS: tl.constexpr, HEAD: tl.constexpr):
+def prepared(x, rows, held, cos, sin, weight, HEAD: tl.constexpr):
     """Heads at the offsets `rows` [N] of x, where `held` [N], `turned`; zeros elsewhere."""
     own, other = with_partners(x, rows, held, HEAD)
     gain, other_gain = gains(weight, HEAD)
     dtype: tl.constexpr = x.dtype.element_ty
     normed: tl.constexpr = weight is not None
-    return turned(own, other, cos, sin, gain, other_gain, normed, dtype, EPS, HEAD)
+    return turned(own, other, cos, sin, gain, other_gain, normed, dtype, HEAD)
 
 
 @triton.jit
@@ -119,8 +119,7 @@ def rope(
     positions,
     table,
     HEADS: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    X: tl.constexpr,
     HEAD: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -132,19 +131,19 @@ def rope(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     position = tl.load(positions + token + tl.zeros((1,), tl.int32))
-    rows = token * TOKEN_STRIDE + head * HEAD_STRIDE
+    rows = token * X.token + head * X.head
     cos, sin = angles(table, position, HEAD)
-    rotated = prepared(x, rows, head < HEADS, cos, sin, None, 0.0, HEAD)
+    rotated = prepared(x, rows, head < HEADS, cos, sin, None, HEAD)
     d = tl.arange(0, HEAD.block)
     into = out + token * HEADS * HEAD.dim + head[:, None] * HEAD.dim + d[None, :]
     tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < HEAD.dim)[None, :])
 
 
 @triton.jit
-def cache_rows(slots, SLOT_STRIDE: tl.constexpr, PAGE_STRIDE: tl.constexpr, PAGE: tl.constexpr):
+def cache_rows(slots, CACHE: tl.constexpr):
     """Offsets of slots in a cache."""
     slots = slots.to(tl.int64)
-    return slots // PAGE * PAGE_STRIDE + slots % PAGE * SLOT_STRIDE
+    return slots // CACHE.page * CACHE.page_stride + slots % CACHE.page * CACHE.slot_stride
 
 
 @triton.jit
@@ -153,20 +152,11 @@ def kv_append(
     k,
     v,
     slots,
-    K_TOKEN: tl.constexpr,
-    K_HEAD: tl.constexpr,
-    V_TOKEN: tl.constexpr,
-    V_HEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    FED: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    FORM: tl.constexpr,
 ):
     """Grid: tokens, blocks of heads. `v` is None where values are numbers of the keys."""
     if DEPENDENT:
@@ -174,15 +164,19 @@ def kv_append(
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
-    d = tl.arange(0, BLOCK_DIM)[None, :]
+    d = tl.arange(0, FORM.block)[None, :]
     slot = tl.load(slots + token)
-    inside = (head < KV_HEADS) & (d < DIM) & (slot >= 0)
-    row = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head * FORM.row
-    tl.store(row + d, tl.load(k + token * K_TOKEN + head * K_HEAD + d, mask=inside), mask=inside)
+    inside = (head < FORM.kv_heads) & (d < FORM.dim) & (slot >= 0)
+    row = kv + cache_rows(slot, CACHE) + head * CACHE.row
+    tl.store(row + d, tl.load(k + token * FED.k.token + head * FED.k.head + d, mask=inside), mask=inside)
     if v is not None:
         e = tl.arange(0, FORM.block_value)[None, :]
-        inside = (head < KV_HEADS) & (e < FORM.value_dim) & (slot >= 0)
-        tl.store(row + e + PART_STRIDE, tl.load(v + token * V_TOKEN + head * V_HEAD + e, mask=inside), mask=inside)
+        inside = (head < FORM.kv_heads) & (e < FORM.value_dim) & (slot >= 0)
+        tl.store(
+            row + e + CACHE.part_stride,
+            tl.load(v + token * FED.v.token + head * FED.v.head + e, mask=inside),
+            mask=inside,
+        )
 
 
 @triton.jit
@@ -198,18 +192,9 @@ def qk_norm_rope_append(
     q_weight,
     k_weight,
     HEADS: tl.constexpr,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    K_TOKEN: tl.constexpr,
-    K_HEAD: tl.constexpr,
-    V_TOKEN: tl.constexpr,
-    V_HEAD: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr,
-    PART_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    EPS: tl.constexpr,
+    FED: tl.constexpr,
+    CACHE: tl.constexpr,
     HEAD: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -226,18 +211,18 @@ def qk_norm_rope_append(
     d = tl.arange(0, HEAD.block)[None, :]
     if block < Q_BLOCKS:
         head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-        rows = token * Q_TOKEN + head * Q_HEAD
-        rotated = prepared(q, rows, head < HEADS, cos, sin, q_weight, EPS, HEAD)
+        rows = token * FED.q.token + head * FED.q.head
+        rotated = prepared(q, rows, head < HEADS, cos, sin, q_weight, HEAD)
         into = out + token * HEADS * HEAD.dim + head[:, None] * HEAD.dim + d
         tl.store(into, rotated, mask=(head < HEADS)[:, None] & (d < HEAD.dim))
     else:
         slot = tl.load(slots + token)
         head = (block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         held = (head < KV_HEADS) & (slot >= 0)
-        rows = token * K_TOKEN + head * K_HEAD
-        rotated = prepared(k, rows, held, cos, sin, k_weight, EPS, HEAD)
+        rows = token * FED.k.token + head * FED.k.head
+        rotated = prepared(k, rows, held, cos, sin, k_weight, HEAD)
         inside = held[:, None] & (d < HEAD.dim)
-        into = kv + cache_rows(slot, SLOT_STRIDE, PAGE_STRIDE, PAGE) + head[:, None] * HEAD.dim + d
+        into = kv + cache_rows(slot, CACHE) + head[:, None] * CACHE.row + d
         tl.store(into, rotated, mask=inside)
-        value = tl.load(v + token * V_TOKEN + head[:, None] * V_HEAD + d, mask=inside)
-        tl.store(into + PART_STRIDE, value, mask=inside)
+        value = tl.load(v + token * FED.v.token + head[:, None] * FED.v.head + d, mask=inside)
+        tl.store(into + CACHE.part_stride, value, mask=inside)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from ingot.backends.triton.kernels.attention_constants import Early, Splits
 from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
@@ -14,7 +15,7 @@ from ingot.backends.triton.lower.attention_shared import Prefixes, schedule_shar
 from ingot.backends.triton.lower.attention_split_limits import MAX_SPLITS, split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two, static, strides_of, want_equal, want_one_dtype
+from ingot.backends.triton.lower.heads import power_of_two, static, want_equal, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS
@@ -69,55 +70,53 @@ def _launch(
     are two more for those that do."""
     fitting = None
     if not attention.equal:
-        rows = min(_MOST_HEADS, max(16, power_of_two(attention.group)))
+        rows = min(_MOST_HEADS, max(16, attention.form.block_group))
         fitting = form_tiles(attention.held(1), schedule.sm, call.want, rows)
         attention = attention.divided(fitting.rows)
-    kv_heads, heads = attention.kv_heads, power_of_two(attention.group)
+    form = attention.form
+    kv_heads = form.kv_heads
     problem = DecodeProblem(
-        kv_heads, attention.group, attention.cache.form.key_width, attention.cache.page, call.dtype_name("q"),
+        kv_heads, form.group, form.dim, attention.cache.layout.page, call.dtype_name("q"),
         min(most_tokens, MOST_DECODED), append,
     )  # fmt: skip
     if fitting is None:
         tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
     else:
         tiles = DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0)
-    at_once = max(1, _COMBINED[most_tokens == 1] // (heads * attention.form.block_value))
+    at_once = max(1, _COMBINED[most_tokens == 1] // (form.block_group * form.block_value))
     most_splits = MAX_SPLITS if fitting is None else min(MAX_SPLITS, _ROUNDS * at_once)
     limits = split_limits(problem, tiles, schedule.cores, most_splits)
     rows = attention.sequences if single else attention.tokens
     items = Term(op="add", left=times(times(rows, kv_heads), limits.base), right=limits.shares * kv_heads)
     left = (rows, kv_heads, limits.most)
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
-    fixed: dict[str, Any] = {"EPS": 0.0, "HEAD": None, "POSITIONS": 0}
-    fixed |= dict.fromkeys(("K_TOKEN", "K_HEAD", "V_TOKEN", "V_HEAD"), 0)
+    head, positions = None, 0
     if append:
         want_equal(call, attention.cache)
         want_one_dtype(call, "kv", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
-        fixed = {"EPS": float(call.attributes["eps"]), "HEAD": rotated_head(call, "q", attention.block_dim)}
-        fixed |= {"POSITIONS": static(call.value("table"), 0), **strides_of(call, "k", "v")}
+        head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
     constants = {
         **attention.constants,
-        **fixed,
-        "APPEND": append,
-        "SINGLE": single,
-        "BLOCK_GROUP": max(16, heads),
-        "CHUNK": tiles.keys,
-        "BASE": limits.base,
-        "SHARES": limits.shares,
-        "MAX_SPLITS": limits.most,
-        "BLOCK_HEADS": heads,
-        "BLOCK_SPLITS": min(power_of_two(limits.most), at_once),
-        "SCAN": _scan(problem.tokens, tiles.warps, single=single),
-        "AHEAD": tiles.ahead,
-        "EARLY_TILE": tiles.early,
+        "HEAD": head,
+        "SPLITS": Splits(
+            chunk=tiles.keys,
+            base=limits.base,
+            shares=limits.shares,
+            most=limits.most,
+            at_once=min(power_of_two(limits.most), at_once),
+            scan=_scan(problem.tokens, tiles.warps, single=single),
+            single=single,
+            fed_apart=append,
+        ),
+        "EARLY": Early(tile=bool(tiles.early), ahead=tiles.ahead, positions=positions),
         "DEPENDENT": schedule.dependent,
     }
     arguments = {
         "out": results[0],
         "lse": results[1],
-        "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.form.value_dim)),
-        "sizes": schedule.scratch(torch.float32, (*left, attention.group)),
+        "partial": schedule.scratch(torch.float32, (*left, form.group, form.value_dim)),
+        "sizes": schedule.scratch(torch.float32, (*left, form.group)),
         "arrived": schedule.counter((most_tokens, kv_heads)),
         **attention.arguments,
         **prologue,
@@ -135,7 +134,7 @@ def _launch(
                 "prefix_sizes": given.sizes,
                 "prefix_splits": given.splits,
             },
-            {**constants, "PREFIX_SPLITS": given.most_splits},
+            {**constants, "PREFIXES": given.cut},
             warps=tiles.warps,
             stages=tiles.stages,
             dependent=schedule.dependent,
@@ -145,5 +144,5 @@ def _launch(
         launch(items, None)
         return
     launch(times(items, when(sharing, shared=False)), None)
-    prefixes = schedule_shared(call, attention, schedule, sharing, fixed)
+    prefixes = schedule_shared(call, attention, schedule, sharing, head)
     launch(times(items, when(sharing, shared=True)), prefixes)

@@ -7,7 +7,6 @@ from ingot.backends.triton.launches import Expr, Term, cdiv, times
 from ingot.backends.triton.lower.attention_form_tiles import FormTiles, form_tiles
 from ingot.backends.triton.lower.attention_shapes import attention_of, results_of
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 
 # Keys of a split. Each is a program's work where few tokens leave the device idle, and each costs a prompt a pass over
@@ -25,12 +24,15 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     # Tiles by what registers and shared memory hold: two sums of 64 rows of 128 elements in 4 warps; float32, which no
     # tensor core multiplies, a quarter of that.
     wide = attention.itemsize == 4
-    tiles = FormTiles(_ROWS, 32 if wide or attention.block_dim > 128 else 64, 8 if attention.block_dim > 128 else 4, 3)
+    tiles = FormTiles(
+        _ROWS, 32 if wide or attention.form.block > 128 else 64, 8 if attention.form.block > 128 else 4, 3
+    )
     if not attention.equal:
         tiles = form_tiles(attention.held(2), schedule.sm, call.want, _ROWS)
         attention = attention.divided(tiles.rows)
-    kv_heads, page, heads = attention.kv_heads, attention.cache.page, power_of_two(attention.group)
-    call.want(heads <= _ROWS, f"{attention.group} heads of q for each of k, more than {_ROWS}")
+    form, page = attention.form, attention.cache.layout.page
+    kv_heads, heads = form.kv_heads, form.block_group
+    call.want(heads <= _ROWS, f"{form.group} heads of q for each of k, more than {_ROWS}")
     rows = max(heads, 16) if wide else tiles.rows
     tile_tokens = rows // heads
     most = schedule.bucket.tokens[1]
@@ -46,15 +48,14 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {
             "out": out,
             "lse": lse,
-            "partial": schedule.scratch(torch.float32, (*left, attention.group, attention.form.value_dim)),
-            "sizes": schedule.scratch(torch.float32, (*left, 2, attention.group)),
+            "partial": schedule.scratch(torch.float32, (*left, form.group, form.value_dim)),
+            "sizes": schedule.scratch(torch.float32, (*left, 2, form.group)),
             "arrived": schedule.counter((most if ways > 1 else 1, kv_heads)),
             **attention.arguments,
             "ways": ways,
         },
         {
             **attention.constants,
-            "BLOCK_GROUP": heads,
             "TILE_TOKENS": tile_tokens,
             "BLOCK_N": tiles.keys,
             "SPLIT": SPLIT,

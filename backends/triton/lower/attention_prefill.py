@@ -23,8 +23,8 @@ def schedule_prefill(
     # Tiles by what registers and shared memory hold, as ptxas says for compute capability 9.0: a total of 128 rows of
     # 128 elements in 8 warps, and without tensor cores, which float32 does not use, a quarter of that.
     wide = attention.itemsize == 4
-    rows = 32 if wide else 128 if attention.block_dim <= 128 else 64
-    keys = 32 if wide or attention.block_dim > 128 else 64
+    rows = 32 if wide else 128 if attention.form.block <= 128 else 64
+    keys = 32 if wide or attention.form.block > 128 else 64
     warps, stages = 8 if rows == 128 else 4, 3 if wide else 5
     if not attention.equal:
         tiles = form_tiles(attention.held(1), schedule.sm, call.want, most_rows=64)
@@ -35,7 +35,7 @@ def schedule_prefill(
     blocks = Term(op="add", left=full, right=Term(op="min", left=full, right=attention.sequences))
     schedule.launch(
         prefill_attention,
-        (attention.cache.kv_heads * attention.group, blocks, 1),
+        (attention.form.kv_heads * attention.form.group, blocks, 1),
         {"out": out, "lse": lse, "ancestors": ancestors, **attention.arguments},
         {
             **attention.constants,
@@ -47,7 +47,7 @@ def schedule_prefill(
         },
         warps=warps,
         # Half of a multiprocessor's, so that two blocks run side by side. Only there none has to be moved to memory.
-        registers=128 if schedule.sm == 90 and rows == 128 and attention.block_dim <= 64 else None,
+        registers=128 if schedule.sm == 90 and rows == 128 and attention.form.block <= 64 else None,
         stages=stages,
         dependent=schedule.dependent,
     )

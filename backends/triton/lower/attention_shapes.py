@@ -3,21 +3,20 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.backends.triton.kernels.cache_form import Form
+from ingot.backends.triton.kernels.attention_constants import Fed, Form, Scores
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.attention_form_tiles import Held
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import (
     Cache,
     cache_of,
-    dim_constants,
+    fed_of,
+    head_width,
     power_of_two,
     static,
-    strides_of,
     want_one_dtype,
 )
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 
 # The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros.
@@ -28,19 +27,21 @@ _WIDEST_TILE = 512
 
 @dataclass(frozen=True)
 class Attention:
-    """A call as its kernel gets it. `group` heads of q share one of `kv_heads`, which is one of the cache or, where
-    `divided`, one of several that read the same head of the cache. `form`: how heads lie in tiles."""
+    """A call as its kernel gets it. Where `divided`, several heads of `form` read one head of the cache."""
 
     cache: Cache
-    kv_heads: int
-    group: int
-    block_dim: int
+    fed: Fed
     form: Form
+    scores: Scores
     itemsize: int
     tokens: Expr
     sequences: Expr
     arguments: dict[str, "Value | Expr | None"]
-    constants: dict[str, Any]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Those that all kernels have, by their names."""
+        return {"FED": self.fed, "CACHE": self.cache.layout, "FORM": self.form, "SCORES": self.scores}
 
     @property
     def equal(self) -> bool:
@@ -50,23 +51,25 @@ class Attention:
     def held(self, sums: int) -> Held:
         """What a kernel with so many sums for each row holds."""
         value = 0 if self.form.same else self.form.block_value
-        return Held(self.block_dim + self.form.tail, value, self.form.block_value, sums, self.itemsize)
+        return Held(self.form.block + self.form.tail, value, self.form.block_value, sums, self.itemsize)
 
     def divided(self, most: int) -> "Attention":
         """The same with groups of up to `most` heads of q: several groups then read one head of the cache."""
-        sizes = [size for size in range(1, most + 1) if self.group % size == 0]
-        sharing = self.group // max(sizes)
-        form, kv_heads, group = replace(self.form, sharing=sharing), self.kv_heads * sharing, self.group // sharing
-        constants = {**self.constants, "KV_HEADS": kv_heads, "GROUP": group, "FORM": form}
-        return replace(self, kv_heads=kv_heads, group=group, form=form, constants=constants)
+        group = max(size for size in range(1, most + 1) if self.form.group % size == 0)
+        sharing = self.form.group // group
+        kv_heads = self.form.kv_heads * sharing
+        form = replace(self.form, kv_heads=kv_heads, group=group, block_group=power_of_two(group), sharing=sharing)
+        return replace(self, form=form)
 
 
-def _tiles_of(call: Call, form: CacheForm) -> tuple[int, Form]:
-    """(the first tile of a key, how the rest of a head lies in tiles). A wide key such as 576 numbers takes tiles of
-    512 and 64 in place of one of 1024."""
+def _form_of(call: Call, cache: Cache) -> Form:
+    """How tiles hold heads. A wide key such as 576 numbers takes tiles of 512 and 64 in place of one of 1024."""
+    form = cache.form
+    group = static(call.value("q"), 1) // cache.kv_heads
     if form.equal:
-        block = max(_LEAST_DEPTH, dim_constants(call, "q")["BLOCK_DIM"])
-        return block, Form(form.row, 0, form.value_width, block)
+        block = max(_LEAST_DEPTH, power_of_two(head_width(call, "q")))
+        found = Form(cache.kv_heads, form.key_width, block, form.value_width, block)
+        return replace(found, group=group, block_group=power_of_two(group))
     block, tail = max(_LEAST_DEPTH, power_of_two(form.key_width)), 0
     if form.key_width > block // 2 >= _LEAST_DEPTH:
         rest = max(_LEAST_DEPTH, power_of_two(form.key_width - block // 2))
@@ -74,7 +77,9 @@ def _tiles_of(call: Call, form: CacheForm) -> tuple[int, Form]:
             block, tail = block // 2, rest
     block_value = max(_LEAST_DEPTH, power_of_two(form.value_width))
     call.want(max(block, block_value) <= _WIDEST_TILE, f"{form}, and tiles hold up to {_WIDEST_TILE}")
-    return block, Form(form.row, tail, form.value_width, block_value, same=form.shared and block == block_value)
+    same = form.shared and block == block_value
+    found = Form(cache.kv_heads, form.key_width, block, form.value_width, block_value, tail, same)
+    return replace(found, group=group, block_group=power_of_two(group))
 
 
 def mask_of(call: Call) -> Mask:
@@ -88,12 +93,16 @@ def results_of(call: Call, schedule: Schedule) -> tuple[Value, Value | None]:
     return out, lse[0] if lse else None
 
 
-def attention_of(call: Call) -> Attention:
-    cache, mask = cache_of(call), mask_of(call)
-    want_one_dtype(call, "kv", "q")
-    group = static(call.value("q"), 1) // cache.kv_heads
-    block_dim, form = _tiles_of(call, cache.form)
+def scores_of(call: Call) -> Scores:
+    """How a call makes scores."""
     soft_cap = call.attributes.get("soft_cap")
+    return Scores(float(call.attributes["scale"]), mask_of(call).name, None if soft_cap is None else float(soft_cap))
+
+
+def attention_of(call: Call) -> Attention:
+    cache = cache_of(call)
+    want_one_dtype(call, "kv", "q")
+    form = _form_of(call, cache)
     names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
     arguments = {
@@ -103,16 +112,5 @@ def attention_of(call: Call) -> Attention:
         "sequences": sequences,
         "width": call.value("page_table").type.shape[1],
     }
-    constants = {
-        **strides_of(call, "q"),
-        **cache.constants(),
-        "DIM": cache.form.key_width,
-        "BLOCK_DIM": block_dim,
-        "FORM": form,
-        "GROUP": group,
-        "SCALE": float(call.attributes["scale"]),
-        "MASK": mask.name,
-        "SOFT_CAP": None if soft_cap is None else float(soft_cap),
-    }
     itemsize = call.value("q").type.dtype.itemsize
-    return Attention(cache, cache.kv_heads, group, block_dim, form, itemsize, tokens, sequences, arguments, constants)
+    return Attention(cache, fed_of(call), form, scores_of(call), itemsize, tokens, sequences, arguments)

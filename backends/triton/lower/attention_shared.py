@@ -1,10 +1,12 @@
-"""Attention over prefixes that the sequences of a decode step share: the launch in front of `decode_attention`."""
+"""Attention over prefixes that the sequences of a decode step share: the launch before `decode_attention`."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from ingot.backends.triton.kernels.attention_constants import PrefixSplits
 from ingot.backends.triton.kernels.attention_shared import shared_attention
+from ingot.backends.triton.kernels.rope import Head
 from ingot.backends.triton.launches import Expr, Term, cdiv, times
 from ingot.backends.triton.lower.attention_shapes import Attention
 from ingot.backends.triton.lower.call import Call
@@ -27,7 +29,7 @@ class Prefixes(NamedTuple):
     attention: Value | None = None
     sizes: Value | None = None
     splits: Value | None = None
-    most_splits: int = 0
+    cut: PrefixSplits | None = None
 
 
 def sharing_of(call: Call, attention: Attention, schedule: Schedule) -> Value | None:
@@ -51,29 +53,28 @@ def _keys(rows: int, dim: int) -> int:
 
 
 def schedule_shared(
-    call: Call, attention: Attention, schedule: Schedule, sharing: Value, fixed: dict[str, Any]
+    call: Call, attention: Attention, schedule: Schedule, sharing: Value, head: Head | None
 ) -> Prefixes:
-    """Adds the launch. `fixed` are constants of `decode_attention` that say how q is prepared."""
-    kv_heads, dim = attention.kv_heads, attention.form.value_dim
+    """Adds the launch. `head` says how q is prepared; None where it already is."""
+    kv_heads, group, dim = attention.form.kv_heads, attention.form.group, attention.form.value_dim
     rows, most = sharing.type.shape[0], schedule.bucket.tokens[1]
     wide = attention.itemsize == 4
     # Without tensor cores, which float32 does not use, a tile has a quarter of the rows. Wider heads fill registers.
-    largest = _LEAST_ROWS if attention.block_dim > 128 else _MOST_ROWS
-    block = min(largest, max(_LEAST_ROWS, power_of_two(most * attention.group))) // (4 if wide else 1)
+    largest = _LEAST_ROWS if attention.form.block > 128 else _MOST_ROWS
+    block = min(largest, max(_LEAST_ROWS, power_of_two(most * group))) // (4 if wide else 1)
     # Each group has a tile that is not full.
-    tiles = Term(
-        op="add", left=cdiv(times(rows, attention.group), block), right=Term(op="min", left=rows, right=MOST_GROUPS)
-    )
+    tiles = Term(op="add", left=cdiv(times(rows, group), block), right=Term(op="min", left=rows, right=MOST_GROUPS))
     # A tile has an item at least; the others are as many as multiprocessors.
     programs = max(1, schedule.cores // kv_heads)
     items = Term(op="add", left=tiles, right=programs)
-    splits = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // power_of_two(most)))
+    most_splits = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // power_of_two(most)))
     results = (
-        schedule.scratch(torch.float32, (rows, kv_heads, splits, attention.group, dim)),
-        schedule.scratch(torch.float32, (rows, kv_heads, splits, attention.group)),
+        schedule.scratch(torch.float32, (rows, kv_heads, most_splits, group, dim)),
+        schedule.scratch(torch.float32, (rows, kv_heads, most_splits, group)),
         schedule.scratch(torch.int32, (rows,)),
     )
-    append = fixed["HEAD"] is not None
+    cut = PrefixSplits(programs, most_splits, MOST_GROUPS)
+    append = head is not None
     given = attention.arguments
     schedule.launch(
         shared_attention,
@@ -90,24 +91,15 @@ def schedule_shared(
             "rows": rows,
         },
         {
-            **{name: attention.constants[name] for name in _CONSTANTS},
-            **{name: fixed[name] for name in ("EPS", "HEAD")},
-            "APPEND": append,
+            **attention.constants,
+            "HEAD": head,
             "BLOCK_M": block,
-            "BLOCK_N": 16 if wide else _keys(block, attention.block_dim),
-            "PROGRAMS": programs,
-            "MAX_SPLITS": splits,
-            "GROUPS": MOST_GROUPS,
+            "BLOCK_N": 16 if wide else _keys(block, attention.form.block),
+            "PREFIXES": cut,
             "DEPENDENT": schedule.dependent,
         },
         warps=8 if block == _MOST_ROWS else 4,
         stages=3,
         dependent=schedule.dependent,
     )
-    return Prefixes(sharing, *results, most_splits=splits)
-
-
-_CONSTANTS = (
-    *("Q_TOKEN", "Q_HEAD", "PAGE_STRIDE", "PART_STRIDE", "SLOT_STRIDE", "PAGE", "KV_HEADS", "GROUP"),
-    *("SCALE", "SOFT_CAP", "DIM", "BLOCK_DIM", "FORM"),
-)
+    return Prefixes(sharing, *results, cut)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from ingot.backends.triton.kernels.attention_constants import Form
 from ingot.backends.triton.kernels.attention_step import step_attention
 from ingot.backends.triton.launches import WARP, Term, cdiv
-from ingot.backends.triton.lower.attention_shapes import mask_of
+from ingot.backends.triton.lower.attention_shapes import scores_of
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.heads import dim_constants, static, strides_of, tokens_of, want_one_dtype
+from ingot.backends.triton.lower.heads import fed_of, head_width, power_of_two, static, tokens_of, want_one_dtype
 from ingot.backends.triton.lower.rows import want_floats
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS
@@ -19,16 +20,17 @@ _LEAST = 16
 def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     want_floats(call, "q", "k", "v")
     want_one_dtype(call, "q", "k", "v")
-    heads, dim = static(call.value("q"), 1), dim_constants(call, "q")
-    block_dim = max(_LEAST, dim["BLOCK_DIM"])
-    soft_cap, out = call.attributes.get("soft_cap"), schedule.output(call.results[0])
+    heads, kv_heads, dim = static(call.value("q"), 1), static(call.value("k"), 1), head_width(call, "q")
+    block = max(_LEAST, power_of_two(dim))
+    form = Form(kv_heads, dim, block, dim, block, group=heads // kv_heads, block_group=power_of_two(heads // kv_heads))
+    out = schedule.output(call.results[0])
     tokens, sequences = tokens_of(call, "q"), call.value("q_starts").type.shape[0]
     # Tiles are those of `attention_prefill`; a step of few tokens has no sequence that fills one. Where bits may not
     # depend on the step, tiles do not.
     wide = call.value("q").type.dtype.itemsize == 4
     few = schedule.bucket.tokens[1] <= GPU_FEW_TOKENS and not schedule.bucket.batch_invariant
-    rows = _LEAST if few else 32 if wide else 128 if block_dim <= 128 else 64
-    keys = 32 if wide or block_dim > 128 else 64
+    rows = _LEAST if few else 32 if wide else 128 if block <= 128 else 64
+    keys = 32 if wide or block > 128 else 64
     warps = 8 if rows == 128 else 4
     full = cdiv(tokens, rows)
     blocks = Term(op="add", left=full, right=Term(op="min", left=full, right=sequences))
@@ -43,21 +45,16 @@ def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "sequences": sequences,
         },
         {
-            **strides_of(call, "q", "k", "v"),
-            **dim,
-            "BLOCK_DIM": block_dim,
-            "HEADS": heads,
-            "GROUP": heads // static(call.value("k"), 1),
-            "SCALE": float(call.attributes["scale"]),
-            "MASK": mask_of(call).name,
-            "SOFT_CAP": None if soft_cap is None else float(soft_cap),
+            "FED": fed_of(call),
+            "FORM": form,
+            "SCORES": scores_of(call),
             "BLOCK_M": rows,
             "BLOCK_N": keys,
             "SCAN": WARP * warps,
             "DEPENDENT": schedule.dependent,
         },
         warps=warps,
-        stages=2 if wide and block_dim > 128 else 3,  # what shared memory holds
+        stages=2 if wide and block > 128 else 3,  # what shared memory holds
         dependent=schedule.dependent,
     )
     return (out,)

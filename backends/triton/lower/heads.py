@@ -1,8 +1,8 @@
 """What lowerings of attention and of its parts know of their tensors: how heads lie in q, k, v and in the cache."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ingot.backends.triton.kernels.attention_constants import Fed, Layout, Strides
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Value
@@ -26,24 +26,11 @@ def static(value: Value, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Cache:
-    """How a cache of a form (`ingot.ir.cache_form`) lies in memory, in elements; a value lies `part_stride` after its
-    key."""
+    """A cache of `kv_heads` heads: its form (`ingot.ir.cache_form`), and how it lies in memory."""
 
-    page: int
     kv_heads: int
     form: CacheForm
-    page_stride: int
-    part_stride: int
-    slot_stride: int
-
-    def constants(self) -> Mapping[str, int]:
-        return {
-            "PAGE": self.page,
-            "KV_HEADS": self.kv_heads,
-            "PAGE_STRIDE": self.page_stride,
-            "PART_STRIDE": self.part_stride,
-            "SLOT_STRIDE": self.slot_stride,
-        }
+    layout: Layout
 
 
 def cache_of(call: Call) -> Cache:
@@ -57,7 +44,7 @@ def cache_of(call: Call) -> Cache:
     page_stride, part_stride, slot_stride, head_stride, step = kv.strides
     call.want((head_stride, step) == (form.row, 1), f"the heads of the cache do not lie side by side: {kv.type}")
     offset = part_stride if form.equal else form.value_offset(page, kv_heads)
-    return Cache(page, kv_heads, form, page_stride, offset, slot_stride)
+    return Cache(kv_heads, form, Layout(page, page_stride, offset, slot_stride, form.row))
 
 
 def want_equal(call: Call, cache: Cache) -> None:
@@ -65,23 +52,23 @@ def want_equal(call: Call, cache: Cache) -> None:
     call.want(cache.form.equal, f"{cache.form}, and the kernel is for values beside keys of their width")
 
 
-def strides_of(call: Call, *names: str) -> dict[str, int]:
-    """Constants that say where tokens and heads of q, k or v [T, H, D] begin, as kernels name them; 0 for what a call
-    does not give."""
-    call.want_dense_rows(*names)
-    found = {}
-    for name in names:
-        value = call.optional(name)
-        strides = (0, 0, 1) if value is None else value.strides
-        found[f"{name.upper()}_TOKEN"], found[f"{name.upper()}_HEAD"], _ = strides
-    return found
+def strides_of(call: Call, name: str) -> Strides | None:
+    """Where rows [T, H, D] of an argument lie; None for one that a call does not give."""
+    call.want_dense_rows(name)
+    value = call.optional(name)
+    return None if value is None else Strides(*value.strides[:2])
 
 
-def dim_constants(call: Call, name: str) -> dict[str, int]:
-    """The size of a head, and of the tile that holds it."""
+def fed_of(call: Call) -> Fed:
+    """How q, k and v of a call lie in memory."""
+    return Fed(*(strides_of(call, name) for name in ("q", "k", "v")))
+
+
+def head_width(call: Call, name: str) -> int:
+    """The elements of a head, which one tile must hold."""
     dim = static(call.value(name), 2)
     call.want(dim <= WIDEST, f"heads of {dim} elements, more than {WIDEST}")
-    return {"DIM": dim, "BLOCK_DIM": power_of_two(dim)}
+    return dim
 
 
 def want_one_dtype(call: Call, *names: str) -> None:

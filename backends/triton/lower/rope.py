@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 from ingot.backends.triton.kernels import rope as kernels
-from ingot.backends.triton.kernels.cache_form import Form
+from ingot.backends.triton.kernels.attention_constants import Form
 from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.heads import (
     cache_of,
-    dim_constants,
+    fed_of,
+    head_width,
     power_of_two,
     static,
     strides_of,
@@ -24,11 +25,15 @@ _TILE = 2048
 
 def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Head:
     """The heads of the argument `name`, as a call turns them; tiles of `block`, else the least that hold one."""
-    table, dim = call.value("table"), dim_constants(call, name)
+    table, dim = call.value("table"), head_width(call, name)
     call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
     call.want_dense_rows("table")
     return kernels.Head(
-        dim["DIM"], block or dim["BLOCK_DIM"], static(table, 1), interleaved=bool(call.attributes["interleaved"])
+        dim,
+        block or power_of_two(dim),
+        rotary=static(table, 1),
+        interleaved=bool(call.attributes["interleaved"]),
+        eps=float(call.attributes.get("eps", 0.0)),
     )
 
 
@@ -38,7 +43,6 @@ def _block_heads(heads: int, block_dim: int) -> int:
 
 def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     x = call.value("x")
-    strides = strides_of(call, "x")
     head = rotated_head(call, "x")
     heads = static(x, 1)
     block = _block_heads(heads, head.block)
@@ -49,8 +53,7 @@ def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {"out": out, "x": x, "positions": call.value("positions"), "table": call.value("table")},
         {
             "HEADS": heads,
-            "TOKEN_STRIDE": strides["X_TOKEN"],
-            "HEAD_STRIDE": strides["X_HEAD"],
+            "X": strides_of(call, "x"),
             "HEAD": head,
             "BLOCK_HEADS": block,
             "DEPENDENT": schedule.dependent,
@@ -63,20 +66,19 @@ def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     cache = cache_of(call)
     want_one_dtype(call, "kv", "k", "v")
-    form = cache.form
-    blocks = {"DIM": form.key_width, "BLOCK_DIM": power_of_two(form.key_width)}
-    block = _block_heads(cache.kv_heads, blocks["BLOCK_DIM"])
+    key, value = cache.form.key_width, cache.form.value_width
+    form = Form(cache.kv_heads, key, power_of_two(key), value, power_of_two(value))
+    block = _block_heads(cache.kv_heads, form.block)
     schedule.launch(
         kernels.kv_append,
         (tokens_of(call, "k"), cdiv(cache.kv_heads, block), 1),
         {name: call.optional(name) for name in ("kv", "k", "v", "slots")},
         {
+            "FED": fed_of(call),
+            "CACHE": cache.layout,
+            "FORM": form,
             "BLOCK_HEADS": block,
             "DEPENDENT": schedule.dependent,
-            **strides_of(call, "k", "v"),
-            **cache.constants(),
-            **blocks,
-            "FORM": Form(form.row, 0, form.value_width, power_of_two(form.value_width)),
         },
         dependent=schedule.dependent,
     )
@@ -98,12 +100,12 @@ def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {"out": out, **{name: call.value(name) for name in names}, **norms_of(call)},
         {
             "HEADS": heads,
-            "EPS": float(call.attributes["eps"]),
+            "KV_HEADS": cache.kv_heads,
+            "FED": fed_of(call),
+            "CACHE": cache.layout,
             "HEAD": head,
             "BLOCK_HEADS": block,
             "DEPENDENT": schedule.dependent,
-            **strides_of(call, "q", "k", "v"),
-            **cache.constants(),
         },
         dependent=schedule.dependent,
     )

@@ -98,7 +98,8 @@ def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
         check_tiles([choice])
         assert DecodeProblem.of(choice) == problem
         (launch,) = make_schedule(H200, problem, tiles)[0].launches
-        assert (launch.constants["CHUNK"], launch.stages, launch.warps) == (tiles.keys, tiles.stages, tiles.warps)
+        chunk = launch.constants["SPLITS"].chunk
+        assert (chunk, launch.stages, launch.warps) == (tiles.keys, tiles.stages, tiles.warps)
 
 
 def test_known_tiles_are_by_steps_and_heads() -> None:

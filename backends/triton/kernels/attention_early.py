@@ -1,0 +1,87 @@
+"""What `decode_attention` loads by guesses, before the kernel in front of it has ended."""
+
+import triton
+import triton.language as tl
+
+from ingot.backends.triton.kernels.attention import rows_of, weighed
+from ingot.backends.triton.kernels.attention_constants import group_rows
+from ingot.backends.triton.kernels.rope import angles
+
+
+@triton.jit
+def _fetch_chunk(kv, pages, head, place, end, CACHE: tl.constexpr, FORM: tl.constexpr):
+    """Ask for the keys and values at positions `place` [N] below `end` to come into the L2 cache, and wait for
+    nothing."""
+    LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (FORM.block + LINE - 1) // LINE
+    inside = place < end
+    # Positions past the end are asked for on page 0, again and again.
+    rows = rows_of(kv, pages, place, inside, head, CACHE)
+    line = tl.minimum(tl.arange(0, LINES) * LINE, FORM.dim - 1)  # heads of 80 float32 end in the third of four
+    for part in tl.static_range(2):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0",
+            "=r,l",
+            [(rows[:, None] + part * CACHE.part_stride + line[None, :]).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def fetch_ahead(
+    kv,
+    kv_lens,
+    page_table,
+    sequence,
+    head,
+    place,
+    width,
+    FIRST: tl.constexpr,
+    CACHE: tl.constexpr,
+    FORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Ask for the chunks of a split from its chunk FIRST on, `ahead` of them; `place` [chunk] are the positions of its
+    chunk 0. The length is a guess: in all layers but the first it has long been there."""
+    cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
+    cached = tl.where(sequence >= 0, tl.minimum(cached, width * CACHE.page), 0)
+    pages = page_table + sequence.to(tl.int64) * width
+    for later in tl.static_range(FIRST, EARLY.ahead + FIRST):
+        _fetch_chunk(kv, pages, head, place + later * SPLITS.base * SPLITS.chunk, cached, CACHE, FORM)
+
+
+@triton.jit
+def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
+    """Keys and values [N, FORM.block] at positions `place` [N], before the length is known; zeros where the page table
+    has no such position. The page table comes from the host, and earlier steps wrote what the cache holds."""
+    d = tl.arange(0, FORM.block)
+    held = (sequence >= 0) & (place // CACHE.page < width)
+    pages = page_table + sequence.to(tl.int64) * width
+    rows = rows_of(kv, pages, place, held, head, CACHE)
+    inside = held[:, None] & (d < FORM.dim)[None, :]
+    keys = tl.load(rows[:, None] + d[None, :], mask=inside, other=0.0)
+    values = tl.load(rows[:, None] + CACHE.part_stride + d[None, :], mask=inside, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def with_early(total, weight_sum, peak, query, keys, values, inside, SCORES: tl.constexpr):
+    """The state of M rows after an `early_chunk` of N positions, of which those `inside` [N] are of the context."""
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    # What lies past the end may be NaN, which a weight of zero does not silence.
+    values = tl.where(inside[:, None], values, 0.0)
+    return weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES)
+
+
+@triton.jit
+def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constexpr, EARLY: tl.constexpr):
+    """(position, cosines and sines [G, FORM.block]) of a token. The position is a guess: in all layers but the first,
+    those of this step have long been there."""
+    guess = tl.load(positions + token, cache_modifier=".cg")
+    guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)
+    # As many rows as the tiles of q, k and v have: tiles of one shape have one layout, and nothing moves.
+    cos, sin = angles(table, guess + tl.zeros_like(tl.arange(0, group_rows(FORM))), HEAD)
+    return guess, cos, sin

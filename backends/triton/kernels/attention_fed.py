@@ -1,0 +1,111 @@
+"""What a step feeds to `decode_attention`: a token's q, k and v prepared, written into the cache, and attended to."""
+
+import triton
+import triton.language as tl
+
+from ingot.backends.triton.kernels.attention import seen_by, weighed
+from ingot.backends.triton.kernels.attention_constants import group_rows
+from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared, turned, with_partners
+
+
+@triton.jit
+def prepared_token(
+    q,
+    k,
+    v,
+    positions,
+    table,
+    slots,
+    token,
+    head,
+    guess,
+    cos,
+    sin,
+    q_gain,
+    other_q_gain,
+    k_gain,
+    other_k_gain,
+    NORMED_Q: tl.constexpr,
+    NORMED_K: tl.constexpr,
+    FED: tl.constexpr,
+    FORM: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """(query [G, FORM.block], new key and new value [G, FORM.block] in row 0, slot) of a (token, head).
+
+    `cos` and `sin` [G, FORM.block] are the angles at the position `guess`: where that is wrong they are loaded again.
+    """
+    d = tl.arange(0, FORM.block)
+    g = tl.arange(0, group_rows(FORM))
+    position = tl.load(positions + token, cache_modifier=".cg")
+    slot = tl.load(slots + token)
+    itself = g == 0
+    from_q = token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
+    own_q, other_q = with_partners(q, from_q, g < FORM.group, HEAD)
+    from_k = token.to(tl.int64) * FED.k.token + head * FED.k.head + tl.zeros_like(g)
+    own_k, other_k = with_partners(k, from_k, itself, HEAD)
+    from_v = v + token.to(tl.int64) * FED.v.token + head * FED.v.head + tl.zeros_like(g)[:, None] + d[None, :]
+    new_value = tl.load(from_v, mask=itself[:, None] & (d < FORM.dim)[None, :], other=0.0)
+    if position != guess:
+        cos, sin = angles(table, position + tl.zeros_like(g), HEAD)
+    dtype: tl.constexpr = q.dtype.element_ty
+    query = turned(own_q, other_q, cos, sin, q_gain, other_q_gain, NORMED_Q, dtype, HEAD)
+    new_key = turned(own_k, other_k, cos, sin, k_gain, other_k_gain, NORMED_K, dtype, HEAD)
+    return query, new_key, new_value, slot
+
+
+@triton.jit
+def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
+    """Write row 0 of the key and the value [G, FORM.block] of a token at its slot, unless that is below 0."""
+    d = tl.arange(0, FORM.block)
+    g = tl.arange(0, group_rows(FORM))
+    into = kv + cache_rows(slot, CACHE) + head * CACHE.row + d[None, :] + tl.zeros_like(g)[:, None]
+    written = (slot >= 0) & (g == 0)[:, None] & (d < FORM.dim)[None, :]
+    tl.store(into, new_key, mask=written)
+    tl.store(into + CACHE.part_stride, new_value, mask=written)
+
+
+@triton.jit
+def with_fed(
+    total,
+    weight_sum,
+    peak,
+    query,
+    new_key,
+    new_value,
+    k,
+    v,
+    positions,
+    table,
+    k_weight,
+    first,
+    nth,
+    cached,
+    head,
+    FED: tl.constexpr,
+    FORM: tl.constexpr,
+    SCORES: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """The state of G rows `query` [G, FORM.block] after what the step feeds up to their token, the `nth` of a sequence
+    whose first one is `first`, and which has `cached` positions before it."""
+    d = tl.arange(0, FORM.block)
+    # The token itself is the first that the rows see.
+    itself = tl.arange(0, group_rows(FORM)) == 0
+    own_score = tl.dot(query, tl.trans(new_key), input_precision="ieee")
+    total, weight_sum, peak = weighed(own_score, new_value, total, weight_sum, peak, itself[None, :], SCORES)
+    # Then those of its sequence that were fed before it.
+    for start in tl.range(0, nth, 16, num_stages=1):
+        fed = start + tl.arange(0, 16)
+        seen = fed < nth
+        seen = seen_by(seen, cached + nth, cached + fed, False, SCORES.mask)
+        fed_k = (first + fed).to(tl.int64) * FED.k.token + head * FED.k.head
+        fed_v = (first + fed).to(tl.int64) * FED.v.token + head * FED.v.head
+        at = tl.load(positions + first + fed, mask=seen, other=0)
+        fed_cos, fed_sin = angles(table, at, HEAD)
+        keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, HEAD)
+        inside = seen[:, None] & (d < FORM.dim)[None, :]
+        values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen[None, :], SCORES)
+    return total, weight_sum, peak
