@@ -68,10 +68,11 @@ def _given_query(q, token, head, FED: tl.constexpr, FORM: tl.constexpr):
 @triton.jit
 def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
     """(first, end) of the cached positions that splits of the token at `own_place` read."""
-    end = cached if SPLITS.fed_apart else end_seen(own_place, length, SCORES.mask)
+    MASK: tl.constexpr = SCORES.mask
+    end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
     low = 0
-    if forgets(SCORES.mask):
-        low = first_seen(own_place, SCORES.mask)
+    if forgets(MASK):
+        low = first_seen(own_place, MASK)
     elif sharing is not None:
         low = tl.load(sharing + sequence * COLUMNS + OWN)
     return low, end
@@ -228,12 +229,13 @@ def decode_attention(
     With `sharing`, `prefixes`, `prefix_sizes` and `prefix_splits` are the results of `shared_attention`, and only
     positions after the prefixes are read here.
     """
+    MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
         gdc_launch_dependents()
     APPEND: tl.constexpr = HEAD is not None
     # Rows that are not known to be cached may hold anything until the length is known; by it windows begin, and shared
     # prefixes say where contexts do.
-    KNOWN: tl.constexpr = APPEND and not forgets(SCORES.mask) and sharing is None
+    KNOWN: tl.constexpr = APPEND and not forgets(MASK) and sharing is None
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
     ROWS: tl.constexpr = group_rows(FORM)
 

@@ -89,6 +89,7 @@ def with_fed(
 ):
     """The state of G rows `query` [G, FORM.block] after what the step feeds up to their token, the `nth` of a sequence
     whose first one is `first`, and which has `cached` positions before it."""
+    MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
     # The token itself is the first that the rows see.
     itself = tl.arange(0, group_rows(FORM)) == 0
@@ -98,7 +99,7 @@ def with_fed(
     for start in tl.range(0, nth, 16, num_stages=1):
         fed = start + tl.arange(0, 16)
         seen = fed < nth
-        seen = seen_by(seen, cached + nth, cached + fed, False, SCORES.mask)
+        seen = seen_by(seen, cached + nth, cached + fed, False, MASK)
         fed_k = (first + fed).to(tl.int64) * FED.k.token + head * FED.k.head
         fed_v = (first + fed).to(tl.int64) * FED.v.token + head * FED.v.head
         at = tl.load(positions + first + fed, mask=seen, other=0)

@@ -110,6 +110,7 @@ def invariant_attention(
     i32[tokens, kv_heads] counts the programs that have ended, at the first token of a tile. `lse` f32[tokens, heads]
     takes the log-sum-exp of each row, where it is asked for.
     """
+    MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -144,10 +145,10 @@ def invariant_attention(
     query_tail = tail_of(q, token * FED.q.token + heads * FED.q.head, own, FORM)
     places = cached + nth
     pages = page_table + sequence.to(tl.int64) * width
-    end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, SCORES.mask), cached + count)
+    end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, MASK), cached + count)
     low = 0
-    if forgets(SCORES.mask):
-        low = first_seen(cached + block * TILE_TOKENS, SCORES.mask) // BLOCK_N * BLOCK_N
+    if forgets(MASK):
+        low = first_seen(cached + block * TILE_TOKENS, MASK) // BLOCK_N * BLOCK_N
     first = low // SPLIT
     splits = tl.cdiv(end, SPLIT)
     sharing = tl.minimum(ways, splits - first)
@@ -171,7 +172,7 @@ def invariant_attention(
         part, part_sum, part_peak = attended(
             part, part_sum, part_peak, query, query_tail, places, kv, pages, head,
             tl.maximum(split * SPLIT, low), tl.minimum((split + 1) * SPLIT, end), BLOCK_N,
-            BLOCK_N, SCORES.mask, True, SCORES, CACHE, FORM,
+            BLOCK_N, MASK, True, SCORES, CACHE, FORM,
         )  # fmt: skip
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)

@@ -62,6 +62,7 @@ def prefill_attention(
 
     Later blocks of a sequence see more, and begin first.
     """
+    MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -100,21 +101,19 @@ def prefill_attention(
             weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
         pages = page_table + sequence.to(tl.int64) * width
         low = 0
-        if forgets(SCORES.mask):
-            low = first_seen(cached + block * BLOCK_M, SCORES.mask)
+        if forgets(MASK):
+            low = first_seen(cached + block * BLOCK_M, MASK)
         # What all rows see, and then what some of them do.
-        seen_by_all = (
-            cached if SCORES.mask == "tree" else end_seen(cached + block * BLOCK_M, cached + count, SCORES.mask)
-        )
+        seen_by_all = cached if MASK == "tree" else end_seen(cached + block * BLOCK_M, cached + count, MASK)
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, SCORES.mask), cached + count)
+        end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, low, middle, BLOCK_N,
-            BLOCK_N, SCORES.mask, False, SCORES, CACHE, FORM,
+            BLOCK_N, MASK, False, SCORES, CACHE, FORM,
         )  # fmt: skip
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
-            BLOCK_N, SCORES.mask, True, SCORES, CACHE, FORM, bits, cached,
+            BLOCK_N, MASK, True, SCORES, CACHE, FORM, bits, cached,
         )  # fmt: skip
         leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
         item += tl.num_programs(1)

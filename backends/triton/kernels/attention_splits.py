@@ -34,9 +34,10 @@ def contexts(kv_lens, sharing, b, sequences):
 @triton.jit
 def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
     """Positions that splits of the first of a sequence's `count` tokens read of `length`, at most."""
+    MASK: tl.constexpr = SCORES.mask
     read = length - count if SPLITS.fed_apart else length
-    if forgets(SCORES.mask):
-        read = tl.minimum(read, size_of(SCORES.mask))
+    if forgets(MASK):
+        read = tl.minimum(read, size_of(MASK))
     return read
 
 

@@ -48,6 +48,7 @@ def _joined(
     """The positions begin … end - 1 of a sequence, whose first keys and values of one head are at `k` and `v`, join the
     state of M rows: `query` [M, FORM.block] at the positions `query_places` [M]. AHEAD: some may lie after the last one
     that a row sees."""
+    MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
     for start in range(begin, end, BLOCK_N):
         place = start + tl.arange(0, BLOCK_N)
@@ -56,7 +57,7 @@ def _joined(
         row = place.to(tl.int64)[:, None]
         keys = tl.load(k + row * FED.k.token + d[None, :], mask=held, other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, SCORES.mask)
+        seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         values = tl.load(v + row * FED.v.token + d[None, :], mask=held, other=0.0)
         total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCORES)
     return total, weight_sum, peak
@@ -86,6 +87,7 @@ def step_attention(
 
     A row's blocks of keys follow from its place in its sequence: what else a step feeds shows in no bit.
     """
+    MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -115,12 +117,12 @@ def step_attention(
             peak = tl.zeros((BLOCK_M,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
         low = 0
-        if forgets(SCORES.mask):
-            low = first_seen(block * BLOCK_M, SCORES.mask)
+        if forgets(MASK):
+            low = first_seen(block * BLOCK_M, MASK)
         # What all rows see, and then what some of them do.
-        seen_by_all = end_seen(block * BLOCK_M, count, SCORES.mask)
+        seen_by_all = end_seen(block * BLOCK_M, count, MASK)
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(end_seen((block + 1) * BLOCK_M - 1, count, SCORES.mask), count)
+        end = tl.minimum(end_seen((block + 1) * BLOCK_M - 1, count, MASK), count)
         keys = k + start * FED.k.token + head // FORM.group * FED.k.head
         values = v + start * FED.v.token + head // FORM.group * FED.v.head
         total, weight_sum, peak = _joined(
