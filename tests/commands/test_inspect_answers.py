@@ -32,6 +32,7 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
         "executables",
         "nodes_per_provider",
         "bytes",
+        "caches",
         "passes",
     ]
     assert answer["tokenizer"] is True

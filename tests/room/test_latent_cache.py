@@ -178,6 +178,7 @@ def _last_numbers(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> N
     program.graph.erase_node(node)
 
 
+@pytest.mark.slow
 def test_values_of_other_numbers_are_named(
     source: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
