@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ingot.ir.errors import ArtifactError
+from ingot.runtime.blocks import Blocks
+from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.serving import check_slots
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = list(range(100, 114))  # three pages of 4, and two tokens
@@ -108,6 +113,16 @@ def test_without_pieces_what_is_generated_is_found(serve):
     assert ask(served, PROMPT) == 0 and ask(served, PROMPT) == 0
     assert ask(served, [*PROMPT, *served.expected(PROMPT, GREEDY)][:15]) == 0
     assert ask(served, [*PROMPT[:12], *range(3)][:12]) == 0 and ask(served, [*PROMPT[:12], *range(3)]) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "what"), [({"max_drafts": 3}, "feeds drafts"), ({"blocks": Blocks(4, 4)}, "denoises blocks")]
+)
+def test_a_state_takes_no_tokens_back(options, what):
+    config = SchedulerConfig(max_batch=2, max_tokens=16, max_seq_len=32, **options)
+    check_slots(config, None)
+    with pytest.raises(ArtifactError, match=f"the entry 'main' {what}, and has a state that stands once per sequence"):
+        check_slots(config, PagePool(6))
 
 
 def test_the_cache_can_be_emptied(serve):
