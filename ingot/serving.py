@@ -58,7 +58,7 @@ def make_engine(
     layout = layout_of(loaded.plans.plans[entry].inputs for entry in loaded.plans.round)
     steps = loaded.round
     slots = PagePool(loaded.slots) if loaded.slots else None
-    _check_slots(config, slots)
+    check_slots(config, slots)
     scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size), layout, slots)
     if pools:
         width = parse_type(loaded.plan.outputs[VECTORS]).shape[-1]
@@ -157,7 +157,7 @@ def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
     return bool(plan.memory.groups) if asked is None else asked
 
 
-def _check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
+def check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
     """Raise ArtifactError where a step may take tokens back that have changed a state in its slot."""
     if slots is not None and (config.max_drafts or config.blocks.denoised):
         what = "feeds drafts" if config.max_drafts else "denoises blocks"

@@ -108,7 +108,7 @@ class PrefixCache:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
             self._coming.update(request.cached.hashes.digests[start // size : end // size])
-            if end >= size and end % size == 0:
+            if self._pages.slots is not None and end >= size and end % size == 0:
                 self._coming_states.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
@@ -142,7 +142,10 @@ class PrefixCache:
         for longer; None where there is no such page.
         """
         size, cached = self._page_size, request.cached
-        if cached.hashes is None or request.num_computed < (cached.num_kept + 1) * size:
+        if cached.hashes is None:
+            return None
+        # A state that found no free slot may be kept in its own at last.
+        if request.num_computed < (cached.num_kept + 1) * size and not (last and self._pages.slots is not None):
             return None
         full = self._blocks.final(min(request.num_known, request.num_computed)) // size
         others: list[list[tuple[int, int]]] | None = None
@@ -154,7 +157,7 @@ class PrefixCache:
                     others = others or [[] for _ in request.pages]
                     others[number].append((place, page))
         cached.num_kept = max(full, cached.num_kept)
-        if self._pages.slots is not None and request.num_computed == full * size <= request.num_known:
+        if self._pages.slots is not None and full and request.num_computed == full * size:
             self._pages.slots.keep(request, cached.hashes.digests[full - 1], last=last)
         return others
 

@@ -91,7 +91,7 @@ class SequencePages:
             own = group.held(shared)
             if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_beside(own):
                 return False
-        return self.slots is None or self.slots.admits(found.slot)
+        return self.slots is None or self.slots.admits
 
     def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
         """Pages of a group with which a sequence can come to `num_tokens` tokens, of which it feeds `at_once` at a

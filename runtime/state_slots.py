@@ -31,14 +31,20 @@ class StateSlots:
         self._cuts = cuts  # whether prompts may be fed in pieces
         self._moving: list[Request] = []  # those that may read another slot than they write
 
-    def admits(self, found: int | None) -> bool:
-        """Whether there is a slot to write for a request that begins with the state in a slot that was found."""
-        return self.pool.num_free_beside([] if found is None else [found]) > 0
+    @property
+    def admits(self) -> bool:
+        """Whether there is a slot to write for one more sequence."""
+        return self.pool.num_free > 0
 
     def begin(self, request: Request, found: int | None) -> None:
-        """Give a request that gets its row a slot to write, and the one to read that was found."""
+        """Give a request that gets its row a slot to write, and the one to read that was found. Where that is the only
+        one that is free it is both, and others find it no more."""
         if found is not None:
             self.pool.share([found])
+            if not self.pool.num_free:
+                self.pool.forget([found])
+                self._set(request, found, found)
+                return
         (slot,) = self.pool.allocate(1)
         self._set(request, -1 if found is None else found, slot)
         self._moving.append(request)
@@ -46,17 +52,17 @@ class StateSlots:
     def keep(self, request: Request, digest: bytes, *, last: bool) -> None:
         """Let others find the state of a request that stands at the end of a page. It goes on in another slot, unless
         this is the `last` of it; where none is free nothing is kept."""
-        cached, pool = request.cached, self.pool
-        if request.state_write < 0 or request.num_computed == request.state_at:
+        if request.num_computed == request.state_at:
             return  # it has written nothing
-        if pool.find_one(digest) is None and (last or pool.num_free):
-            self._replace(request)
-            pool.keep(request.state_write, digest)
-            if request.num_computed > len(request.prompt_ids):
-                cached.generated = digest
-            if not last:
-                self._set(request, request.state_write, *pool.allocate(1))
-                self._moving.append(request)
+        if self.pool.find_one(digest) is not None or not (last or self.pool.num_free):
+            return
+        self._replace(request)
+        self.pool.keep(request.state_write, digest)
+        if request.num_computed > len(request.prompt_ids):
+            request.cached.generated = digest
+        if not last:
+            self._set(request, request.state_write, *self.pool.allocate(1))
+            self._moving.append(request)
 
     def _replace(self, request: Request) -> None:
         """Forget the end of an earlier page that the request has generated, unless another one goes on from there."""

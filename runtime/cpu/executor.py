@@ -48,8 +48,8 @@ class CpuExecutor:
 
     `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
     `R`, `S`). `libraries`: the ops of each provider that brought kernels. `states`: those that other entries share,
-    which hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape or
-    strides, OptionError when there is no memory for the states.
+    which hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape
+    or strides, OptionError when there is no memory for the states.
     """
 
     captured: Captured = NOTHING_CAPTURED

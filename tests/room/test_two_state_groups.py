@@ -24,6 +24,8 @@ from torch import nn
 from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, compile_model
+from ingot.commands.memory_view import memory_rows
+from ingot.console import size_text
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops, recipe
 from ingot.ir.errors import InternalError, VerifyError
@@ -295,6 +297,9 @@ def test_the_state_is_a_value_until_the_plan_updates_it_in_place(folder: Path) -
     loaded.executor.launch(hand_step([PROMPTS[1]], [0], [3], [[0, 1]]))
     assert loaded.executor.states["conv.1"] is tensor and tensor.data_ptr() == place
     assert [number for number, slot in enumerate(tensor) if slot.any()] == [3]
+    told = dict(memory_rows(loaded.plans))["slots"]
+    size = (WIDTH - 1) * hidden * 4
+    assert loaded.plan.memory.slot == size and str(told).startswith(f"{size_text(size)} a sequence")
     assert len(tensor) == loaded.slots == 3 * loaded.limits.max_batch, "two that are kept for each that runs"
 
 

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ingot.ir.errors import ArtifactError
+from ingot.runtime.blocks import Blocks
+from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.scheduler_config import SchedulerConfig
+from ingot.serving import check_slots
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = list(range(100, 114))  # three pages of 4, and two tokens
@@ -79,6 +84,14 @@ def test_a_kept_state_goes_before_a_running_sequence_waits(serve):
     assert served.device.most_sequences == 4
 
 
+def test_the_only_slot_is_taken_over(serve):
+    """A request goes on in the slot that it finds, where there is no other."""
+    served = serve(slots=1, max_batch=1, max_tokens=16)
+    params = replace(GREEDY, max_tokens=3)
+    assert ask(served, PROMPT, params) == 0 and served.slots.num_kept == 1, "of 17 tokens the last was not fed"
+    assert ask(served, [*PROMPT, *served.expected(PROMPT, params)], params) == 16 and served.slots.num_kept == 0
+
+
 def test_several_sequences_of_a_prompt_begin_with_one_slot(serve):
     served = serve(slots=12)
     params = SamplingParams(temperature=1.0, max_tokens=9, n=3, seed=5)
@@ -102,6 +115,16 @@ def test_without_pieces_what_is_generated_is_found(serve):
     assert ask(served, [*PROMPT[:12], *range(3)][:12]) == 0 and ask(served, [*PROMPT[:12], *range(3)]) == 12
 
 
+@pytest.mark.parametrize(
+    ("options", "what"), [({"max_drafts": 3}, "feeds drafts"), ({"blocks": Blocks(4, 4)}, "denoises blocks")]
+)
+def test_a_state_takes_no_tokens_back(options, what):
+    config = SchedulerConfig(max_batch=2, max_tokens=16, max_seq_len=32, **options)
+    check_slots(config, None)
+    with pytest.raises(ArtifactError, match=f"the entry 'main' {what}, and has a state that stands once per sequence"):
+        check_slots(config, PagePool(6))
+
+
 def test_the_cache_can_be_emptied(serve):
     served = serve(slots=12)
     ask(served, PROMPT)
@@ -115,6 +138,22 @@ def test_a_state_that_may_not_be_finite_is_forgotten(serve):
     served.engine.add_request("r", PROMPT, GREEDY)
     assert served.drain()["r"].outputs[0].finish_reason == "error"
     assert served.slots.num_kept == 0
+
+
+def test_a_step_without_memory_leaves_no_state_of_its_own(serve):
+    """It may have run in part: its sequences begin again, from what was kept before."""
+    served = serve(slots=12)
+    for name, begin in (("a", 0), ("b", 300)):
+        served.engine.add_request(name, list(range(begin, begin + 9)), replace(GREEDY, max_tokens=20))
+    for _ in range(10):
+        served.step()
+    served.device.has_memory = lambda inputs: inputs.sizes.B == 1
+    last = served.drain()
+    for name, begin in (("a", 0), ("b", 300)):
+        expected = served.expected(list(range(begin, begin + 9)), replace(GREEDY, max_tokens=20))
+        assert last[name].outputs[0].token_ids == expected
+    stats = served.engine.prefix_cache_stats
+    assert served.scheduler.num_preemptions >= 2 and stats.recomputed < 2 * 4, "each from its last full page"
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "whole"])
