@@ -132,6 +132,17 @@ def test_the_cache_can_be_emptied(serve):
     assert ask(served, PROMPT) == 0
 
 
+def test_a_failed_step_leaves_nothing_behind(serve):
+    served = serve(slots=12)
+    served.device.fail_at = 3
+    served.engine.add_request("r", PROMPT, GREEDY)
+    with pytest.raises(RuntimeError):
+        served.drain()
+    served.device.launched.clear()
+    served.check_empty()
+    assert served.slots.num_kept == 0 and ask(served, PROMPT) == 0 and ask(served, PROMPT) == 12
+
+
 def test_a_state_that_may_not_be_finite_is_forgotten(serve):
     served = serve(slots=12)
     served.device.invalid = lambda context: len(context) > 15
