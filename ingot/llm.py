@@ -92,7 +92,13 @@ class LLM:
             if context is not None:
                 context.imported()
         self._loaded = load_artifact(
-            path, num_pages=num_kv_pages, memory=memory, capture=cuda_graphs, phases=phases, early=context
+            path,
+            num_pages=num_kv_pages,
+            memory=memory,
+            capture=cuda_graphs,
+            keep_states=enable_prefix_caching is not False,
+            phases=phases,
+            early=context,
         )
         self._engine = make_engine(
             self._loaded,

@@ -92,6 +92,7 @@ def load_artifact(
     memory: int | None = None,
     threads: int | None = None,
     capture: Capture = "need",
+    keep_states: bool = True,
     phases: Phases | None = None,
     early: EarlyContext | None = None,
 ) -> Loaded:
@@ -100,7 +101,8 @@ def load_artifact(
     `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
     numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
     `num_pages` sizes the pool of each group of caches by itself. `threads` check digests and copy weights. `capture`
-    says when a GPU's decode steps become graphs; by "none" it is given every instruction by itself. `phases` takes the
+    says when a GPU's decode steps become graphs; by "none" it is given every instruction by itself. `keep_states`: the
+    prefix cache gets slots for states that stand once per sequence. `phases` takes the
     times, and `early` is the GPU's context where its making has begun.
 
     Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
@@ -122,6 +124,7 @@ def load_artifact(
         memory=memory,
         threads=threads,
         capture=capture,
+        keep_states=keep_states,
         text=True,
         phases=phases,
         early=early,
@@ -135,6 +138,7 @@ def bind(
     memory: int | None = None,
     threads: int | None = None,
     capture: Capture = "need",
+    keep_states: bool = True,
     verify: bool = True,
     text: bool = False,
     phases: Phases | None = None,
@@ -162,8 +166,8 @@ def bind(
             if device.type == "cpu"
             else device_memory(device, plans, graphs=capture != "none")
         )
-        pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory)])
-        slots = state_slots(plans, room, num_pages, memory)
+        pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory, keep_states=keep_states)])
+        slots = state_slots(plans, room, num_pages, memory, keep_states=keep_states)
         sizes = {"R": limits.max_batch, "S": slots}
         if device.type == "cuda":
             copy = WeightCopy(artifact, context, threads=threads, verify=verify)

@@ -47,13 +47,21 @@ def shared_pages(rooms: Sequence[Pages]) -> Pages:
     return {name: min(room[name] for room in rooms) for name in rooms[0]}
 
 
-def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | None, memory: int | None) -> Pages:
+def kv_pages(
+    plans: Plans,
+    limits: Limits,
+    room: ServingMemory,
+    asked: int | None,
+    memory: int | None,
+    *,
+    keep_states: bool = True,
+) -> Pages:
     """What one rank has room for: pages for every sequence at full length, or as many as fit beside all else that its
     plans need.
 
     `asked` is how many of each group are asked for, and `memory` the bytes that serving may take. A model without
-    such caches has no group. Raises OptionError for what is no such number, and when too few pages fit, with what
-    would.
+    such caches has no group. `keep_states`: the prefix cache gets slots beside them. Raises OptionError for what is no
+    such number, and when too few pages fit, with what would.
     """
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -70,7 +78,7 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
             what, expected = "weights, activations and states", f"{need.fixed + room.beside} bytes"
             raise _no_room(need, room, limit, what, expected, "give more memory, or compile for smaller limits")
         return {}
-    kept = _kept_slots(need, left, asked) * need.slot
+    kept = _kept_slots(need, left, asked) * need.slot if keep_states else 0
     reserved = {name: CacheGroup.named(name).reserved for name in need.groups}
     if asked is not None:
         fitting = (left - sum(reserved[name] * group.page for name, group in need.groups.items())) // need.page
@@ -94,13 +102,16 @@ def kv_pages(plans: Plans, limits: Limits, room: ServingMemory, asked: int | Non
     return _divided(need, limits, left)
 
 
-def state_slots(plans: Plans, room: ServingMemory, asked: int | None, memory: int | None) -> int:
+def state_slots(
+    plans: Plans, room: ServingMemory, asked: int | None, memory: int | None, *, keep_states: bool = True
+) -> int:
     """The slots of states that stand once per sequence, where `kv_pages` has found room for the pages: one of each
-    sequence that runs, and those that the prefix cache keeps; 0 without such states."""
+    sequence that runs, and with `keep_states` those that the prefix cache keeps; 0 without such states."""
     need = MemoryNeed.of(plans)
     if not need.slot:
         return 0
-    return need.sequences + _kept_slots(need, min(memory or room.usual, room.most) - room.beside - need.fixed, asked)
+    left = min(memory or room.usual, room.most) - room.beside - need.fixed
+    return need.sequences + (_kept_slots(need, left, asked) if keep_states else 0)
 
 
 def _kept_slots(need: MemoryNeed, left: int, asked: int | None) -> int:

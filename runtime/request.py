@@ -86,7 +86,7 @@ class Request:
     row            its device row while it runs, else -1
     pages          its KV pages in each group of caches, in the order of positions; see `ingot.runtime.sequence_pages`
     state_read     the slot that its next step reads, and that it holds; -1: none. See `ingot.runtime.state_slots`
-    state_write    the slot that this step writes; -1: the model has no such state, or the sequence no row
+    state_write    the slot that its next step writes; -1: the model has no such state, or the sequence no row
     state_at       where it stood when it got these two; -1: it has written its slot since
     num_scored     positions of the prompt that have log-probabilities, from a step that ran or is in flight
     num_computed   tokens whose KV is written or being written by a step in flight, at most: of drafts that a step in

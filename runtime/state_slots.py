@@ -123,10 +123,9 @@ class StateSlots:
     def find(self, digests: Sequence[bytes], count: int) -> tuple[int, int | None]:
         """Of the first `count` pages of these contents the most after which a state is kept, and its slot."""
         for place in range(count, 0, -1):
-            if place == self._blocks.shared(place, self._page_size):
-                slot = self.pool.find_one(digests[place - 1])
-                if slot is not None:
-                    return place, slot
+            slot = self.pool.find_one(digests[place - 1])
+            if slot is not None and place == self._blocks.shared(place, self._page_size):
+                return place, slot
         return 0, None
 
     def _whole(self, num_tokens: int) -> int:

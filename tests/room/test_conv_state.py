@@ -71,6 +71,7 @@ def test_what_prompts_share_is_found(folder: tuple[Path, Any]) -> None:
     """Pages and the state at their end: of the turn before, of the same prompt, and of a common beginning."""
     shared = LLM(folder[0], num_kv_pages=60, max_num_batched_tokens=32, cuda_graphs="all")
     alone = LLM(folder[0], num_kv_pages=60, enable_prefix_caching=False)
+    assert (shared.loaded.slots, alone.loaded.slots) == (3 * 4, 4)
     system = PROMPTS[-1]  # 33 tokens
     turn = served(alone, [*system, 1, 2, 3])[0]
     asked = [

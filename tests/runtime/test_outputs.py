@@ -88,11 +88,12 @@ def test_streaming_copies_a_token_once(serve, count):
     assert type(outputs[-1].outputs[0].token_ids) is list and type(outputs[-1].outputs[0].logprobs) is list
 
 
-def test_sequences_that_decode_are_looked_at_when_a_page_is_full(serve, monkeypatch):
+@pytest.mark.parametrize("slots", [0, 12])
+def test_sequences_that_decode_are_looked_at_when_a_page_is_full(serve, monkeypatch, slots):
     looks = []
     keep = PrefixCache.keep
-    monkeypatch.setattr(PrefixCache, "keep", lambda self, request: looks.append(request) or keep(self, request))
-    served = serve(page_size=16, max_seq_len=256, num_pages=64)
+    monkeypatch.setattr(PrefixCache, "keep", lambda self, one, **given: looks.append(one) or keep(self, one, **given))
+    served = serve(page_size=16, max_seq_len=256, num_pages=64, slots=slots)
     for name in "abcd":
         served.engine.add_request(name, [1, 2, 3], SamplingParams(temperature=0, max_tokens=160), stream=False)
     served.drain()

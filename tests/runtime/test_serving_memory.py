@@ -81,9 +81,9 @@ def test_two_entries_need_the_caches_and_outputs_of_both() -> None:
     assert both.activations == alone.activations + 10**6, "one of them runs, while the outputs of both are held"
 
 
-def full_pages(*args: object) -> int:
+def full_pages(*args: object, **options: bool) -> int:
     """The pages of the only group of caches."""
-    found = kv_pages(*args)  # type: ignore[arg-type]
+    found = kv_pages(*args, **options)  # type: ignore[arg-type]
     assert found.keys() == {"full"}
     return found["full"]
 
@@ -143,12 +143,14 @@ def test_slots_are_kept_beside_those_of_sequences_that_run() -> None:
     small = with_slots(10**6)
     assert MemoryNeed.of(small).fixed == MemoryNeed.of(plans()).fixed + 32 * 10**6
     assert state_slots(small, room, None, None) == 32 * 3, "two for each sequence"
+    assert state_slots(small, room, None, None, keep_states=False) == 32
     # A quarter of what is left, and pages get the rest; but those that are asked for come first.
     large = with_slots(10**9, page=10**8)
     left = 130 * GB - MemoryNeed.of(large).fixed
     kept = left // 4 // 10**9
     assert 0 < kept < 64 and state_slots(large, room, None, None) == 32 + kept
     assert full_pages(large, LIMITS, room, None, None) == (left - kept * 10**9) // 10**8
+    assert full_pages(large, LIMITS, room, None, None, keep_states=False) == left // 10**8
     asked = (left - 2 * 10**9) // 10**8
     assert full_pages(large, LIMITS, room, asked, None) == asked
     assert state_slots(large, room, asked, None) == 32 + 2

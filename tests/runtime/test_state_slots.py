@@ -53,6 +53,26 @@ def test_the_third_request_finds_what_two_share(serve):
     assert [ask(served, prompt) for prompt in asked] == [0, 0, 8, 8]
 
 
+def test_many_requests_wait_for_the_state_after_what_they_share(serve):
+    """Pages of a first request are there: of the others one computes again what they share, and leaves its state."""
+    served = serve(slots=12, num_pages=200, max_tokens=64, max_seq_len=96)
+    system = list(range(300, 348))
+    ask(served, [*system, 1, 2])
+    for number in range(4):
+        served.engine.add_request(str(number), [*system, 10 + number, 20], GREEDY)
+    fed = served.device.num_fed
+    last = served.drain()
+    assert [last[str(number)].num_cached_tokens for number in range(4)] == [48] * 4
+    assert served.device.num_fed - fed == 4 * (2 + 5)
+    prompts = [[*system[:40], 50 + number, *range(9)] for number in range(4)]
+    for number, prompt in enumerate(prompts):
+        served.engine.add_request(str(number), prompt, GREEDY)
+    last = served.drain()
+    assert [last[str(number)].num_cached_tokens for number in range(4)] == [0, 40, 40, 40]
+    for number, prompt in enumerate(prompts):
+        assert last[str(number)].outputs[0].token_ids == served.expected(prompt, GREEDY)
+
+
 def test_a_prompt_in_pieces_is_found_piece_by_piece(serve):
     served = serve(slots=12, max_tokens=8)
     prompt = list(range(200, 230))
@@ -130,6 +150,17 @@ def test_the_cache_can_be_emptied(serve):
     ask(served, PROMPT)
     assert served.engine.reset_prefix_cache() and served.slots.num_kept == 0
     assert ask(served, PROMPT) == 0
+
+
+def test_a_failed_step_leaves_nothing_behind(serve):
+    served = serve(slots=12)
+    served.device.fail_at = 3
+    served.engine.add_request("r", PROMPT, GREEDY)
+    with pytest.raises(RuntimeError):
+        served.drain()
+    served.device.launched.clear()
+    served.check_empty()
+    assert served.slots.num_kept == 0 and ask(served, PROMPT) == 0 and ask(served, PROMPT) == 12
 
 
 def test_a_state_that_may_not_be_finite_is_forgotten(serve):
