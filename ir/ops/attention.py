@@ -33,7 +33,7 @@ def attention_scores(
     `sinks` one more along the last axis, which takes its share of the softmax and has no value."""
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
-    scores = torch.einsum("nkgd,mkd->kgnm", grouped, wide(k)) * scale
+    scores = torch.einsum("nkgd,mkd->kgnm", grouped, k.to(grouped.dtype)) * scale
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
     scores = scores.masked_fill(~mask, float("-inf"))
@@ -59,7 +59,7 @@ def _attend(
 
 def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_scale: float) -> torch.Tensor:
     """Values v [m, KV, V] times `v_scale`, weighted by [KV, H / KV, n, m]: [n, H, V] in the dtype of q [n, H, D]."""
-    mixed = torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(*q.shape[:2], -1)
+    mixed = torch.einsum("kgnm,mkd->nkgd", weights, v.to(weights.dtype)).reshape(*q.shape[:2], -1)
     if v_scale != 1.0:
         mixed = mixed * v_scale
     return mixed.to(q.dtype).contiguous()
@@ -140,6 +140,8 @@ def _attention_rowwise(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     form = CacheForm.given(q, k, v, value_width)
     v = k[..., : form.value_width] if v is None else v
@@ -204,6 +206,8 @@ def attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attention within each sequence; q [T, H, D], k [T, KV, D], v [T, KV, V], H a multiple of KV: [T, H, V].
 
@@ -211,8 +215,9 @@ def attention(
     and the cache holds the keys alone.
 
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
-    the op will get; it does not change the result. `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds
-    the scores as the op of that name does. `sinks` [H] are logits that join the softmax of each head.
+    the op will get, and `k_scale` and `v_scale` are for a cache of few bits; none of them changes the result.
+    `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op of that name does.
+    `sinks` [H] are logits that join the softmax of each head.
 
     Raises VerifyError for an unknown mask, and for widths that do not fit together.
     """
