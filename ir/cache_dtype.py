@@ -57,11 +57,14 @@ def is_narrow(dtype: "torch.dtype") -> bool:
     return DTYPE_NAMES.get(dtype) == "f8e4m3"
 
 
-def check_cache_dtype(kv: Typed, keys: Typed) -> None:
-    """Raises VerifyError for a cache that is neither of the dtype of the keys (or of q) nor of f8e4m3."""
+def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
+    """Raises VerifyError for a cache that is neither of the dtype of the keys (or of q) nor of f8e4m3, and for scales
+    of any but the latter."""
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
         raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, or f8e4m3")
+    if (options := CacheScales(k_scale, v_scale).options()) and not is_narrow(kv.dtype):
+        raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales with f8e4m3 alone")
 
 
 def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":

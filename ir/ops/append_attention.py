@@ -94,7 +94,7 @@ def _fake(
     kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     CacheForm.check_equal(kv, k, v)
-    check_cache_dtype(kv, k)
+    check_cache_dtype(kv, k, options.get("k_scale", 1.0), options.get("v_scale", 1.0))
     return like_q(q, **options), torch.empty_like(kv)
 
 

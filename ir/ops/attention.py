@@ -296,8 +296,7 @@ def _kv_fake(
     v_scale: float = 1.0,
 ) -> torch.Tensor:
     CacheForm.of(k, v).check(kv.shape)
-    check_cache_dtype(kv, k)
-    CacheScales(k_scale, v_scale)
+    check_cache_dtype(kv, k, k_scale, v_scale)
     return torch.empty_like(kv)
 
 
@@ -473,8 +472,7 @@ def _paged_fake(
     **__: object,
 ) -> torch.Tensor:
     check_mask(mask, ancestors)
-    check_cache_dtype(kv, q)
-    CacheScales(k_scale, v_scale)
+    check_cache_dtype(kv, q, k_scale, v_scale)
     return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
 
 

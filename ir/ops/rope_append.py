@@ -96,10 +96,17 @@ def _decompose(
 
 
 def _fake(
-    kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *_: object,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    **__: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     CacheForm.check_equal(kv, k, v)
-    check_cache_dtype(kv, k)
+    check_cache_dtype(kv, k, k_scale, v_scale)
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
 
 
