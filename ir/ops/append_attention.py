@@ -35,10 +35,6 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
             {"eps": 1e-6, "interleaved": True, "scale": 0.25, "mask": "window_5", "soft_cap": 2.0},
         ),
         Sample(args, {"eps": 1e-6, "scale": 0.25, "mask": "chunked_4"}),
-        Sample(
-            (args[0].to(torch.float8_e4m3fn), *args[1:]),
-            {"eps": 1e-6, "scale": 0.25, "k_scale": 0.3, "v_scale": 0.02},
-        ),
     ]
 
 

@@ -233,16 +233,7 @@ def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     k, v = (torch.randn(3, 2, 8, generator=g).to(dtype) for _ in range(2))
     two_widths, shared = (torch.randn(4, 1, 16, 2, row, generator=g).to(dtype) for row in (13, 8))
     narrow = torch.randn(3, 2, 5, generator=g).to(dtype)
-    eight_bits = [one.to(torch.float8_e4m3fn) for one in (kv, shared)]
-    large = 300 * k
-    return [
-        Sample((kv, k, v, slots)),
-        Sample((two_widths, k, narrow, slots)),
-        Sample((shared, k, None, slots)),
-        Sample((eight_bits[0], large, v, slots)),
-        Sample((eight_bits[1], large, None, slots), {"k_scale": 0.75}),
-        Sample((eight_bits[0], k, v, slots), {"k_scale": 0.3, "v_scale": 0.02}),
-    ]
+    return [Sample((kv, k, v, slots)), Sample((two_widths, k, narrow, slots)), Sample((shared, k, None, slots))]
 
 
 def _write(
@@ -353,7 +344,6 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         Sample((*args, sinks), {"scale": 0.35, "mask": "window_5", "soft_cap": 2.0}),
         *(Sample(args, {"scale": 0.35, "mask": mask}) for mask in ("chunked_6", "bidirectional", "block_causal_4")),
         *other_forms(args, g),
-        *_of_eight_bits(args, sinks, g),
     ]
 
 
@@ -365,23 +355,6 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
     return [
         Sample((q, two_widths, *lens), {"scale": 0.35, "mask": "window_5"}),
         Sample((q, shared, *lens), {"scale": 0.35, "value_width": dim - 2}),
-    ]
-
-
-def _of_eight_bits(args: tuple[torch.Tensor, ...], sinks: torch.Tensor, g: torch.Generator) -> list[Sample]:
-    """Samples over caches of f8e4m3, from one over a cache of one width."""
-    q, kv, *lens = args
-    plain, (two_widths, shared) = {"scale": 0.35}, other_forms(args, g)
-
-    def narrowed(sample: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (sample[0], sample[1].to(torch.float8_e4m3fn), *sample[2:])
-
-    scales = {"k_scale": 0.5, "v_scale": 1.7}
-    return [
-        Sample(narrowed((q, 8 * kv, *lens)), plain),
-        Sample((*narrowed(args), sinks), {**plain, **scales, "mask": "window_5", "soft_cap": 2.0}),
-        Sample(narrowed(two_widths.args), {**two_widths.kwargs, "v_scale": 0.3}),
-        Sample(narrowed(shared.args), {**shared.kwargs, "k_scale": 0.3, "v_scale": 0.3}),
     ]
 
 

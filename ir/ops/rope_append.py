@@ -20,13 +20,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     q_weight, k_weight = (torch.randn(16, generator=g).to(dtype) for _ in range(2))
     table = make_table({"kind": "rope", "rope_type": "default", "positions": 64, "theta": 1e4, "rotary_dim": 16})
     args = (kv, q, k, v, torch.tensor([1, 40, 7], dtype=torch.int32), table, torch.tensor([17, 63, -1]))
-    eight_bits = (kv.to(torch.float8_e4m3fn), *args[1:])
-    return [
-        Sample(args, {"eps": 1e-6}),
-        Sample((*args, q_weight, k_weight), {"eps": 1e-6, "interleaved": True}),
-        Sample((*eight_bits[:2], 300 * k, *eight_bits[3:]), {"eps": 1e-6}),
-        Sample((*eight_bits, q_weight, k_weight), {"eps": 1e-6, "k_scale": 0.3, "v_scale": 0.02}),
-    ]
+    return [Sample(args, {"eps": 1e-6}), Sample((*args, q_weight, k_weight), {"eps": 1e-6, "interleaved": True})]
 
 
 def _prepared(

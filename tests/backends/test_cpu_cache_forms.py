@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from eight_bit_samples import FLOAT8, eight_bit_samples
 
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.ops import OPS
@@ -25,7 +26,6 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 # Scales of caches of f8e4m3; those of values are for forms that hold them apart.
 SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}]
-FLOAT8 = torch.float8_e4m3fn
 Library = Mapping[str, Callable[..., Any]]
 
 
@@ -137,9 +137,7 @@ def test_every_number_is_rounded_to_eight_bits_as_the_reference_rounds_it(dtype:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_fused_write_rounds_to_eight_bits_after_the_dtype_of_keys(dtype: torch.dtype, library: Library) -> None:
-    for sample in OPS["qk_norm_rope_append"].samples(torch.Generator().manual_seed(4), dtype):
-        if sample.args[0].dtype is not FLOAT8:
-            continue
+    for sample in eight_bit_samples("qk_norm_rope_append", dtype):
         kv = sample.args[0].clone()
         found = library["ingot.qk_norm_rope_append"](kv, *sample.args[1:], **sample.kwargs)
         q, cache = OPS["qk_norm_rope_append"].reference(*sample.args, **sample.kwargs)
