@@ -102,7 +102,7 @@ class InsertPagedKV(Pass):
             shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
             placement = cache_placement(placement_of(k, program))
             dtype = CACHE_DTYPES[self.kv_cache_dtype] or kv_type.dtype
-            scales = _scales_of(bound).options() if is_narrow(dtype) else {}
+            scales: dict[str, Any] = dict(_scales_of(bound).options()) if is_narrow(dtype) else {}
             spec = StateSpec("paged_kv", group.name, "token", TensorType(dtype, shape), placement)
             state: fx.Node = program.add_state(name, spec)
             written = rewriter.call(ops.kv_append, state, k, v, slots[group], before=node, **scales)

@@ -58,7 +58,7 @@ def compile_checkpoint(
         Of weights and activations; auto keeps the checkpoint's.
     kv_cache_dtype
         Of keys and values between steps: fp8 takes half the memory of bfloat16, by the checkpoint's scales or 1.0; auto
-        keeps the model's dtype. A GPU needs compute capability 8.9.
+        keeps the model's dtype. For a CPU only.
     max_seq_len
         Tokens of a prompt and its output together. Default: what the model was made for.
     max_batch
