@@ -82,6 +82,7 @@ def compile_model(
     target: str = "auto",
     backend: str = "auto",
     dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
     max_seq_len: int | None = None,
     max_batch: int | None = None,
     max_tokens: int | None = None,
@@ -104,9 +105,11 @@ def compile_model(
     capability such as "sm_90", which need not be here; `backend` says who may compute for it.
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
     and `max_tokens` the tokens of one step (default: 256 and 8192 on a GPU, 64 and 2048 on a CPU; no more sequences
-    than tokens). `dtype` "auto" keeps the checkpoint's. `deterministic` uses only providers whose results do not depend
-    on the batch. `weight_budget` bounds the resident weights, in multiples of their size: above 1.0 a weight may be
-    kept in a second layout. `passes` edits the pipeline ("default,-name,name{option=value}").
+    than tokens). `dtype` "auto" keeps the checkpoint's. `kv_cache_dtype` "fp8" keeps keys and values in eight bits, by
+    the scales that the checkpoint brings or 1.0, and "auto" in the model's dtype. `deterministic` uses only providers
+    whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
+    above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline
+    ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
@@ -128,6 +131,7 @@ def compile_model(
             target=target,
             backend=backend,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             max_seq_len=max_seq_len,
             max_batch=max_batch,
             max_tokens=max_tokens,

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from ingot.buckets import bucket_classes
+from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, check_totality
 from ingot.frontend.trace import Limits, trace
 from ingot.identity import Document, request_document
 from ingot.ir.artifact import REQUEST, TIMINGS
 from ingot.ir.backend import Backend, Tunable
+from ingot.ir.cache_dtype import CACHE_DTYPES
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.gpus import FEATURES
@@ -57,6 +59,7 @@ class Request:
     deterministic: bool
     weight_budget: float
     passes: str
+    kv_cache_dtype: str
     mesh: dict[str, int]
     tune: bool
     tuning_log: TuningLog | None
@@ -69,6 +72,7 @@ class Request:
         target: str = "auto",
         backend: str = "auto",
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         max_seq_len: int | None = None,
         max_batch: int | None = None,
         max_tokens: int | None = None,
@@ -84,11 +88,14 @@ class Request:
         """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
+        if kv_cache_dtype not in CACHE_DTYPES:
+            raise OptionError(f"unknown kv_cache_dtype '{kv_cache_dtype}'", expected=", ".join(CACHE_DTYPES))
         if trace not in LEVELS:
             raise OptionError(f"unknown level of the trace '{trace}'", expected=", ".join(LEVELS))
         axes = check_mesh(mesh or {})
         edit_pipeline(passes, pipeline_for(axes))
         machine = Target.named(target)
+        _check_cache_dtype(kv_cache_dtype, machine)
         backends = competing(backend, machine)
         for one in backends:
             one.toolchain()  # a missing compiler is said now, and not after tracing
@@ -116,6 +123,7 @@ class Request:
                 "target": machine.name,
                 "backend": _first_name(backend, BACKEND_CHOICES[machine.device]),
                 "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
+                "kv_cache_dtype": kv_cache_dtype,
                 "max_seq_len": limits.max_seq_len,
                 "max_batch": limits.max_batch,
                 "max_tokens": limits.max_tokens,
@@ -135,6 +143,7 @@ class Request:
             deterministic=deterministic,
             weight_budget=weight_budget,
             passes=passes,
+            kv_cache_dtype=kv_cache_dtype,
             mesh=axes,
             tune=tune,
             tuning_log=log,
@@ -170,6 +179,7 @@ class Request:
         """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""
         stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
         model = trace(self.spec, self.limits, stored)
+        set_cache_scales(model, read_cache_scales(self.checkpoint))
         definition = ARCHITECTURES[self.spec.architecture].definition
         params = model.params.values()
         consumed = frozenset().union(*(param.recipe.sources() for param in params))
@@ -178,11 +188,12 @@ class Request:
             for name, shape in param.recipe.source_shapes(param.type.bind({})).items():
                 # Several slices of one tensor: it reaches as far as the last one.
                 expected[name] = tuple(map(max, shape, expected.get(name, shape)))
-        check_totality(self.checkpoint, consumed, definition.ignored(self.spec.dims), expected)
+        check_totality(self.checkpoint, consumed, (*definition.ignored(self.spec.dims), SCALE_NAMES), expected)
         return model
 
     def pipeline(self) -> tuple[Phase, ...]:
-        return edit_pipeline(self.passes, pipeline_for(self.mesh))
+        cache = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
+        return edit_pipeline(self.passes, edit_pipeline(cache, pipeline_for(self.mesh)))
 
     def identity(self, model: Model) -> Document:
         """All that decides the artifact. Reads every byte of the checkpoint once."""
@@ -242,6 +253,21 @@ def _check_dtype(spec: ModelSpec, target: Target) -> None:
             f"the model's dtype is bfloat16, which {target.name} does not compute",
             expected=f"a GPU with bf16: {FEATURES['bf16'].needs}",
             hint="compile with --dtype float16 or float32",
+        )
+
+
+def _check_cache_dtype(name: str, target: Target) -> None:
+    if name == "fp8" and target.device == "cuda" and "fp8" not in target.features:
+        raise TargetError(
+            f"a KV cache in fp8, which {target.name} does not convert to and from",
+            expected=f"a GPU with fp8: {FEATURES['fp8'].needs}",
+            hint="compile with --kv-cache-dtype auto",
+        )
+    if name == "fp8" and target.device == "cuda":  # the references alone would compute it, a sequence at a time
+        raise TargetError(
+            f"a KV cache in fp8, for which no provider has a kernel on {target.name}",
+            expected="the target cpu",
+            hint="compile with --kv-cache-dtype auto",
         )
 
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.backend import Backend, No, alternatives
+from ingot.ir.cache_dtype import CacheScales
 from ingot.ir.program import is_call, tensor_type
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
@@ -69,7 +70,8 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
             return f"q and k are rotated differently: {part} is {described(one)} and {described(other)}"
     norms = [bound[name]["x"] for name in turned]
     normed = [is_call(node, ops.rms_norm.overload) and len(node.users) == 1 for node in norms]
-    result = {"kv": written["kv"], "v": written["v"], "slots": written["slots"], **bound["q"]}
+    names = ("kv", "v", "slots", "k_scale", "v_scale")
+    result = {**{name: written[name] for name in names}, **bound["q"]}
     del result["x"]
     if not all(normed):
         return {**result, "q": norms[0], "k": norms[1], "q_weight": None, "k_weight": None, "eps": 0.0}
@@ -86,6 +88,7 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
     if found["q_weight"] is not None:
         args += [found["q_weight"], found["k_weight"]]
     order: dict[str, Any] = {"interleaved": True} if found["interleaved"] else {}
+    order |= CacheScales.of(found).options()
     # In front of attention: q may be made only after the cache was written.
     return rewriter.call(ops.qk_norm_rope_append, *args, before=attention, eps=found["eps"], **order)
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.cache_dtype import CACHE_DTYPES, CacheScales, is_narrow
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError, PassError
@@ -29,18 +30,27 @@ from ingot.passes.rewrite import Rewriter, trimmed
 class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
-    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), in the dtype of
-    the keys, and lies in the pages of the group that its attention's mask says (`ingot.ir.cache_groups`). In an entry
-    whose ending has each sequence fed whole, no later step reads keys and values: it becomes `step_attention`.
+    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), and lies in the
+    pages of the group that its attention's mask says (`ingot.ir.cache_groups`). With `kv_cache_dtype` "auto" its dtype
+    is that of the keys, with "fp8" it is f8e4m3 with the scales of its `attention` (`ingot.ir.cache_dtype`). In an
+    entry whose ending has each sequence fed whole, no later step reads keys and values: it becomes `step_attention`.
     """
 
     name: ClassVar[str] = "insert-paged-kv"
-    numerics: ClassVar[Numerics] = Numerics.ROUNDING
     page_size: int = 16
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def numerics(self) -> Numerics:  # type: ignore[override]  # by the dtype, where other passes have one contract
+        return Numerics.ROUNDING if self.kv_cache_dtype == "auto" else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         if self.page_size < 1:
             raise OptionError(f"page_size {self.page_size}", where=self.name, expected="a positive number of tokens")
+        if self.kv_cache_dtype not in CACHE_DTYPES:
+            raise OptionError(
+                f"unknown kv_cache_dtype '{self.kv_cache_dtype}'", where=self.name, expected=", ".join(CACHE_DTYPES)
+            )
         program = rewriter.program
         attentions = list(program.calls(ops.attention.overload))
         if not attentions:
@@ -88,9 +98,11 @@ class InsertPagedKV(Pass):
             kv_type = tensor_type(k)
             shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
             placement = cache_placement(placement_of(k, program))
-            spec = StateSpec("paged_kv", group.name, "token", TensorType(kv_type.dtype, shape), placement)
+            dtype = CACHE_DTYPES[self.kv_cache_dtype] or kv_type.dtype
+            scales: dict[str, Any] = dict(_scales_of(bound).options()) if is_narrow(dtype) else {}
+            spec = StateSpec("paged_kv", group.name, "token", TensorType(dtype, shape), placement)
             state: fx.Node = program.add_state(name, spec)
-            written = rewriter.call(ops.kv_append, state, k, v, slots[group], before=node)
+            written = rewriter.call(ops.kv_append, state, k, v, slots[group], before=node, **scales)
             attended = rewriter.call(
                 ops.paged_attention,
                 q,
@@ -102,7 +114,8 @@ class InsertPagedKV(Pass):
                 *trimmed([bound["sinks"], ancestors, sharing if group == FULL else None]),
                 before=node,
                 scale=bound["scale"],
-                **stated_options(bound),
+                **_options(bound),
+                **scales,
             )
             rewriter.replace(node, attended)
             caches[name] = written
@@ -127,7 +140,7 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
             )
         tensors = [bound[name] for name in ("q", "k", "v")]
         sinks = [] if bound["sinks"] is None else [bound["sinks"]]
-        options = {"scale": bound["scale"], **stated_options(bound)}
+        options = {"scale": bound["scale"], **_options(bound)}
         attended = rewriter.call(ops.step_attention, *tensors, q_starts, q_lens, *sinks, before=node, **options)
         rewriter.replace(node, attended)
 
@@ -164,6 +177,17 @@ def _form_of(bound: Mapping[str, Any]) -> CacheForm:
     """The form of the cache of an `attention`, by its arguments."""
     v = None if bound["v"] is None else tensor_type(bound["v"])
     return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
+
+
+def _options(bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an `attention`, what its result depends on: scales are for caches that have them."""
+    return stated_options({name: value for name, value in bound.items() if name not in ("k_scale", "v_scale")})
+
+
+def _scales_of(bound: Mapping[str, Any]) -> CacheScales:
+    """The scales of the cache of an `attention`. Values that are numbers of the keys have those of the keys."""
+    scales = CacheScales.of(bound)
+    return scales if bound["v"] is not None else CacheScales(scales.k, scales.k)
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:

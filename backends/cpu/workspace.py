@@ -56,22 +56,25 @@ def _attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """All tokens are of one sequence at the end of its pages."""
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
-    if not fused_by_torch(form, sinks, soft_cap):
+    if not fused_by_torch(form, sinks, soft_cap, v_scale):
         paged_attention.costliest(
             q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors,
-            scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width,
+            scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
         return
     out = torch.zeros(q.shape, dtype=q.dtype)
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     k, v, places = cached_keys(kv, form, page_table[0], by, length - count, length)
+    as_q = [part.to(q.dtype) for part in (k, v)]  # of a cache of their dtype the same tensors
     own = None if ancestors is None else ancestors[:count]
     _in_torch(threads, q[:count], seen_in_step(by, places[-count:], places, own, length - count))
-    del out, k, v
+    del out, k, v, as_q
 
 
 def _step_attention(

@@ -25,6 +25,7 @@ def compile_checkpoint(
     target: str = "auto",
     backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
     max_seq_len: int | None = None,
     max_batch: int | None = None,
     max_tokens: int | None = None,
@@ -55,6 +56,9 @@ def compile_checkpoint(
         needs no compiler and is slow.
     dtype
         Of weights and activations; auto keeps the checkpoint's.
+    kv_cache_dtype
+        Of keys and values between steps: fp8 takes half the memory of bfloat16, by the checkpoint's scales or 1.0; auto
+        keeps the model's dtype. For a CPU only.
     max_seq_len
         Tokens of a prompt and its output together. Default: what the model was made for.
     max_batch
@@ -99,6 +103,7 @@ def compile_checkpoint(
             target=target,
             backend=backend,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             max_seq_len=max_seq_len,
             max_batch=max_batch,
             max_tokens=max_tokens,

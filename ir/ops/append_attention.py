@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops.attention import like_q, paged_attention, stated_options
@@ -42,7 +43,8 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
     order = {"interleaved": True} if call["interleaved"] else {}
-    return function(*(call[name] for name in names), *norms, eps=call["eps"], **order)
+    scales = CacheScales.of(call).options()
+    return function(*(call[name] for name in names), *norms, eps=call["eps"], **order, **scales)
 
 
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
@@ -88,6 +90,7 @@ def _fake(
     kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     CacheForm.check_equal(kv, k, v)
+    check_cache_dtype(kv, k, options.get("k_scale", 1.0), options.get("v_scale", 1.0))
     return like_q(q, **options), torch.empty_like(kv)
 
 
@@ -142,20 +145,24 @@ def append_attention(
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, and then
     `paged_attention` over what it wrote.
 
     The slot of a sequence's token is where `page_table` has the token's place in the sequence: a provider may take what
-    the step feeds from k and v, and what was fed before from the cache.
+    the step feeds from k and v, and what was fed before from the cache. A token sees both alike: what the step feeds is
+    rounded to the dtype of the cache, with its scales, before it is attended to. How a prompt is cut does not show.
     """
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
     prepared, written = qk_norm_rope_append.reference(
-        kv, q, k, v, positions, table, slots, q_weight, k_weight, eps=eps, interleaved=interleaved
+        kv, q, k, v, positions, table, slots, q_weight, k_weight, eps=eps, interleaved=interleaved, **scales
     )
     lens = (page_table, q_starts, q_lens, kv_lens)
     return (
         paged_attention.reference(
-            prepared, written, *lens, sinks, None, sharing, scale=scale, mask=mask, soft_cap=soft_cap
+            prepared, written, *lens, sinks, None, sharing, scale=scale, mask=mask, soft_cap=soft_cap, **scales
         ),
         written,
     )

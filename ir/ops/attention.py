@@ -1,7 +1,8 @@
 """Attention over flattened tokens: pure while traced, then over a paged KV cache.
 
 A KV cache has the form that `ingot.ir.cache_form` says: [pages, 2, page, kv_heads, head_dim] where keys and values are
-of one width. A slot is `page * page_size + offset`.
+of one width. A slot is `page * page_size + offset`. Its dtype is that of the keys, or f8e4m3 with a scale for keys and
+one for values (`ingot.ir.cache_dtype`).
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,14 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_dtype import CacheScales, as_cached, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row, wide
 from ingot.ir.ops.tree import MAX_NODES, bits_of
+
+UNSCALED = CacheScales()
 
 
 def attention_scores(
@@ -29,7 +33,7 @@ def attention_scores(
     `sinks` one more along the last axis, which takes its share of the softmax and has no value."""
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
-    scores = torch.einsum("nkgd,mkd->kgnm", grouped, wide(k)) * scale
+    scores = torch.einsum("nkgd,mkd->kgnm", grouped, k.to(grouped.dtype)) * scale
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
     scores = scores.masked_fill(~mask, float("-inf"))
@@ -46,15 +50,19 @@ def _attend(
     scale: float,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """Softmax attention of q [n, H, D] over k [m, KV, D], v [m, KV, V] with mask [n, m] (True: attend): [n, H, V]."""
-    weights = attention_scores(q, k, mask, scale, soft_cap, sinks).softmax(-1)[..., : k.shape[0]]
-    return weighted_values(q, weights, v)
+    weights = attention_scores(q, k, mask, scale * scales.k, soft_cap, sinks).softmax(-1)[..., : k.shape[0]]
+    return weighted_values(q, weights, v, scales.v)
 
 
-def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Values v [m, KV, V] weighted by [KV, H / KV, n, m]: [n, H, V] in the dtype of q [n, H, D]."""
-    return torch.einsum("kgnm,mkd->nkgd", weights, wide(v)).reshape(*q.shape[:2], -1).to(q.dtype).contiguous()
+def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_scale: float) -> torch.Tensor:
+    """Values v [m, KV, V] times `v_scale`, weighted by [KV, H / KV, n, m]: [n, H, V] in the dtype of q [n, H, D]."""
+    mixed = torch.einsum("kgnm,mkd->nkgd", weights, v.to(weights.dtype)).reshape(*q.shape[:2], -1)
+    if v_scale != 1.0:
+        mixed = mixed * v_scale
+    return mixed.to(q.dtype).contiguous()
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
@@ -95,8 +103,8 @@ def seen_in_step(
 
 
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
-    """What a bound call of attention says of its mask, its cap and its values that is no default."""
-    defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None}
+    """What a bound call of attention says of its mask, its cap, its values and its cache that is no default."""
+    defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, "k_scale": 1.0, "v_scale": 1.0}
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
@@ -132,6 +140,8 @@ def _attention_rowwise(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     form = CacheForm.given(q, k, v, value_width)
     v = k[..., : form.value_width] if v is None else v
@@ -196,6 +206,8 @@ def attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attention within each sequence; q [T, H, D], k [T, KV, D], v [T, KV, V], H a multiple of KV: [T, H, V].
 
@@ -203,8 +215,9 @@ def attention(
     and the cache holds the keys alone.
 
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
-    the op will get; it does not change the result. `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds
-    the scores as the op of that name does. `sinks` [H] are logits that join the softmax of each head.
+    the op will get, and `k_scale` and `v_scale` are for a cache of few bits; none of them changes the result.
+    `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op of that name does.
+    `sinks` [H] are logits that join the softmax of each head.
 
     Raises VerifyError for an unknown mask, and for widths that do not fit together.
     """
@@ -223,31 +236,65 @@ def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((kv, k, v, slots)), Sample((two_widths, k, narrow, slots)), Sample((shared, k, None, slots))]
 
 
-def _write(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
+def _write(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     if bool((slots < 0).any()):  # padding
         keep = slots >= 0
         k, v, slots = k[keep], None if v is None else v[keep], slots[keep]
-    _write_real(kv, k, v, slots)
+    _write_real(kv, k, v, slots, CacheScales(k_scale, v_scale))
 
 
-def _write_real(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
+def _write_real(
+    kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, scales: CacheScales
+) -> None:
     form = CacheForm.of(k, v)
     form.check(kv.shape)
     page_size = kv.shape[2]
     page, offset = slots // page_size, slots % page_size
-    form.keys(kv).index_put_((page, offset), k)
+    form.keys(kv).index_put_((page, offset), as_cached(k, kv.dtype, scales.k))
     if v is not None:
-        form.values(kv).index_put_((page, offset), v)
+        form.values(kv).index_put_((page, offset), as_cached(v, kv.dtype, scales.v))
 
 
-def _write_padded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
+def _write_padded(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """What `_write` comes to when a slot is padding: it takes the others out first."""
-    _write_real(kv, k.clone(), None if v is None else v.clone(), slots.clone())
+    v = None if v is None else v.clone()
+    _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
 
 
-def _kv_fake(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+def _kv_fake(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
     CacheForm.of(k, v).check(kv.shape)
+    check_cache_dtype(kv, k, k_scale, v_scale)
     return torch.empty_like(kv)
+
+
+def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
+    """Of the cache, what is written."""
+    written = (k.numel() + (0 if v is None else v.numel())) * kv.element_size()
+    return bytes_of(k, v, slots) + written
 
 
 @define(
@@ -257,18 +304,27 @@ def _kv_fake(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: t
     in_place=_write,
     costliest=_write_padded,
     flops=nothing,
-    # Of the cache, what is written.
-    traffic=lambda kv, k, v, slots: 2 * bytes_of(k, v) + bytes_of(slots),
+    traffic=_kv_traffic,
     fusible=False,
 )
-def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+def kv_append(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
     """The cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding and writes
     nothing. Where `v` is None, values are numbers of the keys, and a row of the cache is a key.
 
-    Raises VerifyError for a cache of another form than k and v ask for.
+    What is written is k / `k_scale` and v / `v_scale` in the dtype of the cache (`ingot.ir.cache_dtype`).
+
+    Raises VerifyError for a cache of another form than k and v ask for, or of another dtype that is not f8e4m3.
     """
     result = kv.clone()
-    _write(result, k, v, slots)
+    _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale)
     return result
 
 
@@ -330,10 +386,12 @@ def _paged_rowwise(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
-    by = Mask.named(mask)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         for i in range(count):
             position = length - count + i
@@ -341,7 +399,7 @@ def _paged_rowwise(
             own = torch.tensor([position], device=q.device)
             row = slice(start + i, start + i + 1)
             seen = seen_in_step(by, own, places, None if ancestors is None else ancestors[row], length - count)
-            out[row] = _attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks)
+            out[row] = _attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks, scales)
     return out
 
 
@@ -382,9 +440,12 @@ def _paged_fake(
     *_: object,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     **__: object,
 ) -> torch.Tensor:
     check_mask(mask, ancestors)
+    check_cache_dtype(kv, q, k_scale, v_scale)
     return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
 
 
@@ -440,13 +501,14 @@ def _attend_pages(
     scale: float,
     mask: Mask,
     soft_cap: float | None,
-    ancestors: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None,
+    scales: CacheScales,
 ) -> torch.Tensor:
     """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
     cached = length - q.shape[0]
     k, v, places = cached_keys(kv, form, table, mask, cached, length)
     seen = seen_in_step(mask, places[-q.shape[0] :], places, ancestors, cached)
-    return _attend(q, k, v, seen, scale, soft_cap, sinks)
+    return _attend(q, k, v, seen, scale, soft_cap, sinks, scales)
 
 
 @cache
@@ -476,14 +538,16 @@ def _paged_costliest(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """All tokens are of one sequence at the end of its pages."""
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
-    by = Mask.named(mask)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     own = None if ancestors is None else ancestors[:count]
-    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap, own)
+    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap, own, scales)
     return out
 
 
@@ -514,6 +578,8 @@ def paged_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attention of q [T, H, D] over the pages of each sequence: [T, H, V].
 
@@ -525,15 +591,17 @@ def paged_attention(
     `soft_cap` are those of `attention`. `ancestors` i64[T] go with the mask `tree`: what each token sees of those that
     its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the table of shared prefixes
     (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that share it, or ignore this.
+    `k_scale` and `v_scale` are those that the cache was written with (`ingot.ir.cache_dtype`). Where values are numbers
+    of the keys, they were divided by `k_scale`: `v_scale` is then the same number.
 
-    Raises VerifyError for an unknown mask, and for a cache of no form.
+    Raises VerifyError for an unknown mask, for a cache of no form, and for one that is neither of q's dtype nor f8e4m3.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
-    by = Mask.named(mask)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
             own = None if ancestors is None else ancestors[row]
-            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap, own)
+            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap, own, scales)
     return out

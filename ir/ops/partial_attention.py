@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_dtype import CacheScales
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import (
@@ -33,13 +34,14 @@ def _attend_part(
     scale: float,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    scales: CacheScales,
 ) -> Part:
     """Attention of q [n, H, D] over k [m, KV, D] and v [m, KV, V] where `seen` [n, m], zero where nothing is:
     ([n, H, V], [n, H])."""
-    scores = attention_scores(q, k, seen, scale, soft_cap, sinks)
+    scores = attention_scores(q, k, seen, scale * scales.k, soft_cap, sinks)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp()[..., : k.shape[0]]
-    return weighted_values(q, weights, v), lse.permute(2, 0, 1).reshape(q.shape[:2]).contiguous()
+    return weighted_values(q, weights, v, scales.v), lse.permute(2, 0, 1).reshape(q.shape[:2]).contiguous()
 
 
 def _empty(q: torch.Tensor, form: CacheForm) -> Part:
@@ -58,11 +60,12 @@ def _part_of_pages(
     scale: float,
     mask: Mask,
     soft_cap: float | None,
+    scales: CacheScales,
 ) -> Part:
     """Of one sequence: q [n, H, D], from position `first` on, over `length` positions in the pages of `table`."""
     k, v, places = cached_keys(kv, form, table, mask, first, length)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
-    return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks)
+    return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks, scales)
 
 
 def _fake(*args: Any, **kwargs: Any) -> Part:
@@ -86,7 +89,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
     form = _form(call)
     out, lse = _empty(call["q"], form)
     mask, kv_lens = Mask.named(call["mask"]), call["kv_lens"].tolist()
-    options = {name: call[name] for name in ("sinks", "scale", "soft_cap")}
+    options = {name: call[name] for name in ("sinks", "scale", "soft_cap")} | {"scales": CacheScales.of(call)}
     for b, (start, count) in enumerate(zip(call["q_starts"].tolist(), call["q_lens"].tolist(), strict=True)):
         for i in range(count):
             place, row = kv_lens[b] - count + i, slice(start + i, start + i + 1)
@@ -105,7 +108,7 @@ def _costliest(*args: Any, **kwargs: Any) -> Part:
     out, lse = _empty(call["q"], form)
     mask, table = Mask.named(call["mask"]), call["page_table"]
     count, length = longest_read(call["q"].shape[0], table.shape[1], call["kv"].shape[2], mask)
-    options = {name: call[name] for name in ("sinks", "scale", "soft_cap")}
+    options = {name: call[name] for name in ("sinks", "scale", "soft_cap")} | {"scales": CacheScales.of(call)}
     found = _part_of_pages(call["q"][:count], call["kv"], form, table[0], length - count, length, mask=mask, **options)
     out[:count], lse[:count] = found
     return out, lse
@@ -142,6 +145,8 @@ def partial_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
     value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over those pages of each sequence that are given.
 
@@ -152,11 +157,12 @@ def partial_attention(
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)
-    by = Mask.named(mask)
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
         if count:
             row = slice(start, start + count)
-            found = _part_of_pages(q[row], kv, form, page_table[b], length - count, length, sinks, scale, by, soft_cap)
+            place = (page_table[b], length - count, length)
+            found = _part_of_pages(q[row], kv, form, *place, sinks, scale, by, soft_cap, scales)
             out[row], lse[row] = found
     return out, lse
 

@@ -274,9 +274,13 @@ def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the precision that references compute in: float32, or float64 where it is given."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor.to(_wide_dtype(tensor))
 
 
 def wide_copy(tensor: torch.Tensor) -> torch.Tensor:
     """`wide`, always in memory of its own."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+    return tensor.to(_wide_dtype(tensor), copy=True)
+
+
+def _wide_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32

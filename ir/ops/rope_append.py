@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.ops.attention import kv_append
 from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
@@ -55,9 +56,11 @@ def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tenso
         *,
         eps: float,
         interleaved: bool = False,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
-        append(kv, k, v, slots)
+        append(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)
         return q
 
     return run
@@ -76,17 +79,28 @@ def _decompose(
     *,
     eps: float,
     interleaved: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm(q, q_weight, eps=eps), rms_norm(k, k_weight, eps=eps)
     order = {"interleaved": True} if interleaved else {}
-    return rope(q, positions, table, **order), kv_append(kv, rope(k, positions, table, **order), v, slots)
+    scales = CacheScales(k_scale, v_scale).options()
+    return rope(q, positions, table, **order), kv_append(kv, rope(k, positions, table, **order), v, slots, **scales)
 
 
 def _fake(
-    kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object
+    kv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *_: object,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    **__: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     CacheForm.check_equal(kv, k, v)
+    check_cache_dtype(kv, k, k_scale, v_scale)
     return torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(kv)
 
 
@@ -115,8 +129,9 @@ def _traffic(
     *rest: torch.Tensor | None,
     **_: object,
 ) -> int:
-    """q, k and v are read, and written as they come out; of the cache no more than that."""
-    return 2 * bytes_of(q, k, v) + rope_reads(positions, table) + bytes_of(*rest)
+    """q, k and v are read, q is written as it comes out, and k and v in the dtype of the cache."""
+    written = (k.numel() + v.numel()) * kv.element_size()
+    return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
 
 
 @define(
@@ -143,11 +158,13 @@ def qk_norm_rope_append(
     *,
     eps: float,
     interleaved: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k likewise and v [T, KV, D] at `slots`).
 
     Without weights nothing is normed. The parts are those of `rms_norm`, `rope` and `kv_append`, roundings included:
-    the norm is rounded before the rotation.
+    the norm is rounded before the rotation, and what it gives before the cache's own dtype and scales.
     """
     q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
-    return q, kv_append.reference(kv, k, v, slots)
+    return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)

@@ -1,4 +1,4 @@
-"""The cpu provider over caches whose values are of another width than keys, or part of them."""
+"""The cpu provider over caches whose values are of another width than keys, or part of them, and of eight bits."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from eight_bit_samples import FLOAT8, eight_bit_samples
 
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.ops import OPS
@@ -14,6 +15,7 @@ from ingot.ir.tolerances import compare
 pytestmark = pytest.mark.xdist_group("cpu-kernels")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EQUAL = CacheForm(40, 40)
 FORMS = [CacheForm(40, 16), CacheForm(17, 33), CacheForm(72, 64, shared=True), CacheForm(16, 5, shared=True)]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -22,27 +24,40 @@ OPTIONS: list[dict[str, Any]] = [
     {"mask": "bidirectional", "sinks": True},
     {"mask": "block_causal_6"},
 ]
+# Scales of caches of f8e4m3; those of values are for forms that hold them apart.
+SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}]
 Library = Mapping[str, Callable[..., Any]]
 
 
 def paged(
-    form: CacheForm, counts: list[int], lengths: list[int], dtype: torch.dtype, library: Library
+    form: CacheForm,
+    counts: list[int],
+    lengths: list[int],
+    dtype: torch.dtype,
+    library: Library,
+    scales: Mapping[str, float] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The arguments of attention over pages that `kv_append` has filled; NaN wherever nothing was written. Heads of
-    q, k and v lie in wider products."""
+    q, k and v lie in wider products. With `scales` the cache is of f8e4m3: some keys and values are beyond its range,
+    and some are zero."""
     g = torch.Generator().manual_seed(sum(lengths))
     kv_heads, heads, page = 2, 6, 16
     width = max(-(-length // page) for length in lengths)
     table = torch.randperm(len(lengths) * width + 2, generator=g)[: len(lengths) * width].view(-1, width).int()
-    kv = torch.full((len(lengths) * width + 2, *form.shape(page, kv_heads)[1:]), math.nan, dtype=dtype)
+    kv = torch.full(
+        (len(lengths) * width + 2, *form.shape(page, kv_heads)[1:]), math.nan, dtype=dtype if scales is None else FLOAT8
+    )
     for row, length in zip(table, lengths, strict=True):
         both = torch.randn(length + 1, kv_heads, form.key_width + form.value_width + 3, generator=g).to(dtype)
+        if scales is not None:
+            both[0] *= 1000 * min(scales.values(), default=1.0)
+            both[-1] = 0
         k, v = both[..., : form.key_width], both[..., form.key_width : form.key_width + form.value_width]
         places = torch.arange(length)
         slots = torch.cat([row[places // page].long() * page + places % page, torch.tensor([-1])])
         args = (k, None if form.shared else v, slots)
-        expected = OPS["kv_append"].reference(kv, *args)
-        assert library["ingot.kv_append"](kv, *args) is None
+        expected = OPS["kv_append"].reference(kv, *args, **(scales or {}))
+        assert library["ingot.kv_append"](kv, *args, **(scales or {})) is None
         assert torch.equal(kv.view(torch.uint8), expected.view(torch.uint8)), "to the bit, NaN included"
     q = torch.randn(sum(counts) + 2, heads, form.key_width + 7, generator=g).to(dtype)[..., : form.key_width]
     starts = [sum(counts[:b]) for b in range(len(counts))]
@@ -71,3 +86,63 @@ def test_it_is_the_float64_reference(
         assert (problem := compare(part, whole, dtype)) is None, problem
         wanted = OPS["partial_attention"].reference(*exact, **options)[1]
         assert (problem := compare(lse, wanted, torch.float32, factor=4)) is None, problem
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scales", SCALES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("form", [EQUAL, FORMS[1], FORMS[2]], ids=str)
+def test_caches_of_eight_bits_are_the_float64_reference(
+    form: CacheForm, options: dict[str, Any], scales: dict[str, float], dtype: torch.dtype, library: Library
+) -> None:
+    options = {"scale": 0.2, **options}
+    sinks = [torch.linspace(-1, 2, 6).to(dtype)] if options.pop("sinks", False) else []
+    if form.shared:
+        options["value_width"] = form.value_width
+        scales = {name: 0.3 for name in scales}
+    options |= scales
+    for counts, lengths in (([1, 5, 2], [37, 5, 80]), ([40, 1], [61, 20])):
+        args = (*paged(form, counts, lengths, dtype, library, scales), *sinks)
+        assert bool((args[1].float().nan_to_num().abs() == 448).any())
+        exact = [arg.double() if arg.dtype is dtype else arg for arg in args]
+        wanted, sums = OPS["partial_attention"].reference(*exact, **options)
+        found = library["ingot.paged_attention"](*args, **options)
+        part, lse = library["ingot.partial_attention"](*args, **options)
+        # Values of up to 448 are averaged: the tolerance is for numbers of the size of one.
+        factor = float(wanted.abs().max().clamp(min=1))
+        assert (problem := compare(found, wanted, dtype, factor=factor)) is None, problem
+        assert (problem := compare(part, wanted, dtype, factor=factor)) is None, problem
+        assert (problem := compare(lse, sums, torch.float32, factor=100)) is None, problem
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_number_is_rounded_to_eight_bits_as_the_reference_rounds_it(dtype: torch.dtype, library: Library) -> None:
+    """All codes, the numbers halfway between two of them and their neighbours, what is out of range, and NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8).float()
+    finite = codes[codes.isfinite()].sort().values
+    halfway = (finite[1:] + finite[:-1]) / 2
+    near = [torch.nextafter(halfway, torch.tensor(end)) for end in (-math.inf, math.inf)]
+    far = torch.tensor([449.0, 464.0, 465.0, 480.0, -1e4, math.inf, -math.inf, math.nan, 1e-4, -1e-9])
+    numbers = torch.cat([codes, halfway, *near, far]).to(dtype)
+    x = torch.cat([numbers, numbers.new_zeros(-len(numbers) % 16)]).view(1, -1, 16)
+    for scales in ({}, {"k_scale": 0.7, "v_scale": 3.1}):
+        kv = torch.zeros(1, 2, 1, x.shape[1], 16).to(FLOAT8)
+        args = (x, x.flip(1).contiguous(), torch.tensor([0]))
+        expected = OPS["kv_append"].reference(kv, *args, **scales)
+        library["ingot.kv_append"](kv, *args, **scales)
+        assert torch.equal(kv.view(torch.uint8) & 0x7F, expected.view(torch.uint8) & 0x7F)
+        signs = [one.float().signbit() | one.float().isnan() for one in (kv, expected)]  # a NaN has any
+        assert torch.equal(*signs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_fused_write_rounds_to_eight_bits_after_the_dtype_of_keys(dtype: torch.dtype, library: Library) -> None:
+    for sample in eight_bit_samples("qk_norm_rope_append", dtype):
+        kv = sample.args[0].clone()
+        found = library["ingot.qk_norm_rope_append"](kv, *sample.args[1:], **sample.kwargs)
+        q, cache = OPS["qk_norm_rope_append"].reference(*sample.args, **sample.kwargs)
+        assert (problem := compare(found, q, dtype)) is None, problem
+        # A key may lie on the other side of a tie in the model's dtype: one step of eight bits, a part in eight.
+        wide = [one.float() for one in (kv, cache)]
+        assert bool(((wide[0] - wide[1]).abs() <= wide[1].abs() / 8 + 2**-9).all())
+        assert float((wide[0] != wide[1]).float().mean()) < 0.02

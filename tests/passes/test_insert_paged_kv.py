@@ -30,13 +30,13 @@ return y=%attention_1
 
 def test_golden(golden: Callable[..., PassRecord]) -> None:
     record = golden(InsertPagedKV(), max_seq_len=33, max_batch=4)
-    assert record.matches == 2 and record.options == {"page_size": 16}
+    assert record.matches == 2 and record.options == {"page_size": 16, "kv_cache_dtype": "auto"}
 
 
 @pytest.mark.parametrize(("page_size", "width"), [(1, 33), (8, 5), (16, 3), (32, 2), (33, 1), (64, 1)])
 def test_page_size(apply: Apply, page_size: int, width: int) -> None:
     program, record = apply(InsertPagedKV(page_size), TWO_LAYERS.format(layer=1), max_seq_len=33, max_batch=4)
-    assert record.options == {"page_size": page_size}
+    assert record.options == {"page_size": page_size, "kv_cache_dtype": "auto"}
     assert program.dims["P"].hi == width and program.dims["B"].hi == 4
     assert {name: spec.type.shape for name, spec in program.states.items()} == {
         f"kv.{layer}": ("pages", 2, page_size, 2, 8) for layer in (0, 1)

@@ -25,11 +25,11 @@ def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
 
 def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
     """The kernel for steps that feed few tokens of each sequence, torch for the others; `partial` gives log-sum-exp."""
-    functions = kernels.by_dtype(
+    functions = kernels.by_cache(
         "paged_attention",
         *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
         *[INT] * 10,
-        *(REAL, INT, INT, REAL),
+        *(REAL, INT, INT, REAL, REAL),
     )
 
     def attend(
@@ -46,23 +46,25 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         mask: str = CAUSAL.name,
         soft_cap: float | None = None,
         value_width: int | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         by = Mask.named(mask)
         form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
         # The kernel takes what a token sees as one range; that of a node of a tree has gaps.
         if q.shape[0] >= _MANY * sequences or ancestors is not None:
-            if not partial and fused_by_torch(form, sinks, soft_cap):
-                return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale, by, ancestors)
+            if not partial and fused_by_torch(form, sinks, soft_cap, v_scale):
+                return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale * k_scale, by, ancestors)
             op, tree = (partial_attention, ()) if partial else (paged_attention, (ancestors,))
             attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = op.reference(
                 q, kv, page_table, q_starts, q_lens, kv_lens, sinks, *tree,
-                scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width,
+                scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width, k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
             return attended
         out = torch.zeros(*q.shape[:2], form.value_width, dtype=q.dtype)
         lse = torch.full(q.shape[:2], float("-inf")) if partial else None
-        functions[q.dtype](
+        functions[q.dtype, kv.dtype](
             out.data_ptr(),
             None if lse is None else lse.data_ptr(),
             q.data_ptr(),
@@ -85,19 +87,20 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
             kv.stride(2),
             kv.stride(3),
             form.value_offset(page, kv_heads),
-            scale,
+            scale * k_scale,
             KINDS.index(by.kind),
             by.size,
             soft_cap or 0.0,
+            v_scale,
         )
         return out if lse is None else (out, lse)
 
     return attend
 
 
-def fused_by_torch(form: CacheForm, sinks: torch.Tensor | None, soft_cap: float | None) -> bool:
+def fused_by_torch(form: CacheForm, sinks: torch.Tensor | None, soft_cap: float | None, v_scale: float) -> bool:
     """Whether torch's fused attention has what a call needs; the reference computes the others."""
-    return form.equal and sinks is None and soft_cap is None
+    return form.equal and sinks is None and soft_cap is None and v_scale == 1.0
 
 
 def _by_sequence(
@@ -123,7 +126,7 @@ def _by_sequence(
         own = None if ancestors is None else ancestors[row]
         mixed = F.scaled_dot_product_attention(
             query,
-            *(part.transpose(0, 1)[None] for part in (k, v)),
+            *(part.to(q.dtype).transpose(0, 1)[None] for part in (k, v)),
             attn_mask=seen_in_step(by, places[-count:], places, own, length - count),
             scale=scale,
             enable_gqa=q.shape[1] != kv.shape[3],

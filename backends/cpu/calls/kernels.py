@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 SUFFIXES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+FLOAT8 = torch.float8_e4m3fn
 POINTER, INT, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 Function = Callable[..., None]
@@ -25,6 +26,11 @@ class Kernels:
 
     def by_dtype(self, name: str, *types: Any) -> dict[torch.dtype, Function]:
         return {dtype: self.one(f"{name}_{suffix}", *types) for dtype, suffix in SUFFIXES.items()}
+
+    def by_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
+        """By the dtypes of the elements and of a cache, which is of the same one or f8e4m3."""
+        narrow = {(dtype, FLOAT8): self.one(f"{name}_{suffix}_f8", *types) for dtype, suffix in SUFFIXES.items()}
+        return narrow | {(dtype, dtype): one for dtype, one in self.by_dtype(name, *types).items()}
 
     def by_weight(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
         """By the dtypes of the elements and of a weight, which is of the same one or float32."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
+from ingot.backends.cpu.calls.kernels import FLOAT8, INT, POINTER, REAL, SUFFIXES, Kernels
 from ingot.ir.cache_form import CacheForm
 
 
@@ -42,7 +42,7 @@ def _rope(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    functions = kernels.by_dtype("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 12, REAL, INT)
+    functions = kernels.by_cache("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 12, REAL, INT, REAL, REAL)
 
     def qk_norm_rope_append(
         kv: torch.Tensor,
@@ -57,10 +57,12 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
         *,
         eps: float,
         interleaved: bool = False,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         out = q.new_empty(q.shape)
         tokens, heads, dim = q.shape
-        functions[q.dtype](
+        functions[q.dtype, kv.dtype](
             out.data_ptr(),
             kv.data_ptr(),
             q.data_ptr(),
@@ -85,6 +87,8 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
             v.stride(1),
             eps,
             interleaved,
+            k_scale,
+            v_scale,
         )
         return out
 
@@ -92,12 +96,24 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _kv_append(kernels: Kernels) -> Callable[..., None]:
-    function = kernels.one("kv_append", *[POINTER] * 4, *[INT] * 13)
+    types = (*[POINTER] * 4, *[INT] * 13)
+    copy = kernels.one("kv_append", *types)
+    convert = {dtype: kernels.one(f"kv_append_{suffix}_f8", *types, REAL, REAL) for dtype, suffix in SUFFIXES.items()}
 
-    def kv_append(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor) -> None:
-        size, form = kv.element_size(), CacheForm.of(k, v)
+    def kv_append(
+        kv: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        slots: torch.Tensor,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> None:
+        form, narrow = CacheForm.of(k, v), kv.dtype is FLOAT8
+        size = 1 if narrow else kv.element_size()  # copies count in bytes
         values = (0, 0) if v is None else v.stride()[:2]
         strides = (*k.stride()[:2], *values, kv.stride(0), kv.stride(2), kv.stride(3))
+        function, scales = (convert[k.dtype], (k_scale, v_scale)) if narrow else (copy, ())
         function(
             kv.data_ptr(),
             k.data_ptr(),
@@ -109,6 +125,7 @@ def _kv_append(kernels: Kernels) -> Callable[..., None]:
             form.key_width * size,
             form.value_width * size,
             *(stride * size for stride in (*strides, form.value_offset(kv.shape[2], kv.shape[3]))),
+            *scales,
         )
 
     return kv_append

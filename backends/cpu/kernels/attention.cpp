@@ -5,15 +5,16 @@
 #include <algorithm>
 #include <vector>
 
+#include "float8.h"
 #include "pool.h"
-#include "vec.h"
 
 namespace {
 
 struct Shape {
   int64_t heads, kv_heads, key_dim, value_dim, page;
   int64_t q_head, page_stride, slot_stride, head_stride, value_offset;  // in elements
-  float scale, soft_cap;  // soft_cap 0: none
+  float scale, soft_cap;  // soft_cap 0: none; the scale of the keys of a cache is part of `scale`
+  float v_scale;
   int64_t mask, size;     // of `KINDS` in ir/masks.py the place, and what the kind is of
 };
 
@@ -69,8 +70,8 @@ Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int
 // Attention of the query heads that share one kv head, for one token at `position` of `length`, by a softmax that is
 // corrected block by block, so that the context may have any length. Where `lse` is given, it takes the log-sum-exp of
 // each head.
-template <typename T>
-void attend(const Shape &shape, const T *query, const T *cache, const int32_t *table, int64_t position, int64_t length,
+template <typename T, typename C>
+void attend(const Shape &shape, const T *query, const C *cache, const int32_t *table, int64_t position, int64_t length,
             int64_t kv_head, const T *sinks, T *out, float *lse, float *scratch) {
   const int64_t group = shape.heads / shape.kv_heads, dim = shape.key_dim, width = padded(dim);
   const int64_t value_dim = shape.value_dim, value_width = padded(value_dim);
@@ -85,8 +86,8 @@ void attend(const Shape &shape, const T *query, const T *cache, const int32_t *t
   for (int64_t begin = first, count; begin < end; begin += count) {
     const int64_t page = begin / shape.page, place = begin % shape.page;
     count = std::min({LANES, shape.page - place, end - begin});
-    const T *keys = cache + table[page] * shape.page_stride + place * row + kv_head * shape.head_stride;
-    const T *values = keys + shape.value_offset;
+    const C *keys = cache + table[page] * shape.page_stride + place * row + kv_head * shape.head_stride;
+    const C *values = keys + shape.value_offset;
     for (int64_t g = 0; g < group; ++g) {
       const Vec scores = scores_of(q + g * width, keys, row, count, dim);
       float weights[LANES];
@@ -117,13 +118,14 @@ void attend(const Shape &shape, const T *query, const T *cache, const int32_t *t
     }
     float all = total[g];
     if (sinks) all += fast_exp(to_float(sinks[head]) - peak[g]);
-    for (int64_t d = 0; d < value_dim; ++d) store(sums[g * value_width + d] / all, out + head * value_dim + d);
+    for (int64_t d = 0; d < value_dim; ++d)
+      store(sums[g * value_width + d] / all * shape.v_scale, out + head * value_dim + d);
     if (lse) lse[head] = peak[g] + std::log(all);
   }
 }
 
-template <typename T>
-void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table,
+template <typename T, typename C>
+void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *cache, const int32_t *page_table,
                      int64_t table_width, const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens,
                      int64_t sequences, const T *sinks, const Shape &shape) {
   // One task is one token and one kv head. A sequence of length 0 is padding.
@@ -149,17 +151,22 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const T *
 
 }  // namespace
 
-#define PAGED_ATTENTION(T, SUFFIX)                                                                                     \
+#define PAGED_ATTENTION_OVER(T, SUFFIX, C)                                                                                    \
   extern "C" void paged_attention_##SUFFIX(                                                                            \
-      T *out, float *lse, const T *q, int64_t q_stride, const T *cache, const int32_t *page_table, int64_t table_width,\
+      T *out, float *lse, const T *q, int64_t q_stride, const C *cache, const int32_t *page_table, int64_t table_width,\
       const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
       int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, int64_t page, int64_t q_head,               \
       int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double scale, int64_t mask, \
-      int64_t size, double soft_cap) {                                                                                 \
+      int64_t size, double soft_cap, double v_scale) {                                                                               \
     const Shape shape{heads, kv_heads, key_dim, value_dim, page, q_head, page_stride, slot_stride, head_stride,        \
-                      value_offset, static_cast<float>(scale), static_cast<float>(soft_cap), mask, size};              \
+                      value_offset, static_cast<float>(scale), static_cast<float>(soft_cap),                           \
+                      static_cast<float>(v_scale), mask, size};                                                        \
     paged_attention(out, lse, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences,       \
                     sinks, shape);                                                                                     \
   }
+
+#define PAGED_ATTENTION(T, SUFFIX)          \
+  PAGED_ATTENTION_OVER(T, SUFFIX, T)        \
+  PAGED_ATTENTION_OVER(T, SUFFIX##_f8, Float8)
 
 FOR_EACH_DTYPE(PAGED_ATTENTION)

@@ -1,7 +1,9 @@
 // Rotary embedding, alone and between the q/k norm and the cache write, and the cache write alone.
 
+#include <type_traits>
 #include <vector>
 
+#include "float8.h"
 #include "norm.h"
 
 namespace {
@@ -51,12 +53,12 @@ void rope(T *out, const Heads<T> &x, const int32_t *positions, int64_t tokens, c
 // Where a slot's keys are in a cache [pages, 2, page, kv_heads, head_dim]; its values are `page` rows behind.
 inline int64_t row_of(int64_t slot, int64_t page) { return slot / page * 2 * page + slot % page; }
 
-template <typename T>
-void qk_norm_rope_append(T *out, T *cache, const Heads<T> &q, const Heads<T> &k, const Heads<T> &v,
+template <typename T, typename C>
+void qk_norm_rope_append(T *out, C *cache, const Heads<T> &q, const Heads<T> &k, const Heads<T> &v,
                          const int32_t *positions, const int64_t *slots, const T *q_weight, const T *k_weight,
-                         int64_t tokens, int64_t page, const Turn &turn, float eps) {
+                         int64_t tokens, int64_t page, const Turn &turn, float eps, float k_scale, float v_scale) {
   const int64_t dim = turn.dim;
-  std::vector<T> scratch(dim);
+  std::vector<T> scratch(dim), wide(dim);
   const auto turned = [&](T *place, const T *x, const T *weight, int64_t position) {
     if (weight) rms_norm_row(scratch.data(), x, weight, dim, eps);
     turn.row(place, weight ? scratch.data() : x, position);
@@ -64,10 +66,15 @@ void qk_norm_rope_append(T *out, T *cache, const Heads<T> &q, const Heads<T> &k,
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t h = 0; h < q.heads; ++h) turned(out + (t * q.heads + h) * dim, q.at(t, h), q_weight, positions[t]);
     if (slots[t] < 0) continue;  // padding
-    T *keys = cache + row_of(slots[t], page) * k.heads * dim, *values = keys + page * k.heads * dim;
+    C *keys = cache + row_of(slots[t], page) * k.heads * dim, *values = keys + page * k.heads * dim;
     for (int64_t h = 0; h < k.heads; ++h) {
-      turned(keys + h * dim, k.at(t, h), k_weight, positions[t]);
-      std::memcpy(values + h * dim, v.at(t, h), dim * sizeof(T));
+      if constexpr (std::is_same_v<T, C>) {
+        turned(keys + h * dim, k.at(t, h), k_weight, positions[t]);
+      } else {
+        turned(wide.data(), k.at(t, h), k_weight, positions[t]);
+        put(keys + h * dim, wide.data(), dim, k_scale);
+      }
+      put(values + h * dim, v.at(t, h), dim, v_scale);
     }
   }
 }
@@ -81,14 +88,19 @@ void qk_norm_rope_append(T *out, T *cache, const Heads<T> &q, const Heads<T> &k,
     rope(out, Heads<T>{x, heads, token_stride, head_stride}, positions, tokens,                                      \
          Turn{table, rotary, dim, interleaved != 0});                                                                \
   }                                                                                                                  \
+  APPEND(T, SUFFIX, T)                                                                                               \
+  APPEND(T, SUFFIX##_f8, Float8)
+
+#define APPEND(T, SUFFIX, C)                                                                                         \
   extern "C" void qk_norm_rope_append_##SUFFIX(                                                                      \
-      T *out, T *cache, const T *q, const T *k, const T *v, const int32_t *positions, const float *table,            \
+      T *out, C *cache, const T *q, const T *k, const T *v, const int32_t *positions, const float *table,            \
       const int64_t *slots, const T *q_weight, const T *k_weight, int64_t tokens, int64_t heads, int64_t kv_heads,   \
       int64_t dim, int64_t rotary, int64_t page, int64_t q_token, int64_t q_head, int64_t k_token, int64_t k_head,   \
-      int64_t v_token, int64_t v_head, double eps, int64_t interleaved) {                                            \
+      int64_t v_token, int64_t v_head, double eps, int64_t interleaved, double k_scale, double v_scale) {            \
     qk_norm_rope_append(out, cache, Heads<T>{q, heads, q_token, q_head}, Heads<T>{k, kv_heads, k_token, k_head},     \
                         Heads<T>{v, kv_heads, v_token, v_head}, positions, slots, q_weight, k_weight, tokens, page,  \
-                        Turn{table, rotary, dim, interleaved != 0}, static_cast<float>(eps));                        \
+                        Turn{table, rotary, dim, interleaved != 0}, static_cast<float>(eps),                         \
+                        static_cast<float>(k_scale), static_cast<float>(v_scale));                                   \
   }
 
 FOR_EACH_DTYPE(ROPE)
@@ -108,3 +120,23 @@ extern "C" void kv_append(char *cache, const char *k, const char *v, const int64
     }
   }
 }
+
+// The same into a cache of Float8, divided by a scale. Sizes and strides are elements.
+#define NARROW_APPEND(T, SUFFIX)                                                                                       \
+  extern "C" void kv_append_##SUFFIX##_f8(                                                                             \
+      Float8 *cache, const T *k, const T *v, const int64_t *slots, int64_t tokens, int64_t page, int64_t heads,        \
+      int64_t key_size, int64_t value_size, int64_t k_token, int64_t k_head, int64_t v_token, int64_t v_head,          \
+      int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double k_scale,             \
+      double v_scale) {                                                                                                \
+    for (int64_t t = 0; t < tokens; ++t) {                                                                             \
+      if (slots[t] < 0) continue;                                                                                      \
+      Float8 *row = cache + slots[t] / page * page_stride + slots[t] % page * slot_stride;                             \
+      for (int64_t h = 0; h < heads; ++h) {                                                                            \
+        Float8 *place = row + h * head_stride;                                                                         \
+        put(place, k + t * k_token + h * k_head, key_size, static_cast<float>(k_scale));                               \
+        if (v) put(place + value_offset, v + t * v_token + h * v_head, value_size, static_cast<float>(v_scale));       \
+      }                                                                                                                \
+    }                                                                                                                  \
+  }
+
+FOR_EACH_DTYPE(NARROW_APPEND)

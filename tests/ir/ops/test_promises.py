@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from eight_bit_samples import eight_bit_samples
 from odd_samples import MOVERS, odd_samples
 from op_values import BF16, F32, check, every_dtype, generator, ints, randn, random_step
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,7 +80,7 @@ COLLECTIVES = frozenset(name for name, op in OPS.items() if op.across is not Non
 
 
 def cases(name: str, dtype: torch.dtype) -> list[Sample]:
-    return OPS[name].samples(generator(), dtype) + odd_samples(name, dtype)
+    return OPS[name].samples(generator(), dtype) + odd_samples(name, dtype) + eight_bit_samples(name, dtype)
 
 
 def results(value: Any) -> tuple[torch.Tensor, ...]:

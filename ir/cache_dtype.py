@@ -1,0 +1,79 @@
+"""The dtype of a KV cache: that of the keys, or eight-bit floats with a scale for keys and one for values.
+
+A cache of f8e4m3 (OCP 8-bit floating point, arXiv 2209.05433) holds k / k_scale and v / v_scale, divided in float32,
+saturated at 448 and rounded to nearest, ties to even. NaN stays NaN. Attention multiplies back: `k_scale` joins the
+scale of the softmax, and `v_scale` multiplies the result before it is rounded.
+
+Scales are attributes of the ops. They are numbers known at compile time, and kernels fold the one of keys into a
+constant that they have. Layers with different scales therefore share no executables.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.types import DTYPE_NAMES, DTYPES
+
+if TYPE_CHECKING:
+    import torch
+
+# What a compile may ask for; None: the dtype of the keys.
+CACHE_DTYPES: Mapping[str, "torch.dtype | None"] = {"auto": None, "fp8": DTYPES["f8e4m3"]}
+
+
+class Typed(Protocol):
+    """A tensor, or the type of one."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class CacheScales:
+    """What keys and values are divided by when they are written. Raises VerifyError for what is no positive number."""
+
+    k: float = 1.0
+    v: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("k_scale", self.k), ("v_scale", self.v)):
+            if not (math.isfinite(value) and value > 0):
+                raise VerifyError(f"{name} {value}", expected="a positive number")
+
+    @staticmethod
+    def of(call: Mapping[str, Any]) -> "CacheScales":
+        """Those that a bound call says."""
+        return CacheScales(call["k_scale"], call["v_scale"])
+
+    def options(self) -> dict[str, float]:
+        """As attributes of an op, those that are no default."""
+        return {name: value for name, value in (("k_scale", self.k), ("v_scale", self.v)) if value != 1.0}
+
+
+def is_narrow(dtype: "torch.dtype") -> bool:
+    """Whether a cache of this dtype holds fewer bits than keys have."""
+    return DTYPE_NAMES.get(dtype) == "f8e4m3"
+
+
+def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
+    """Raises VerifyError for a cache that is neither of the dtype of the keys (or of q) nor of f8e4m3, and for scales
+    of any but the latter."""
+    if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
+        found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
+        raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, or f8e4m3")
+    if (options := CacheScales(k_scale, v_scale).options()) and not is_narrow(kv.dtype):
+        raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales with f8e4m3 alone")
+
+
+def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":
+    """Keys or values as a cache of `dtype` holds them."""
+    import torch
+
+    if scale != 1.0:
+        x = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32) / scale
+    if is_narrow(dtype):
+        most = torch.finfo(dtype).max
+        x = x.clamp(-most, most)  # of what is larger, torch makes NaN or the largest number, by its version
+    return x.to(dtype)
