@@ -17,7 +17,7 @@ from ingot.ir.program import Program
 from ingot.runtime.cpu.executor import CpuExecutor
 
 NAME = "llama-biased"
-SIZES = {"pages": 16, "S": 8}
+SIZES = {"pages": 16, "R": 8}
 Executables = dict[str, Callable[..., Sequence[torch.Tensor]]]
 
 
