@@ -14,7 +14,8 @@ from ingot.backends.cpu.calls.attention import fused_by_torch
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, partial_attention, sample, step_attention
-from ingot.ir.ops.attention import cached_keys, longest_read, seen_in_step
+from ingot.ir.ops.attention import seen_in_step
+from ingot.ir.ops.paged_attention import cached_keys, longest_read
 
 # Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
 # each thread holds a block of scores, its maxima and sums and a block of results in float32, and the scores again in

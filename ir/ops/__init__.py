@@ -1,7 +1,7 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
 from ingot.ir.ops.append_attention import append_attention
-from ingot.ir.ops.attention import attention, kv_append, paged_attention
+from ingot.ir.ops.attention import attention
 from ingot.ir.ops.blocks import fill_block, take_block
 from ingot.ir.ops.collectives import all_gather, all_reduce, redistribute, reduce_scatter, take_part, vocab_embedding
 from ingot.ir.ops.dense import (
@@ -20,6 +20,7 @@ from ingot.ir.ops.dense import (
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.logprobs import top_logprobs
 from ingot.ir.ops.moe import moe
+from ingot.ir.ops.paged_attention import kv_append, paged_attention
 from ingot.ir.ops.partial_attention import merge_attention, partial_attention
 from ingot.ir.ops.penalties import count_tokens
 from ingot.ir.ops.pool import pool

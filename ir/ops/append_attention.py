@@ -8,7 +8,8 @@ import torch
 from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL
-from ingot.ir.ops.attention import like_q, paged_attention, stated_options
+from ingot.ir.ops.attention import like_q, stated_options
+from ingot.ir.ops.paged_attention import paged_attention
 from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.tables import make_table

@@ -12,15 +12,8 @@ import torch
 from ingot.ir.cache_dtype import CacheScales
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops.attention import (
-    attention_scores,
-    cached_keys,
-    longest_read,
-    paged_attention,
-    paged_samples,
-    result_of,
-    weighted_values,
-)
+from ingot.ir.ops.attention import attention_scores, result_of, weighted_values
+from ingot.ir.ops.paged_attention import cached_keys, longest_read, paged_attention, paged_samples
 from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
 
 Part = tuple[torch.Tensor, torch.Tensor]

@@ -7,8 +7,8 @@ import torch
 
 from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
-from ingot.ir.ops.attention import kv_append
 from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
+from ingot.ir.ops.paged_attention import kv_append
 from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.tables import make_table
 

@@ -10,7 +10,8 @@ from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention, partial_attention
-from ingot.ir.ops.attention import cached_keys, seen_in_step
+from ingot.ir.ops.attention import seen_in_step
+from ingot.ir.ops.paged_attention import cached_keys
 
 # From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
 _MANY = 16

@@ -1,0 +1,396 @@
+"""A paged KV cache: what is written into it, and attention over it.
+
+A KV cache has the form that `ingot.ir.cache_form` says: [pages, 2, page, kv_heads, head_dim] where keys and values are
+of one width. A slot is `page * page_size + offset`. Its dtype is that of the keys, or f8e4m3 with a scale for keys and
+one for values (`ingot.ir.cache_dtype`).
+"""
+
+from functools import cache
+
+import torch
+
+from ingot.ir.cache_dtype import CacheScales, as_cached, check_cache_dtype
+from ingot.ir.cache_form import CacheForm
+from ingot.ir.masks import CAUSAL, Mask
+from ingot.ir.ops.attention import attend, check_mask, flops_of, result_of, seen_in_step
+from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row
+
+
+def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    slots = torch.tensor([17, 63, -1])
+    kv = torch.randn(4, 2, 16, 2, 8, generator=g).to(dtype)
+    k, v = (torch.randn(3, 2, 8, generator=g).to(dtype) for _ in range(2))
+    two_widths, shared = (torch.randn(4, 1, 16, 2, row, generator=g).to(dtype) for row in (13, 8))
+    narrow = torch.randn(3, 2, 5, generator=g).to(dtype)
+    return [Sample((kv, k, v, slots)), Sample((two_widths, k, narrow, slots)), Sample((shared, k, None, slots))]
+
+
+def _write(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    if bool((slots < 0).any()):  # padding
+        keep = slots >= 0
+        k, v, slots = k[keep], None if v is None else v[keep], slots[keep]
+    _write_real(kv, k, v, slots, CacheScales(k_scale, v_scale))
+
+
+def _write_real(
+    kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, scales: CacheScales
+) -> None:
+    form = CacheForm.of(k, v)
+    form.check(kv.shape)
+    page_size = kv.shape[2]
+    page, offset = slots // page_size, slots % page_size
+    form.keys(kv).index_put_((page, offset), as_cached(k, kv.dtype, scales.k))
+    if v is not None:
+        form.values(kv).index_put_((page, offset), as_cached(v, kv.dtype, scales.v))
+
+
+def _write_padded(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """What `_write` comes to when a slot is padding: it takes the others out first."""
+    v = None if v is None else v.clone()
+    _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
+
+
+def _kv_fake(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    CacheForm.of(k, v).check(kv.shape)
+    check_cache_dtype(kv, k, k_scale, v_scale)
+    return torch.empty_like(kv)
+
+
+def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
+    """Of the cache, what is written."""
+    written = (k.numel() + (0 if v is None else v.numel())) * kv.element_size()
+    return bytes_of(k, v, slots) + written
+
+
+@define(
+    samples=_kv_samples,
+    fake=_kv_fake,
+    states=("kv",),
+    in_place=_write,
+    costliest=_write_padded,
+    flops=nothing,
+    traffic=_kv_traffic,
+    fusible=False,
+)
+def kv_append(
+    kv: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """The cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding and writes
+    nothing. Where `v` is None, values are numbers of the keys, and a row of the cache is a key.
+
+    What is written is k / `k_scale` and v / `v_scale` in the dtype of the cache (`ingot.ir.cache_dtype`).
+
+    Raises VerifyError for a cache of another form than k and v ask for, or of another dtype that is not f8e4m3.
+    """
+    result = kv.clone()
+    _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale)
+    return result
+
+
+def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Two sequences over pages in no order: several tokens of one and the only one of the other."""
+    kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
+    q = torch.randn(4, 4, 8, generator=g).to(dtype)
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    table = torch.tensor([[3, 0], [5, 1]], dtype=torch.int32)
+    args = (q, kv, table, ints(0, 3), ints(3, 1), ints(20, 9))
+    sinks = torch.randn(4, generator=g).to(dtype)
+    return [
+        Sample(args, {"scale": 0.35}),
+        Sample((*args, sinks), {"scale": 0.35, "mask": "window_5", "soft_cap": 2.0}),
+        *(Sample(args, {"scale": 0.35, "mask": mask}) for mask in ("chunked_6", "bidirectional", "block_causal_4")),
+        *other_forms(args, g),
+    ]
+
+
+def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Sample]:
+    """Samples of `paged_attention` over caches of two widths and of shared rows, from one over a cache of one width."""
+    q, kv, *lens = args
+    pages, _, page, heads, dim = kv.shape
+    two_widths, shared = (torch.randn(pages, 1, page, heads, row, generator=g).to(kv.dtype) for row in (dim + 5, dim))
+    return [
+        Sample((q, two_widths, *lens), {"scale": 0.35, "mask": "window_5"}),
+        Sample((q, shared, *lens), {"scale": 0.35, "value_width": dim - 2}),
+    ]
+
+
+def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    """Those of `paged_samples`, a tree of three nodes beside a token that is none, and three sequences of which two
+    begin with the same page."""
+    found = paged_samples(g, dtype)
+    tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
+    kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
+    q = torch.randn(3, 4, 8, generator=g).to(dtype)
+    rows = ([[3, 0], [5, 1], [3, 2]], [0, 1, 2], [1, 1, 1], [20, 9, 31])
+    sharing = [[16, 0, 0, 2, 16, 0], [0, 2, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0]]
+    table, starts, counts, lens, shared = (torch.tensor(one, dtype=torch.int32) for one in (*rows, sharing))
+    return [*found, tree, Sample((q, kv, table, starts, counts, lens, None, None, shared), {"scale": 0.35})]
+
+
+def _paged_rowwise(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+    value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out = result_of(q, form).zero_()
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
+        for i in range(count):
+            position = length - count + i
+            k, v, places = cached_keys(kv, form, page_table[b], by, position, min(by.end(position), length))
+            own = torch.tensor([position], device=q.device)
+            row = slice(start + i, start + i + 1)
+            seen = seen_in_step(by, own, places, None if ancestors is None else ancestors[row], length - count)
+            out[row] = attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks, scales)
+    return out
+
+
+def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
+    """(keys that a token sees on average, positions read of each sequence) when every page of the table is full, and
+    all sequences feed as many tokens as others, at their ends."""
+    length = page_table.shape[1] * kv.shape[2]
+    count = min(q.shape[0] / page_table.shape[0], length)
+    by = Mask.named(mask)
+    if by.looks_ahead:
+        return length, length
+    if by.kind == "chunked":
+        seen = _seen_in_chunks(length, by.size) - _seen_in_chunks(length - count, by.size)
+        return seen / count, length - (length - count) // by.size * by.size
+    if by.kind in ("causal", "tree"):  # of a tree at most
+        return length - (count - 1) / 2, length
+    # The last token sees a whole window of keys, and each one before it one key that those after it do not.
+    full = max(0.0, min(count, length - by.size + 1))  # tokens with a whole window in front of them
+    ends = (count - full) * (length - count + 1 + length - full) / 2  # the others see all that there is
+    return (full * by.size + ends) / count, min(length, by.size + count - 1)
+
+
+def _seen_in_chunks(length: float, size: int) -> float:
+    """Keys that the first `length` tokens of a sequence see together, each those of its chunk up to itself."""
+    rest = length % size
+    return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
+
+
+def _paged_fake(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
+    *_: object,
+    mask: str = CAUSAL.name,
+    value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    **__: object,
+) -> torch.Tensor:
+    check_mask(mask, ancestors)
+    check_cache_dtype(kv, q, k_scale, v_scale)
+    return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
+
+
+def _paged_flops(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    *_: object,
+    mask: str = CAUSAL.name,
+    value_width: int | None = None,
+    **__: object,
+) -> float:
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    return flops_of(q, form) * _positions_seen(q, kv, page_table, mask)[0]
+
+
+def _paged_traffic(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    *rest: torch.Tensor | None,
+    mask: str = CAUSAL.name,
+    value_width: int | None = None,
+    **_: object,
+) -> float:
+    a_position = bytes_of(kv[:1, :, :1])  # its keys and its values
+    read = page_table.shape[0] * _positions_seen(q, kv, page_table, mask)[1] * a_position
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    result = q.shape[0] * q.shape[1] * form.value_width * q.element_size()
+    return bytes_of(q) + result + read + bytes_of(page_table, *rest)
+
+
+def cached_keys(
+    kv: torch.Tensor, form: CacheForm, table: torch.Tensor, mask: Mask, first: int, end: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(keys, values, their positions) of one sequence in the pages of `table` [P]: all that queries at position `first`
+    or later see of those below `end`. Pages that they see nothing of are not even read."""
+    page_size = kv.shape[2]
+    page = max(0, mask.first(first)) // page_size
+    pages = kv.index_select(0, table[page : -(-end // page_size)])
+    places = torch.arange(page * page_size, end, device=kv.device)
+    k, v = (part.flatten(0, 1)[: places.shape[0]] for part in (form.keys(pages), form.values(pages)))
+    return k, v, places
+
+
+def _attend_pages(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    form: CacheForm,
+    table: torch.Tensor,
+    length: int,
+    sinks: torch.Tensor | None,
+    scale: float,
+    mask: Mask,
+    soft_cap: float | None,
+    ancestors: torch.Tensor | None,
+    scales: CacheScales,
+) -> torch.Tensor:
+    """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
+    cached = length - q.shape[0]
+    k, v, places = cached_keys(kv, form, table, mask, cached, length)
+    seen = seen_in_step(mask, places[-q.shape[0] :], places, ancestors, cached)
+    return attend(q, k, v, seen, scale, soft_cap, sinks, scales)
+
+
+@cache
+def longest_read(tokens: int, pages: int, page_size: int, mask: Mask) -> tuple[int, int]:
+    """(tokens fed, positions cached) of the sequence in a step of `tokens` that reads most of its `pages`."""
+    most = pages * page_size
+    count = min(tokens, most)
+    if not mask.forgets:
+        return count, most
+    # Where what is seen begins within its page, and within its chunk, decides: all lengths are tried.
+    lengths = range(count, most + 1)
+    return count, max(lengths, key=lambda length: length - max(0, mask.first(length - count)) // page_size * page_size)
+
+
+def _paged_costliest(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+    value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """All tokens are of one sequence at the end of its pages."""
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out = result_of(q, form).zero_()
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
+    own = None if ancestors is None else ancestors[:count]
+    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap, own, scales)
+    return out
+
+
+@define(
+    samples=_paged_samples,
+    rows=("q",),
+    rowwise=_paged_rowwise,
+    fake=_paged_fake,
+    flops=_paged_flops,
+    traffic=_paged_traffic,
+    costliest=_paged_costliest,
+    fusible=False,
+    legal="cached",
+    effect=Effect.READS_STATE,
+)
+def paged_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    page_table: torch.Tensor,
+    q_starts: torch.Tensor,
+    q_lens: torch.Tensor,
+    kv_lens: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    ancestors: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
+    *,
+    scale: float,
+    mask: str = CAUSAL.name,
+    soft_cap: float | None = None,
+    value_width: int | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Attention of q [T, H, D] over the pages of each sequence: [T, H, V].
+
+    The cache tells V by its form (`ingot.ir.cache_form`): `value_width` is given where values are the first numbers of
+    keys, and only there.
+
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
+    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
+    `soft_cap` are those of `attention`. `ancestors` i64[T] go with the mask `tree`: what each token sees of those that
+    its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the table of shared prefixes
+    (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that share it, or ignore this.
+    `k_scale` and `v_scale` are those that the cache was written with (`ingot.ir.cache_dtype`). Where values are numbers
+    of the keys, they were divided by `k_scale`: `v_scale` is then the same number.
+
+    Raises VerifyError for an unknown mask, for a cache of no form, and for one that is neither of q's dtype nor f8e4m3.
+    """
+    form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
+    out = result_of(q, form).zero_()
+    by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
+    for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):
+        if count:
+            row = slice(start, start + count)
+            own = None if ancestors is None else ancestors[row]
+            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap, own, scales)
+    return out
