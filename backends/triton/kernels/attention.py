@@ -150,13 +150,9 @@ def ended_before(counter):
 
 @triton.jit
 def tail_of(q, rows, held, FORM: tl.constexpr):
-    """What the first tile of queries leaves over, at the offsets `rows` [M] of q, where `held` [M]: [M, FORM.tail];
-    None without it."""
-    if FORM.tail > 0:
-        t = FORM.block + tl.arange(0, FORM.tail)
-        return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
-    else:
-        return None
+    """What the first tile of queries leaves over, at the offsets `rows` [M] of q, where `held` [M]: [M, FORM.tail]."""
+    t = FORM.block + tl.arange(0, FORM.tail)
+    return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
 
 
 @triton.jit

@@ -55,14 +55,18 @@ from ingot.backends.triton.kernels.rope import gains
 
 
 @triton.jit
-def _given_query(q, token, head, FED: tl.constexpr, FORM: tl.constexpr):
-    """(query [G, FORM.block], what that leaves over) of a (token, head), as q has it."""
-    d = tl.arange(0, FORM.block)
+def _query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
+    """Where q has the heads of a (token, head), as offsets [G]."""
     g = tl.arange(0, group_rows(FORM))
-    own = g < FORM.group
-    rows = token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
-    query = tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
-    return query, tail_of(q, rows, own, FORM)
+    return token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
+
+
+@triton.jit
+def _given_query(q, rows, FORM: tl.constexpr):
+    """The first tile [G, FORM.block] of heads of q at the offsets `rows`, as q has them."""
+    d = tl.arange(0, FORM.block)
+    own = tl.arange(0, group_rows(FORM)) < FORM.group
+    return tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
 
 
 @triton.jit
@@ -309,7 +313,11 @@ def decode_attention(
         )  # fmt: skip
         query_tail = None
     else:
-        query, query_tail = _given_query(q, token, head, FED, FORM)
+        rows = _query_rows(token, head, FED, FORM)
+        query = _given_query(q, rows, FORM)
+        query_tail = None
+        if FORM.tail > 0:
+            query_tail = tail_of(q, rows, tl.arange(0, group_rows(FORM)) < FORM.group, FORM)
 
     # What the splits read.
     splits = SPLITS.base

@@ -142,7 +142,9 @@ def invariant_attention(
     token = (start + nth).to(tl.int64)
     heads = head * FORM.group + g
     query = tl.load(q + (token * FED.q.token + heads * FED.q.head)[:, None] + d[None, :], mask=held, other=0.0)
-    query_tail = tail_of(q, token * FED.q.token + heads * FED.q.head, own, FORM)
+    query_tail = None
+    if FORM.tail > 0:
+        query_tail = tail_of(q, token * FED.q.token + heads * FED.q.head, own, FORM)
     places = cached + nth
     pages = page_table + sequence.to(tl.int64) * width
     end = tl.minimum(end_seen(cached + (block + 1) * TILE_TOKENS - 1, cached + count, MASK), cached + count)

@@ -88,7 +88,9 @@ def prefill_attention(
         from_q = row * FED.q.token + head * FED.q.head
         held = fed[:, None] & (d < FORM.dim)[None, :]
         query = tl.load(q + from_q[:, None] + d[None, :], mask=held, other=0.0)
-        query_tail = tail_of(q, from_q, fed, FORM)
+        query_tail = None
+        if FORM.tail > 0:
+            query_tail = tail_of(q, from_q, fed, FORM)
         places = cached + nth
         bits = None
         if ancestors is not None:
