@@ -133,8 +133,8 @@ class ServingLoop(ABC, Generic[Given, Served, Out]):
         return bool(self._groups) or self._launched is not None
 
     def idle(self) -> bool:
-        """Do a piece of what makes later steps quicker, which takes some hundredths of a second; for whoever waits for
-        requests. False when nothing is left to do, or requests are there to be served.
+        """Do a piece of what makes later steps quicker, which takes some hundredths of a second; for callers that
+        wait for requests. False when nothing is left to do, or requests are there to be served.
         """
         return not self.has_unfinished() and self._work(math.inf)
 

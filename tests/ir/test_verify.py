@@ -497,5 +497,4 @@ def test_on_the_way_to_a_stage_another_pass_may_have_yet_to_do_its_part() -> Non
     """A pure op among cached ones: legal until the program is of the stage."""
     verify(program("NORMAL", ATTENTION), under=Stage.CACHED)
     assert refusal(program("CACHED", ATTENTION)).what == "op ingot.attention is not legal here"
-    # Only what was legal before: a stage that lies further on is none on the way.
     assert refusal(program("FUSED", FUSED), under=Stage.CACHED).what == "op ingot.add_rms_norm is not legal here"

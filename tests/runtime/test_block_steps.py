@@ -145,7 +145,7 @@ def test_random_work_in_small_pools(seed: int) -> None:
 
 
 def fed(batch):
-    """What a step feeds of each sequence: its start, as the device is told, and its tokens."""
+    """What a step feeds of each sequence: its start as the device gets it, and its tokens."""
     step = values(batch)
     ends = zip(step["starts"], step["q_starts"], step["q_lens"], strict=True)
     return [(start, step["tokens"][begin : begin + count]) for start, begin, count in ends]

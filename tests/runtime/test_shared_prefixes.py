@@ -97,7 +97,7 @@ def test_what_has_to_be_saved_follows_from_the_bytes_of_a_position() -> None:
     groups = {"full": GroupMemory(page=4 * PAGE * 2048, pages_per_sequence=9)}
     memory = ResidentMemory(weights=0, states=0, groups=groups, inputs=0, outputs=0)
     plan = Plan.model_construct(states=states, memory=memory)
-    assert least_saved(plan, TYPICAL["sm_90"], PAGE) == -(-5e-6 * 4.8e12 // 2048)
+    assert least_saved(plan, TYPICAL["sm_90"], PAGE) == -(-6e-6 * 4.8e12 // 2048)
 
 
 def test_steps_that_only_decode_share_what_the_prefix_cache_found() -> None:

@@ -263,7 +263,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 {"mask_token": 49},
             )
         ],
-        # A block of three behind a prompt, one that is whole, one token, and padding.
+        # A block of three after a prompt, one that is whole, one token, and padding.
         "fill_block": [
             Sample(
                 (
