@@ -20,8 +20,8 @@ from ingot.ir.plan import Plan
 # Pages that a group shares at least: those of a tile of keys, as long as pages have 16 positions as usual.
 _FEWEST = 4
 # Seconds that reading prefixes apart takes a layer in any case: a launch more, which the rest of the attention waits
-# for. On an H200 (Triton 3.6.0) that launch takes 10.8 us where 64 sequences share 2048 positions, and 25.4 us for 8192:
-# by a straight line 6 us for none.
+# for. On an H200 (Triton 3.6.0) that launch takes 10.8 us where 64 sequences share 2048 positions, and 25.4 us where
+# they share 8192: by a straight line 6 us for none.
 _APART = 6e-6
 # Groups of groups that are looked into: prompts of a system, of its examples, of a conversation.
 _DEEPEST = 4
