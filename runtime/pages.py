@@ -80,14 +80,14 @@ class PagePool:
 
         Raises InternalError when fewer are free: callers look at `num_free`.
         """
-        if count > self.num_free:
-            raise InternalError(f"{count} pages asked for, {self.num_free} free", where="PagePool.allocate")
         if self._random is not None:
             self._random.shuffle(self._free)
         if (short := count - len(self._free)) > 0:
+            if short > len(self._idle):
+                raise InternalError(f"{count} pages asked for, {self.num_free} free", where="PagePool.allocate")
             self.forget(list(itertools.islice(self._idle, short)))
         pages = [self._free.pop() for _ in range(count)]
-        if self._random is None:
+        if self._random is None and count > 1:
             pages.sort()
         for page in pages:
             self._holders[page] = 1

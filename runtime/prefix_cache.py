@@ -149,14 +149,15 @@ class PrefixCache:
             return None
         full = self._blocks.final(min(request.num_known, request.num_computed)) // size
         others: list[list[tuple[int, int]]] | None = None
-        for number, pool in self._pages.numbered:
-            held = request.pages[number]
-            for place in range(cached.num_kept, full):
-                page = pool.keep(held[place], cached.hashes.digests[place])
-                if page != held[place]:
-                    others = others or [[] for _ in request.pages]
-                    others[number].append((place, page))
-        cached.num_kept = max(full, cached.num_kept)
+        if full > cached.num_kept:
+            for number, pool in self._pages.numbered:
+                held = request.pages[number]
+                for place in range(cached.num_kept, full):
+                    page = pool.keep(held[place], cached.hashes.digests[place])
+                    if page != held[place]:
+                        others = others or [[] for _ in request.pages]
+                        others[number].append((place, page))
+            cached.num_kept = full
         if self._pages.slots is not None and full and request.num_computed == full * size:
             self._pages.slots.keep(request, cached.hashes.digests[full - 1], last=last)
         return others

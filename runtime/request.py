@@ -153,10 +153,12 @@ class Request:
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions start..stop-1, all of them known."""
-        prompt_len = len(self.prompt_ids)
-        if stop <= prompt_len:
-            return self.prompt_ids[start:stop]
-        return self.prompt_ids[start:prompt_len] + self.output_ids[max(0, start - prompt_len) : stop - prompt_len]
+        prompt = self.given.prompt_ids
+        if stop <= (prompt_len := len(prompt)):
+            return prompt[start:stop]
+        if start >= prompt_len:
+            return self.output_ids[start - prompt_len : stop - prompt_len]
+        return prompt[start:] + self.output_ids[: stop - prompt_len]
 
     def scored_in(self, start: int, stop: int) -> range:
         """The positions in start..stop-1 whose logits rate the prompt's next token, and which no step has rated."""

@@ -120,8 +120,12 @@ class SequencePages:
 
     def short(self, request: Request, num_tokens: int) -> list[tuple[PagePool, int]]:
         """The pools of which a sequence lacks pages for so many tokens, and how many."""
-        needed = self.pages_for(num_tokens)
-        return [(pool, needed - held) for place, pool in self.numbered if (held := len(request.pages[place])) < needed]
+        needed = -(-num_tokens // self.page_size)
+        return [
+            (pool, needed - held)
+            for held, pool in zip(map(len, request.pages), self.pools, strict=True)
+            if held < needed
+        ]
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
         """Take from a sequence the pages that no token at `position` or after it reads."""
