@@ -11,7 +11,9 @@ from ingot.console import console, facts, print_json, print_table
 if TYPE_CHECKING:
     from ingot.debug.bisect import Verdict
 
-CULPRIT = 3  # what the command ends with when somebody is to blame
+# What the command ends with.
+CULPRIT = 3
+UNCONFIRMED = 4
 
 
 def bisect_artifact(
@@ -24,7 +26,7 @@ def bisect_artifact(
     json: AsJson = False,
 ) -> int:
     """Find what makes an artifact compute something else than its checkpoint means. Ends with 0 when nothing does, and
-    with 3 when the culprit was found.
+    with 3 when the culprit was found; with 4 when a pass is accused that further prompts do not confirm.
 
     Parameters
     ----------
@@ -42,7 +44,7 @@ def bisect_artifact(
         print_json(verdict.to_json())
     else:
         print_verdict(verdict)
-    return CULPRIT if verdict else 0
+    return CULPRIT if verdict else UNCONFIRMED if verdict.blamed else 0
 
 
 def default_output(artifact: str) -> Path:
@@ -52,15 +54,19 @@ def default_output(artifact: str) -> Path:
     return path.with_name(f"{path.name.removesuffix('.ingot')}.bisect")
 
 
+# What was blamed, by the kind of a verdict, where that is not its name.
+_WHAT = {"recipe": "recipe step", "unconfirmed": "pass, unconfirmed"}
+
+
 def print_verdict(verdict: "Verdict") -> None:
     """The verdict for people."""
     out = console()
-    if not verdict:
+    if not verdict and not verdict.blamed:
         out.print(f"healthy: nobody is to blame ({verdict.runs} runs of programs)", markup=False)
         return
     rewrite = verdict.rewrite
     rows = [
-        ("recipe step" if verdict.kind.value == "recipe" else verdict.kind.value, verdict.blamed),
+        (_WHAT.get(verdict.kind.value, verdict.kind.value), verdict.blamed),
         ("entry", "" if verdict.entry == "main" else verdict.entry),
         ("bucket class", verdict.bucket or ""),
         ("rewrite", f"no. {rewrite.index + 1}, at %{rewrite.anchor.removeprefix('%')}" if rewrite else ""),

@@ -21,8 +21,8 @@ from torch import fx
 
 from ingot import compile_model
 from ingot.backends.reference import load as reference_load
-from ingot.commands.bisect import print_verdict
-from ingot.debug.bisect import bisect
+from ingot.commands.bisect import UNCONFIRMED, bisect_artifact, print_verdict
+from ingot.debug.bisect import bisect, driver
 from ingot.debug.bisect.case import Case, recorded_requests
 from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
 from ingot.debug.bisect.verdict import Kind
@@ -325,6 +325,18 @@ def test_quantizing_may_lose_what_its_format_does_and_no_more(artifact: Callable
         verdict = bisect(path)
     assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PASS, "quantize", "layers.0.attention.k.qweight")
     assert verdict.rewrite is not None and verdict.rewrite.index == 1 and verdict.layer == 0
+
+
+def test_a_culprit_that_no_second_look_confirms_is_named_so(
+    artifact: Callable[..., Path], again: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver, "_LOOKS", ())
+    path = artifact("llama-plain", **OPTIONS, passes="default,quantize")
+    with planted(Quantize, 1, _other_weight):
+        verdict = bisect(path)
+        assert not verdict and (verdict.kind, verdict.blamed) == (Kind.UNCONFIRMED, "quantize")
+        assert bisect_artifact(str(path)) == UNCONFIRMED
+    assert "pass, unconfirmed" in (shown := capsys.readouterr().out) and "healthy" not in shown
 
 
 def test_an_overflow_of_the_model_is_no_rewrites_fault(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

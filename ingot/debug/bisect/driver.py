@@ -34,7 +34,8 @@ def bisect(
     where it has moved. Into the folder `output`, which must not be there yet, goes what shows the fault by itself; by
     default nothing is written.
 
-    Whoever is accused has been found twice: with what it did the outputs are wrong, and without it they are right.
+    A culprit has been found twice: with what it did the outputs are wrong, and without it they are right. A pass that
+    was found once is named in a verdict UNCONFIRMED where nothing else is found.
     Raises IngotError where artifact, checkpoint or oracle cannot be used.
     """
     folder = None if output is None else Path(output)
@@ -44,7 +45,8 @@ def bisect(
         raise OutputError(f"{folder} cannot be made", where=str(folder.parent), hint="name another folder with -o")
     asked = None if oracle is None else open_oracle(oracle)
     case = Case.open(artifact, checkpoint)
-    verdict = _blame(case, asked, folder) or Verdict(Kind.HEALTHY)
+    found = _blame(case, asked, folder)
+    verdict = Verdict(Kind.HEALTHY) if found is None else found
     return replace(verdict, runs=max(case.runs, verdict.runs))
 
 
@@ -55,11 +57,13 @@ def _can_be_made(folder: Path) -> bool:
 
 
 def _blame(case: Case, oracle: Oracle | None, folder: Path | None) -> Verdict | None:
+    accused = _blame_pass(case, folder)
     return (
-        _blame_pass(case, folder)
+        accused
         or blame_overflow(case)
         or _blame_execution(case, folder)
         or (blame_definition(case, oracle) if oracle else None)
+        or accused
     )
 
 
@@ -72,9 +76,9 @@ def _blame_pass(case: Case, folder: Path | None) -> Verdict | None:
         return wrong
     expected = judge.expectation(culprit.chain, base_of(culprit.chain, culprit.place - 1))
     blame = blame_rewrite(judge, culprit, expected)
-    if not _is_confirmed(case, culprit, blame):
-        return None
     verdict = _verdict(culprit, blame)
+    if not _is_confirmed(case, culprit, blame):
+        return replace(verdict, kind=Kind.UNCONFIRMED, note=_UNCONFIRMED)
     if folder is None:
         return verdict
     script, golden = write_reproducer(case, culprit, blame, expected, folder)
@@ -83,6 +87,10 @@ def _blame_pass(case: Case, folder: Path | None) -> Verdict | None:
 
 # Draws of prompts for the second look: a fault that one does not show, another may.
 _LOOKS = (1, 2, 3)
+_UNCONFIRMED = (
+    "the first prompts show the fault; with others it is not there, or there without this rewrite too: compare the"
+    " artifact with its oracle on prompts of your own"
+)
 
 
 def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:

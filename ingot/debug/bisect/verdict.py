@@ -9,7 +9,8 @@ from ingot.ir.record import Rewrite
 
 
 class Kind(enum.Enum):
-    """Where a fault lies. HEALTHY: nowhere. OVERFLOW: in no rewrite, the numbers themselves are too large."""
+    """Where a fault lies. HEALTHY: nowhere. OVERFLOW: in no rewrite, the numbers themselves are too large. UNCONFIRMED:
+    one look accuses a pass, the second look does not, and nothing else was found."""
 
     HEALTHY = "healthy"
     PASS = "pass"
@@ -19,6 +20,7 @@ class Kind(enum.Enum):
     PLAN = "plan"
     DEFINITION = "definition"
     OVERFLOW = "overflow"
+    UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Verdict:
     golden: Path | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is somebody to blame."""
-        return self.kind is not Kind.HEALTHY
+        """Whether there is a culprit, which two looks have found."""
+        return self.kind not in (Kind.HEALTHY, Kind.UNCONFIRMED)
 
     def to_json(self) -> dict[str, Any]:
         value = {**asdict(self), "kind": self.kind.value}
