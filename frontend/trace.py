@@ -1,15 +1,12 @@
 """From a ModelSpec to a traced Model: the definition runs once on the meta device, and no weight is read."""
 
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import fx
 
-from ingot.ir import build
+from ingot.frontend.tracer import Tracer
 from ingot.ir.errors import ConfigError, InternalError, VerifyError
 from ingot.ir.features import find_ending, find_feature, find_input, step_inputs
 from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, Stage
@@ -108,45 +105,20 @@ class _Entry:
         bounds = {"T": self.limits.max_tokens, "L": self.limits.max_tokens, "B": self.limits.max_batch}
         used = dict.fromkeys(size for one in inputs.values() for size in one.shape if isinstance(size, str))
         dims = {name: Dim(name, 1, bounds[name]) for name in used}
-        symbols = {name: torch.export.Dim(name, min=1, max=max(dim.hi, 8)) for name, dim in dims.items()}
-        exported = torch.export.export(
-            module,
-            (),
-            kwargs={
-                name: torch.zeros(one.bind(dict.fromkeys(dims, 4)), dtype=one.dtype, device="meta")
-                for name, one in inputs.items()
-            },
-            dynamic_shapes={
-                name: {axis: symbols[size] for axis, size in enumerate(one.shape) if isinstance(size, str)}
-                for name, one in inputs.items()
-            },
-            strict=False,
-        )
         program = Program(self.name, Stage.TRACED, dims, self.entry.ending)
-        values: dict[fx.Node, Any] = {}
-        own = dict(module.named_parameters(remove_duplicate=False))
-        param_of = exported.graph_signature.inputs_to_parameters
-        for node in exported.graph.nodes:
-            if node.op == "placeholder":
-                if node.name not in param_of:
-                    values[node] = program.add_input(node.name, inputs[node.name])
-                elif node.users:  # an entry may use a part of the model only
-                    called = param_of[node.name]
-                    name = names.get(id(own[called]), f"{self.name}.{called}")
-                    values[node] = program.add_param(name, params[name])
-            elif node.op == "call_function":
-                args = fx.node.map_arg(node.args, values.__getitem__)
-                kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
-                values[node] = build.call(program, node.target, args, kwargs, origin=_origin(node))
-            elif node.op == "output":
-                given = node.args[0]
-                if len(given) != len(outputs):
-                    raise ConfigError(
-                        f"the module returns {len(given)} tensors, and {len(outputs)} outputs are declared",
-                        where=self.where,
-                        expected=f"one for each of {', '.join(outputs)}, in order",
-                    )
-                program.set_outputs({name: values[value] for name, value in zip(outputs, given, strict=True)})
+        tracer = Tracer(program, module, f"definition {self.family}, entry {self.name}")
+        for called, parameter in module.named_parameters():
+            name = names.get(id(parameter), f"{self.name}.{called}")
+            tracer.add_param(parameter, name, params[name])
+        given = tracer.run(inputs)
+        if len(given) != len(outputs):
+            raise ConfigError(
+                f"the module returns {len(given)} tensors, and {len(outputs)} outputs are declared",
+                where=self.where,
+                expected=f"one for each of {', '.join(outputs)}, in order",
+            )
+        program.set_outputs(dict(zip(outputs, given, strict=True)))
+        program.remove_unused_params()  # an entry may use a part of the model only
         return program
 
     def _check(self) -> None:
@@ -190,17 +162,3 @@ def _dtype_of(recipe: Recipe, default: torch.dtype, stored: dict[str, torch.dtyp
     if recipe.step == "cast":
         return DTYPES[str(recipe.attr("dtype"))]
     return _dtype_of(recipe.inputs[0], default, stored) if recipe.inputs else default
-
-
-_FRAME = re.compile(r'File "[^"]*?((?:models|frontend)/[^"/]+\.py)", line (\d+)')
-
-
-def _origin(node: fx.Node) -> str:
-    """Layer, file and line of the definition that made a call."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    places = [f"{file}:{line}" for file, line in frames]
-    paths = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    layers = [match.group(1) for path in paths if (match := re.search(r"\blayers\.(\d+)", path))]
-    # The line inside the layer that made the call, not the one inside a Linear or a norm that all calls share.
-    place = places[min(1 if layers else 0, len(places) - 1)] if places else ""
-    return ", ".join([f"layer {layer}" for layer in layers[-1:]] + [place] * bool(place))

@@ -66,6 +66,8 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: 
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         types = ", ".join(str(node.meta["type"]) for node in _nodes(args))
         first_line = str(error).strip().partition("\n")[0]
+        for name, prime in STAND_INS.items():
+            first_line = first_line.replace(str(prime), name)
         raise VerifyError(f"{target_name(target)} cannot take ({types}): {first_line}") from error
     states = _states_written(target, args, kwargs)
     named: tuple[ValueType, ...] = (*results[: len(results) - len(states)], *states)

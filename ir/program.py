@@ -151,6 +151,12 @@ class Program:
         node.meta["holds"] = spec.type  # for backends, which see nodes and no program
         return node
 
+    def remove_unused_params(self) -> None:
+        for node in list(self.placeholders("param")):
+            if not node.users:
+                self.graph.erase_node(node)
+                del self.params[str(node.target)]
+
     def _placeholder(self, name: str, value_type: ValueType, kind: str) -> fx.Node:
         last = None
         for node in self.placeholders():

@@ -14,8 +14,5 @@ def eliminate_dead_code(program: Program) -> int:
         if node.op == "call_function" and not node.users and effect_of(node, program).droppable:
             program.graph.erase_node(node)
             removed += 1
-    for node in list(program.placeholders("param")):
-        if not node.users:
-            program.graph.erase_node(node)
-            del program.params[str(node.target)]
+    program.remove_unused_params()
     return removed

@@ -1,0 +1,68 @@
+"""Which line of a definition makes the call that runs, from Python's own stack."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from ingot import ir
+
+_LAYER = re.compile(r"\blayers\.(\d+)")
+# Between a definition and its call lie torch's modules, our ops and the tracer.
+_NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__file__), str(ir.__file__), __file__))
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """`at` is the file and line of the call itself; `place` the line of the layer, or else of the definition, in which
+    it is made: one that not all calls of a shared module have in common."""
+
+    at: str = ""
+    layer: str = ""
+    place: str = ""
+
+    @property
+    def origin(self) -> str:
+        """In words: "layer 3, models/dense.py:176"."""
+        return ", ".join([f"layer {self.layer}"] * bool(self.layer) + [self.place] * bool(self.place))
+
+
+def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
+    """The site of the call that runs now. `modules` names the modules of the definition by their identity, `outermost`
+    is the code that runs the definition."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        if _is_theirs(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    layer, place = "", frames[-1] if frames else None
+    for one in frames:  # from the call outwards
+        found = _LAYER.search(modules.get(id(_first_argument(one)), ""))
+        if found and layer in ("", found[1]):
+            layer, place = found[1], one
+    at = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return CallSite(at, layer, f"{_short(place.f_code.co_filename)}:{place.f_lineno}" if place else "")
+
+
+def _first_argument(frame: FrameType) -> object:
+    """`self`, where the frame is that of a method."""
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+
+
+@lru_cache
+def _is_theirs(file: str) -> bool:
+    return not file.startswith(_NOT_THEIRS)
+
+
+@lru_cache
+def _short(file: str) -> str:
+    """The file and its folder: "models/dense.py"."""
+    return "/".join(Path(file).parts[-2:])

@@ -1,0 +1,224 @@
+"""What a definition computes with while it is traced: values of the program, and sizes that a step decides."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import fx
+
+from ingot.ir.errors import ConfigError
+from ingot.ir.program import tensor_type
+from ingot.ir.types import TensorType
+
+
+class Recorder(Protocol):
+    """Where values put the calls that are made with them."""
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Add a call to the program; its result as values."""
+
+    def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
+        """The error for what the running line of the definition does."""
+
+
+def refused_operation(recorder: Recorder, name: str) -> ConfigError:
+    """The error for an operation that a traced program has no call for."""
+    return recorder.refusal(
+        f"the definition calls {name}, and a traced program has no such call",
+        expected="ops of ingot.ir.ops, +, *, view, permute and slices",
+        hint="docs/reference.md lists the ops, docs/add-an-op.md says how to add one",
+    )
+
+
+def ended_trace(name: str) -> ConfigError:
+    """The error for an operation on a value that is left over."""
+    return ConfigError(
+        f"{name} is given a value of a trace that has ended",
+        expected="values that were made in the same run of the definition",
+        hint="let the module keep no values from one call to the next",
+    )
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    """A method of a value that a traced program has no call for."""
+
+    def method(self: "Value", *_: Any) -> NoReturn:
+        raise refused_operation(self.recorder, name)
+
+    return method
+
+
+def _needs_data(name: str) -> Callable[..., NoReturn]:
+    """A method of a value that tells what it holds."""
+
+    def method(self: "Value", *_: Any) -> NoReturn:
+        raise self.recorder.refusal(
+            f"the definition asks what a value holds, by {name}, and while it is traced a value holds nothing",
+            expected="code that the model's spec decides, and no data",
+            hint="what depends on data is the work of an op: docs/add-an-op.md",
+        )
+
+    return method
+
+
+def _needs_size(does: str) -> Callable[..., Any]:
+    """A method of a symbolic size that needs a number."""
+
+    def method(self: "TracedSize", *_: Any) -> Any:
+        raise undecided(self, does)
+
+    return method
+
+
+def undecided(size: "TracedSize", does: str) -> ConfigError:
+    """The error for what a definition does with a symbolic size."""
+    return size.recorder.refusal(
+        f"the definition {does} the size {size}, which each step decides anew",
+        expected="code that is the same for every size",
+        hint="write -1 for it in a view; a size that the model fixes belongs in its spec",
+    )
+
+
+class TracedSize:
+    """A size that is a symbol, such as T: nothing can be computed with it or decided by it."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self.name, self.recorder = name, recorder
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, TracedSize) and other.name == self.name
+        return same or _needs_size("compares")(self)
+
+    __lt__ = __le__ = __gt__ = __ge__ = _needs_size("compares")
+    __bool__ = __int__ = __index__ = __float__ = _needs_size("asks for")
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _needs_size("computes with")
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _needs_size("computes with")
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = _needs_size("computes with")
+
+
+class Value:
+    """A tensor of the traced program: it has a type and no data.
+
+    It can do what a program has calls for: `+`, `*`, `view`, `permute` and slices. All else that a tensor can do is a
+    ConfigError that names operation and line.
+    """
+
+    def __init__(self, node: fx.Node, recorder: Recorder) -> None:
+        self.node, self.recorder = node, recorder
+
+    def __repr__(self) -> str:
+        return f"%{self.node.name}: {self.type}"
+
+    @property
+    def type(self) -> TensorType:
+        return tensor_type(self.node)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.type.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("meta")
+
+    @property
+    def shape(self) -> tuple[int | TracedSize, ...]:
+        return tuple(TracedSize(size, self.recorder) if isinstance(size, str) else size for size in self.type.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def add(self, other: Any, **options: Any) -> Any:
+        return self.recorder.call(torch.ops.aten.add.Tensor, (self, other), options)
+
+    def mul(self, other: Any) -> Any:
+        return self.recorder.call(torch.ops.aten.mul.Tensor, (self, other))
+
+    def __add__(self, other: Any) -> Any:
+        return self.add(other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self.mul(other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def view(self, *shape: Any) -> Any:
+        return self.recorder.call(torch.ops.aten.view.default, (self, _listed(shape)))
+
+    def permute(self, *dims: Any) -> Any:
+        return self.recorder.call(torch.ops.aten.permute.default, (self, _listed(dims)))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Slices alone: a number would drop an axis, and None add one."""
+        result = self
+        for axis, part in enumerate(_by_axis(index, self.ndim)):
+            if not isinstance(part, slice):
+                raise refused_operation(self.recorder, f"x[{part!r}]")
+            if part != slice(None):
+                begin, end = (0 if part.start is None else part.start, sys.maxsize if part.stop is None else part.stop)
+                step = () if part.step is None else (part.step,)
+                result = self.recorder.call(torch.ops.aten.slice.Tensor, (result, axis, begin, end, *step))
+        return result
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not hasattr(torch.Tensor, name):
+            raise AttributeError(f"a traced value has no attribute '{name}'")
+        raise refused_operation(self.recorder, f"Tensor.{name}")
+
+    __hash__ = object.__hash__
+    __bool__, __int__, __float__, __index__ = (_needs_data(f"{name}()") for name in ("bool", "int", "float", "int"))
+    __len__, __iter__, __contains__ = (_needs_data(name) for name in ("len()", "iteration", "in"))
+    __eq__, __ne__ = _refused("=="), _refused("!=")  # type: ignore[assignment]
+    __lt__, __le__, __gt__, __ge__ = (_refused(name) for name in ("<", "<=", ">", ">="))
+    __sub__ = __rsub__ = _refused("-")
+    __truediv__ = __rtruediv__ = _refused("/")
+    __floordiv__ = __rfloordiv__ = _refused("//")
+    __mod__ = __rmod__ = _refused("%")
+    __pow__ = __rpow__ = _refused("**")
+    __matmul__ = __rmatmul__ = _refused("@")
+    __and__ = __rand__ = _refused("&")
+    __or__ = __ror__ = _refused("|")
+    __neg__, __invert__, __abs__ = _refused("-x"), _refused("~x"), _refused("abs()")
+    # In place: another name of the same tensor would see the change, and values of a program never change.
+    __iadd__, __isub__, __imul__, __itruediv__ = (_refused(name) for name in ("+=", "-=", "*=", "/="))
+    __setitem__ = _refused("x[…] =")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """What torch calls where no trace is running; a running one takes the call before (`Tracer`)."""
+        raise ended_trace(str(getattr(func, "__name__", func)))
+
+
+# What a traced program has calls for, by the names of torch's functions and of a tensor's methods.
+METHODS: dict[str, Callable[..., Any]] = {
+    name: getattr(Value, name)
+    for name in ("add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "view", "permute", "__getitem__")
+}
+
+
+def _listed(given: tuple[Any, ...]) -> list[Any]:
+    """`view(2, 3)` and `view((2, 3))` are one."""
+    return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
+
+
+def _by_axis(index: Any, axes: int) -> list[Any]:
+    """The parts of an index, one for each axis from the first on: an ellipsis is filled in."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    place = next((place for place, part in enumerate(parts) if part is Ellipsis), None)
+    if place is not None:
+        parts[place : place + 1] = [slice(None)] * (axes - len(parts) + 1)
+    return parts
