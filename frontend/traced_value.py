@@ -182,7 +182,7 @@ class Value:
     __hash__ = object.__hash__
     __bool__, __int__, __float__, __index__ = (_needs_data(f"{name}()") for name in ("bool", "int", "float", "int"))
     __len__, __iter__, __contains__ = (_needs_data(name) for name in ("len()", "iteration", "in"))
-    __eq__, __ne__ = _refused("=="), _refused("!=")  # type: ignore[assignment]
+    __eq__, __ne__ = _refused("=="), _refused("!=")
     __lt__, __le__, __gt__, __ge__ = (_refused(name) for name in ("<", "<=", ">", ">="))
     __sub__ = __rsub__ = _refused("-")
     __truediv__ = __rtruediv__ = _refused("/")

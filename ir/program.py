@@ -225,7 +225,11 @@ class Program:
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         for node in self.graph.nodes:
-            mapping[node] = graph.node_copy(node, lambda old: mapping[old])
+            # `node_copy` would look through all arguments for torch's symbols, which takes a third of a copy's time.
+            new = mapping[node] = graph.create_node(node.op, node.target, name=node.name)
+            new.args = fx.node.map_arg(node.args, mapping.__getitem__)
+            new.kwargs = fx.node.map_arg(node.kwargs, mapping.__getitem__)
+            new.meta = dict(node.meta)
         return Program(
             name=self.name,
             stage=self.stage,

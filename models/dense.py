@@ -115,7 +115,7 @@ class Attention(nn.Module):
         q, k, v = self.q(x), self.k(x), self.v(x)
         if spec.qk_norm == "full":
             q, k = self.q_norm(q), self.k_norm(k)
-        # view(-1, …), never x.shape[0]: a size node would be shared by every region.
+        # view(-1, …), never x.shape[0]: how many tokens there are is no number while the model is traced.
         q = q.view(-1, spec.heads, spec.head_dim)
         k, v = k.view(-1, spec.kv_heads, spec.head_dim), v.view(-1, spec.kv_heads, spec.head_dim)
         if spec.qk_norm == "head":

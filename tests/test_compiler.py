@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from shared_trace import shared_trace
 from staged import staged, traced
 from tiny import TINY
 
@@ -130,7 +129,7 @@ def test_executables_from_one_cache_give_the_same_build(
 
 def _key(checkpoint: Path, **options: Any) -> str:
     request = Request.read(checkpoint, **{"max_batch": 8, "max_tokens": 64, "backend": "reference", **options})
-    return request.key(shared_trace(request))
+    return request.key(request.trace())
 
 
 def _edit_config(folder: Path, **changes: Any) -> None:

@@ -4,6 +4,7 @@ import enum
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -109,12 +110,17 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.overload(*args, **kwargs)
 
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """That of the reference, made once: passes ask for it at every call."""
+        return inspect.signature(self.reference)
+
     def parameters(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self.reference).parameters)
+        return tuple(self.signature.parameters)
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name, defaults filled in."""
-        bound = inspect.signature(self.reference).bind(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -122,7 +128,7 @@ class Op:
         self, args: Sequence[Any], kwargs: dict[str, Any], change: Callable[[str, Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, each as `change(name, value)` gives it."""
-        bound = inspect.signature(self.reference).bind(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
         bound.arguments.update({name: change(name, value) for name, value in bound.arguments.items()})
         return bound.args, bound.kwargs
 

@@ -197,6 +197,15 @@ def test_compiles_are_timed_with_the_caches_that_they_are_named_by(
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cache", "model.ingot"]
 
 
+def test_traces_are_timed_by_depth(
+    results: ModuleType, call: Callable[..., None], committed: None, tmp_path: Path
+) -> None:
+    call("trace_time", "--shape", "8b", "--layers", "3,1", "--tries", 2, "--json", tmp_path / "found.json")
+    figures = results.read_result(tmp_path / "found.json").figures
+    assert figures.keys() == {"first", "trace_1", "trace_3", "peak"}
+    assert all(figure.value > 0 for figure in figures.values()) and len(figures["trace_3"].values) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["inductor", "reference"])

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from resign import sign
-from shared_trace import shared_trace
 from staged import staged, traced
 from tiny import CHECKPOINTS
 
@@ -57,7 +56,7 @@ def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
 def document(folder: Path, **options: Any) -> Document:
     """What a compile would ask for."""
     request = Request.read(folder, **{**OPTIONS, **options})
-    return request.identity(shared_trace(request))
+    return request.identity(request.trace())
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ SPELLINGS: dict[str, tuple[Forward, str]] = {
     "by name": (lambda m, x, y, rows: ops.linear(weight=m.weight, x=x), "ingot.linear(%x, %weight)"),
     "op of torch.ops": (lambda m, x, y, rows: torch.ops.ingot.linear(x, m.weight), "ingot.linear(%x, %weight)"),
     "parameter alone": (lambda m, x, y, rows: ops.linear(x, m.weight[:3] * 2), "ingot.linear(%x, %mul)"),
+    "number and parameter": (lambda m, x, y, rows: ops.linear(x, 2 * m.weight), "ingot.linear(%x, %mul)"),
     "parameter in front": (lambda m, x, y, rows: m.weight.view(48)[:8] + x, "aten.add.Tensor(%slice_1, %x)"),
     "whole number for a float": (lambda m, x, y, rows: ops.soft_cap(x, cap=3), "ingot.soft_cap(%x, cap=3.0)"),
     "dtype": (lambda m, x, y, rows: ops.cast(x, dtype=m.weight.dtype), "ingot.cast(%x, dtype=f32)"),

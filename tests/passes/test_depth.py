@@ -20,7 +20,7 @@ from ingot.models.architectures import ARCHITECTURES
 # What is promised of depth.
 MOST_REGIONS = 4  # of layers that are all alike; each further kind of rotation adds one
 MOST_TIMES_LONGER = 1.3
-TRACE_SECONDS, TRACE_BYTES = 60, 2 << 30
+TRACE_SECONDS, TRACE_BYTES = 10, 1 << 30  # imports included
 PIPELINE_SECONDS = 15
 
 
@@ -65,19 +65,20 @@ from ingot.compiler import compile_model
 from ingot.models.architectures import read_spec
 from staged import staged
 spec, limits = read_spec({config!r}), Limits(max_seq_len=8192, max_batch=64, max_tokens=8192)
-begin = time.perf_counter()
+begin = time.process_time()
 model = trace(spec, limits)
-traced = time.perf_counter()
+traced = time.process_time() - begin
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+begin = time.perf_counter()
 steps, lowered = staged(model, limits=limits)
 done = time.perf_counter()
 regions = [len(program.regions) for program in lowered.programs.values()]
-print(json.dumps(dict(trace=traced - begin, bytes=peak, pipeline=done - traced, regions=regions)))
+print(json.dumps(dict(trace=traced, bytes=peak, pipeline=done - begin, regions=regions)))
 """
 
 
 @pytest.mark.slow
-def test_a_70b_configuration_traces_in_a_minute() -> None:
+def test_a_70b_configuration_is_traced_in_seconds() -> None:
     config = _config(
         "LlamaForCausalLM",
         80,
