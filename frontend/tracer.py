@@ -85,7 +85,7 @@ class Tracer(TorchFunctionMode):
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
         """The error for what the running line of the definition does."""
         at = find_call_site(self._modules, Tracer.run.__code__).at
-        return ConfigError(what, where=f"{self._where}, {at}", expected=expected, hint=hint)
+        return ConfigError(what, where=self._where + f", {at}" * bool(at), expected=expected, hint=hint)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
