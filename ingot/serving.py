@@ -59,7 +59,7 @@ def make_engine(
     steps = loaded.round
     slots = PagePool(loaded.slots) if loaded.slots else None
     check_slots(config, slots)
-    scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size), layout, slots)
+    scheduler = Scheduler(config, pools_of(loaded.pages, limits.page_size, loaded.scratch_pages), layout, slots)
     if pools:
         width = parse_type(loaded.plan.outputs[VECTORS]).shape[-1]
         assert isinstance(width, int)

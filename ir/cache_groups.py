@@ -80,6 +80,15 @@ class CacheGroup:
         latest = page_size - (1 if self.lifetime.kind == "window" else math.gcd(size, page_size))
         return min(pages, -(-(latest + size) // page_size))
 
+    def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
+        """Most pages of a piece of a prompt of so many tokens that no later step reads, nor a sequence that goes on
+        from the last page boundary before the end of the piece. Several pieces have no more than one of all their
+        tokens."""
+        if not self.forgets:
+            return 0
+        kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin with the last token
+        return max(0, num_tokens - kept) // page_size
+
 
 FULL = CacheGroup()
 

@@ -13,10 +13,9 @@ from ingot.ir.cache_groups import CacheGroup, ordered
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
 from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import BucketPlan, Instruction, Plans, Ref
+from ingot.ir.plan import BucketPlan, Instruction, Plans, Ref, shape_text
+from ingot.ir.scratch import Scratch
 
-# A type as a plan writes it: f32[pages, 2, 16, 2, 14], and strides after a semicolon.
-_TYPE = re.compile(r"(\w+)\[([^\];]*)")
 _LAYER = re.compile(r"kv\.(\d+)")
 _READERS = ("ingot.paged_attention", "ingot.partial_attention")  # of caches of all forms: q, then the cache
 _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache_form
@@ -31,6 +30,9 @@ class GroupSummary:
     page_tokens    tokens of a page; 0 where caches do not tell
     between_steps  pages that a sequence at full length holds at most while no step runs
     in_step        pages that it holds at most during a step which feeds it as many tokens as a step has
+    scratch_pages  pages beside these that such a step uses, and which are one memory in all caches
+    scratch_bytes  what they take
+    why_none       why a group that gives pages back has no scratch pages
     reserved       pages of the pool that no sequence holds
     layers         whose attention reads it, in words
     forms          the caches, in words
@@ -42,6 +44,9 @@ class GroupSummary:
     page_tokens: int
     between_steps: int
     in_step: int
+    scratch_pages: int
+    scratch_bytes: int
+    why_none: str
     reserved: int
     layers: str
     forms: tuple[str, ...]
@@ -66,7 +71,7 @@ class CacheSummary:
         for plan in plans.plans.values():
             for name, state in plan.states.items():
                 group = CacheGroup.named(state.group).name
-                if group in need.groups and "pages" in _shape(state.type):
+                if group in need.groups and "pages" in shape_text(state.type):
                     held.setdefault(group, {})[name] = state.type
         groups = ordered(map(CacheGroup.named, need.groups))
         together = {entry: _together(plan.granule) for entry, plan in plans.plans.items() if plan.granule > 1}
@@ -81,15 +86,19 @@ class CacheSummary:
 
 
 def _group(group: CacheGroup, need: MemoryNeed, caches: dict[str, str], plans: Plans) -> GroupSummary:
-    memory, shapes = need.groups[group.name], [_shape(one) for one in caches.values()]
+    memory, shapes = need.groups[group.name], [shape_text(one) for one in caches.values()]
     tokens = {shape[2] for shape in shapes if len(shape) == _AXES}
+    scratch = need.scratch.get(group.name, Scratch())
     return GroupSummary(
         name=group.name,
         keeps=_keeps(group.lifetime),
         page_bytes=memory.page,
         page_tokens=int(tokens.pop()) if len(tokens) == 1 else 0,
         between_steps=memory.pages_per_sequence,
-        in_step=memory.pages_per_sequence + memory.pages_per_step,
+        in_step=memory.pages_per_sequence + need.beside(group.name),
+        scratch_pages=scratch.pages,
+        scratch_bytes=scratch.bytes(need.granularity),
+        why_none=scratch.why_none,
         reserved=group.reserved,
         layers=_layers(list(caches)),
         forms=tuple(dict.fromkeys(_form(name, one, plans) for name, one in caches.items())),
@@ -123,14 +132,9 @@ def _layers(names: list[str]) -> str:
     return ", ".join([*texts, *(name for name, match in found if not match)])
 
 
-def _shape(type_text: str) -> list[str]:
-    found = _TYPE.match(type_text)
-    return [size.strip() for size in found[2].split(",")] if found else []
-
-
 def _form(name: str, type_text: str, plans: Plans) -> str:
     """What a cache holds of a token; the type alone where that does not follow from it and from who reads it."""
-    shape = _shape(type_text)
+    shape = shape_text(type_text)
     if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
         return type_text
     sizes = [0, *map(int, shape[1:])]
@@ -151,7 +155,7 @@ def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
     for bucket, instruction in _readers(name, plans):
         q = instruction.args[0]
         value = bucket.values.get(q.ref) if isinstance(q, Ref) else None
-        if value is not None and (size := _shape(value.type)[-1]).isdecimal():
+        if value is not None and (size := shape_text(value.type)[-1]).isdecimal():
             given = instruction.kwargs.get("value_width")
             return int(size), given if isinstance(given, int) else None
     return None

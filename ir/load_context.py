@@ -13,8 +13,18 @@ class Allocator(Protocol):
     """Allocates tensors that stay on the device as long as the artifact is loaded: weights, states, and what loaded
     code keeps between calls.
 
-    Both raise MemoryError where there is no memory, with the reason as its text.
+    All raise MemoryError where there is no memory, with the reason as its text.
     """
+
+    @property
+    def granularity(self) -> int | None:
+        """Bytes in multiples of which memory is mapped into ranges of addresses; None: the device cannot do that."""
+        ...
+
+    def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
+        """`count` tensors of `own + tail` bytes (u8), zeros, whose last `tail` bytes are the same memory. Both are
+        multiples of the granularity, and above 0."""
+        ...
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A row-major tensor of zeros."""

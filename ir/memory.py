@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.plan import GroupMemory, Plan, Plans
+from ingot.ir.scratch import Scratch, scratch_of
 
 if TYPE_CHECKING:
     from ingot.ir.types import TensorType
@@ -22,6 +23,8 @@ class MemoryNeed:
     groups       groups of caches by name
     slot         a slot, in all states that stand once per sequence
     sequences    those that run at once, each of which has a slot
+    scratch      the scratch pages of groups with a window, by name
+    granularity  bytes in multiples of which the device maps memory into ranges of addresses
     """
 
     weights: int
@@ -30,12 +33,15 @@ class MemoryNeed:
     groups: Mapping[str, GroupMemory]
     slot: int = 0
     sequences: int = 1
+    scratch: Mapping[str, Scratch] = field(default_factory=dict)
+    granularity: int = 1
 
     @staticmethod
-    def of(plans: Plans) -> "MemoryNeed":
+    def of(plans: Plans, granularity: int | None = 1) -> "MemoryNeed":
         """Steps of all entries run one after the other, so the most that one of them allocates counts. What a step gave
         may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
-        of all entries, and the states of its own: those of one name are one."""
+        of all entries, and the states of its own: those of one name are one. `granularity` None: on a device that gives
+        caches no memory in common, so no group has scratch pages."""
         memories = [plan.memory for plan in plans.plans.values()]
         states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
         if len(memories) > 1:  # a plan alone has counted its states, and needs no types, nor torch for them
@@ -52,12 +58,19 @@ class MemoryNeed:
             groups=groups,
             slot=slot,
             sequences=max(plan.dims.get("B", (1, 1))[1] for plan in plans.plans.values()),
+            scratch=scratch_of(plans, on_device=granularity is not None),
+            granularity=granularity or 1,
         )
 
     @property
     def fixed(self) -> int:
         """Bytes before the first page, and before the first slot that no running sequence needs."""
-        return self.weights + self.activations + self.states + self.sequences * self.slot
+        return self.weights + self.activations + self.states + self.sequences * self.slot + self.scratch_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the scratch pages of all groups."""
+        return sum(one.bytes(self.granularity) for one in self.scratch.values())
 
     @property
     def page(self) -> int:
@@ -75,8 +88,15 @@ class MemoryNeed:
 
     def most(self, name: str, sequences: int) -> int:
         """The pages of a group beyond which more are of no use to so many sequences."""
+        own = sequences * self.groups[name].pages_per_sequence
+        return own + self.beside(name) + CacheGroup.named(name).reserved
+
+    def beside(self, name: str) -> int:
+        """The pages of a group that a step writes at most beside those that sequences hold between steps. With scratch
+        pages these are the pages that a piece of a prompt leaves to later steps."""
         group = self.groups[name]
-        return sequences * group.pages_per_sequence + group.pages_per_step + CacheGroup.named(name).reserved
+        has_scratch = name in self.scratch and self.scratch[name].pages
+        return min(group.pages_per_step, group.pages_per_sequence) if has_scratch else group.pages_per_step
 
     def pages_within(self, memory: int) -> int:
         """Pages of each group that fit into `memory` bytes beside all else; negative when that does not fit itself."""

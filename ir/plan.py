@@ -3,6 +3,7 @@
 These types are also the schema of plan.json. Tensor types stand in their text form.
 """
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -58,6 +59,14 @@ class BucketClass(BaseModel):
 
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+# A type as a plan writes it: f32[pages, 2, 16, 2, 14], and strides after a semicolon.
+_TYPE = re.compile(r"(\w+)\[([^\];]*)")
+
+
+def shape_text(type_text: str) -> list[str]:
+    """The sizes of a type, numbers and dims, without parsing it: that needs torch."""
+    found = _TYPE.match(type_text)
+    return [size.strip() for size in found[2].split(",")] if found else []
 
 
 class Executable(BaseModel):

@@ -13,7 +13,9 @@ from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.extras import require
 from ingot.ir.load_context import LoadContext
+from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import Executable, Plan, Plans
+from ingot.ir.scratch import Scratch
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
@@ -44,7 +46,8 @@ class Loaded:
     """A model ready to run where `context` says: an executor for each entry, over the same weights and states.
 
     `plans` are those of the context's rank. `tokenizer` is None when the checkpoint had none. `pages` are those of each
-    group of caches, `slots` those of states that stand once per sequence; 0 without any.
+    group of caches, `scratch` says which of those with a window have scratch pages, and why another one has none.
+    `slots` those of states that stand once per sequence; 0 without any.
 
     `phases` took the times of loading: "manifest" (with the digests
     of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
@@ -61,6 +64,7 @@ class Loaded:
     eos_token_ids: tuple[int, ...]
     limits: Limits
     pages: Pages
+    scratch: Mapping[str, Scratch]
     slots: int
     phases: Phases
 
@@ -73,6 +77,11 @@ class Loaded:
     def num_pages(self) -> int:
         """The pages of the smallest group of caches, which bounds steps that are made by hand; 0 without any."""
         return min(self.pages.values(), default=0)
+
+    @property
+    def scratch_pages(self) -> Mapping[str, range]:
+        """The numbers of the scratch pages, by group of caches that has such."""
+        return self.executor.states.scratch_pages
 
     @property
     def executor(self) -> Executor:
@@ -162,10 +171,11 @@ def bind(
         context = on_one_device(target.device)
         # Before anything is copied: what does not fit is said at once.
         room = (
-            host_memory(target.memory)
+            host_memory(target.memory, context.allocator.granularity)
             if device.type == "cpu"
             else device_memory(device, plans, graphs=capture != "none")
         )
+        scratch = MemoryNeed.of(plans, room.granularity).scratch
         pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory, keep_states=keep_states)])
         slots = state_slots(plans, room, num_pages, memory, keep_states=keep_states)
         sizes = {"R": limits.max_batch, "S": slots}
@@ -187,7 +197,7 @@ def bind(
                 for name, one in plans.libraries.items()
             }
         with phases.phase("states"):
-            states = States(plans.states, sizes, context.allocator, pages)
+            states = States(plans.states, sizes, context.allocator, pages, scratch)
         # A GPU's weights have their places before they are there, which is enough to try all that will run.
         params = params or weights.result()
         with phases.phase("bind"):
@@ -201,7 +211,7 @@ def bind(
             _try_out(device, executors, capture, phases)
         weights.result()
     ends = eos if tokenizer is None else tuple(sorted(tokenizer.eos_token_ids))
-    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, pages, slots, phases)
+    return Loaded(artifact, plans, context, executors, tokenizer, ends, limits, pages, scratch, slots, phases)
 
 
 def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> None:

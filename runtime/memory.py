@@ -20,21 +20,23 @@ DEFAULT_KV_BYTES = 4 << 30
 class ServingMemory:
     """What a device has for serving, in bytes.
 
-    most    what serving can take, whatever is asked for
-    usual   what it takes when it is not bounded
-    pool    what the KV pool takes of that at most when it is not bounded; None for all that is left
-    beside  of either, what goes to what no plan counts: on a GPU the code of kernels, captured graphs, libraries
+    most         what serving can take, whatever is asked for
+    usual        what it takes when it is not bounded
+    pool         what the KV pool takes of that at most when it is not bounded; None for all that is left
+    beside       of either, what goes to what no plan counts: on a GPU the code of kernels, captured graphs, libraries
+    granularity  bytes in multiples of which it maps memory into ranges of addresses; None where it does not
     """
 
     most: int
     usual: int
     pool: int | None = None
     beside: int = 0
+    granularity: int | None = 1
 
 
-def host_memory(memory: int) -> ServingMemory:
+def host_memory(memory: int, granularity: int | None = 1) -> ServingMemory:
     """A machine of `memory` bytes that serves on its CPU, beside other work."""
-    return ServingMemory(most=memory, usual=memory, pool=min(DEFAULT_KV_BYTES, memory // 2))
+    return ServingMemory(memory, memory, pool=min(DEFAULT_KV_BYTES, memory // 2), granularity=granularity)
 
 
 # The pages of each group of caches, by the name of the group; those that are never handed out count.
@@ -66,7 +68,7 @@ def kv_pages(
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
-    need = MemoryNeed.of(plans)
+    need = MemoryNeed.of(plans, room.granularity)
     limit = min(memory or room.usual, room.most)
     left = limit - room.beside - need.fixed
     if not need.groups:
@@ -107,7 +109,7 @@ def state_slots(
 ) -> int:
     """The slots of states that stand once per sequence, where `kv_pages` has found room for the pages: one of each
     sequence that runs, and with `keep_states` those that the prefix cache keeps; 0 without such states."""
-    need = MemoryNeed.of(plans)
+    need = MemoryNeed.of(plans, room.granularity)
     if not need.slot:
         return 0
     left = min(memory or room.usual, room.most) - room.beside - need.fixed
@@ -180,7 +182,8 @@ def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
 
 
 def _no_room(need: MemoryNeed, room: ServingMemory, limit: int, what: str, expected: str, hint: str) -> OptionError:
-    beside = f", code and captured graphs {room.beside}" if room.beside else ""
+    beside = f", scratch pages {need.scratch_bytes}" if need.scratch_bytes else ""
+    beside += f", code and captured graphs {room.beside}" if room.beside else ""
     return OptionError(
         f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
         f" {need.activations}, other states {need.states + need.sequences * need.slot}{beside}",

@@ -21,6 +21,8 @@ class PagePool:
     go first, then those kept that were freed longest ago, and of pages that were freed together the last one, whose
     content nobody finds without those in front of it.
 
+    scratch        numbers of pages behind those of the pool, which hold what one step alone reads: `take_scratch` gives
+                   them to the step that is being made, and `end_scratch` takes them all back
     permute_seed   hand out pages in a random order, so that tests meet page tables that are not monotonic
     on_release     called with the pages that can be allocated and hold nothing of worth any more (tests poison them
                    there); with one that was kept, just before it is allocated
@@ -32,14 +34,20 @@ class PagePool:
         page_size: int = 16,
         *,
         reserved: int = 0,
+        scratch: range = range(0),
         permute_seed: int | None = None,
         on_release: Callable[[list[int]], None] | None = None,
     ) -> None:
         if num_pages <= reserved or page_size < 1:
             raise InternalError(f"a pool of {num_pages} pages of {page_size} tokens", expected="at least 1 of each")
+        if scratch and scratch.start < num_pages:
+            raise InternalError(f"scratch pages from {scratch.start} on", expected=f"from {num_pages} on")
         self.num_pages = num_pages
         self.capacity = num_pages - reserved  # pages that can be handed out
         self.page_size = page_size
+        self.num_scratch = len(scratch)
+        self._scratch = scratch
+        self._in_scratch = 0  # of these the first so many belong to the step that is being made
         self._holders = [0] * num_pages
         # Where a page is that no sequence holds:
         self._free = list(range(reserved, num_pages))
@@ -92,6 +100,21 @@ class PagePool:
         for page in pages:
             self._holders[page] = 1
         return pages
+
+    def take_scratch(self, count: int) -> list[int]:
+        """`count` scratch pages for the step that is being made.
+
+        Raises InternalError when fewer are left: they are as many as the largest step can need.
+        """
+        pages = self._scratch[self._in_scratch : self._in_scratch + count]
+        if len(pages) < count:
+            raise InternalError(f"{count} scratch pages asked for, {len(pages)} left", where="PagePool.take_scratch")
+        self._in_scratch += count
+        return list(pages)
+
+    def end_scratch(self) -> None:
+        """The inputs of the step are made: the next step may write all scratch pages."""
+        self._in_scratch = 0
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
         """Take pages, in the order of their tokens, from one holder. With `busy_until`, those that none holds then

@@ -47,9 +47,10 @@ class PrefixCache:
         self._pages = pages
         self._blocks = blocks
         self._page_size = pages.page_size
-        # What others can find when the step that is being made has been launched, and where states are kept then.
+        # What others can find when the step that is being made has been launched, page after page; and ends of pieces
+        # after which they can go on then, whether or not they can before them.
         self._coming: set[bytes] = set()
-        self._coming_states: set[bytes] = set()
+        self._coming_ends: set[bytes] = set()
 
     def begin(self, request: Request, like: Request | None = None) -> None:
         """Hash the prompt of a new request, unless it is that of `like`, which was begun just now."""
@@ -100,28 +101,30 @@ class PrefixCache:
     def begin_step(self) -> None:
         """Nothing is written yet by the step that is being made."""
         self._coming.clear()
-        self._coming_states.clear()
+        self._coming_ends.clear()
 
     def feed(self, request: Request, length: int) -> None:
         """The step feeds so many tokens of a prompt."""
         if request.cached.hashes is not None:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
-            self._coming.update(request.cached.hashes.digests[start // size : end // size])
-            if self._pages.slots is not None and end >= size and end % size == 0:
-                self._coming_states.add(request.cached.hashes.digests[end // size - 1])
+            if not (in_scratch := self._pages.scratch_end(request)):
+                self._coming.update(request.cached.hashes.digests[start // size : end // size])
+            if (end % size == 0 if self._pages.slots is not None else in_scratch) and end >= size:
+                self._coming_ends.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
         """Whether a waiting request that has found so many pages finds in the next step what it had better not feed in
         this one."""
-        if request.cached.hashes is None or not self._coming:
+        if request.cached.hashes is None or not (self._coming or self._coming_ends):
             return False
         size = self._page_size
         behind = request.cached.hashes.digests[found : self._most_cached(request) // size]
+        coming = 0
+        if self._coming_ends:
+            coming = max((place for place, one in enumerate(behind, 1) if one in self._coming_ends), default=0)
         if self._pages.slots is None:
-            coming = sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind))
-        else:
-            coming = max((place for place, one in enumerate(behind, 1) if one in self._coming_states), default=0)
+            coming = max(coming, sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind)))
         return 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
@@ -151,8 +154,10 @@ class PrefixCache:
         others: list[list[tuple[int, int]]] | None = None
         if full > cached.num_kept:
             for number, pool in self._pages.numbered:
-                held = request.pages[number]
+                held, reserved = request.pages[number], self._pages.groups[number].reserved
                 for place in range(cached.num_kept, full):
+                    if held[place] < reserved:
+                        continue  # it was a scratch page
                     page = pool.keep(held[place], cached.hashes.digests[place])
                     if page != held[place]:
                         others = others or [[] for _ in request.pages]

@@ -85,6 +85,7 @@ class Request:
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
     pages          its KV pages in each group of caches, in the order of positions; see `ingot.runtime.sequence_pages`
+    given_back     by group of caches, so many places in front hold no page any more
     state_read     the slot that its next step reads, and that it holds; -1: none. See `ingot.runtime.state_slots`
     state_write    the slot that its next step writes; -1: the model has no such state, or the sequence no row
     state_at       where it stood when it got these two; -1: it has written its slot since
@@ -110,6 +111,7 @@ class Request:
     status: Status = Status.WAITING
     row: int = -1
     pages: list[list[int]] = field(default_factory=list)
+    given_back: list[int] = field(default_factory=list)
     state_read: int = -1
     state_write: int = -1
     state_at: int = -1

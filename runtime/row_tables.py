@@ -57,6 +57,16 @@ class RowTables:
         if group == 0:
             self.num_pages[row] = held + len(pages)
 
+    def clear_pages(self, group: int, row: int, places: range) -> None:
+        """Let page 0 stand at some places of a group with a window."""
+        self.pages[group][row, places.start : places.stop] = 0
+
+    def cut_pages(self, group: int, row: int, held: int) -> None:
+        """Forget the pages of a row in a group after the first `held`."""
+        self.pages[group][row, held:] = 0
+        if group == 0:
+            self.num_pages[row] = held
+
     def set_page(self, group: int, row: int, place: int, page: int) -> None:
         self.pages[group][row, place] = page
 

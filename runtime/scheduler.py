@@ -65,12 +65,9 @@ class Scheduler:
         # Two, because step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
         self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools), slots=slots is not None)
-        states = (
-            None
-            if slots is None
-            else StateSlots(slots, self._tables, config.blocks, config.page_size, cuts=config.chunked_prefill)
-        )
-        self.pages = SequencePages(pools, self._tables, config.page_size, states)
+        cuts, size = config.chunked_prefill, config.page_size
+        states = None if slots is None else StateSlots(slots, self._tables, config.blocks, size, cuts=cuts)
+        self.pages = SequencePages(pools, self._tables, size, states, config.blocks)
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
@@ -163,6 +160,7 @@ class Scheduler:
             self.pages.groups,
             self._least_shared,
         )
+        self.pages.end_step()
         self._next_step += 1
         self._in_flight.append(batch)
         for request in decodes:
@@ -274,6 +272,7 @@ class Scheduler:
             chunk.request.in_flight -= chunk.rows
             chunk.request.num_scored -= len(chunk.scored)
             chunk.request.num_computed = chunk.start
+            self.pages.withdraw(chunk.request, self._busy_until)
         fed = batch.requests
         if self.pages.slots is not None:
             self.pages.slots.withdraw(fed)
@@ -412,15 +411,16 @@ class Scheduler:
     def _feed(self, request: Request, chunks: list[Chunk], room: StepRoom) -> None:
         """As much of a prompt as there is room for."""
         start, goal = request.num_computed, self.blocks.fed(request.num_tokens)
-        end = self.pages.tokens_within(request, start + room.fit(request, start))
+        fits = room.fit(request, start)
+        end = self.pages.tokens_within(request, start + fits)
         if self.pages.slots is not None:
             end = self.pages.slots.cut(request, start, end, goal)
         if (length := self.blocks.piece(start, end, goal)) > 0:
-            self.pages.take(request, start + length)
+            self.pages.take(request, start + length, feeding=True)
             chunks.append(self._chunk(request, length, goal))
             room.take(chunks[-1])
             self._cache.feed(request, length)
-        elif self.blocks.granule > 1:
+        elif self.blocks.granule > 1 or fits > 0:
             room.tokens = 0  # or the room that it waits for would be given away again and again
 
     def _chunk(self, request: Request, length: int, goal: int) -> Chunk:

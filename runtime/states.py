@@ -15,8 +15,10 @@ from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import State
+from ingot.ir.scratch import Scratch
 from ingot.ir.types import TensorType
 from ingot.runtime.cpu.allocator import HostAllocator
+from ingot.runtime.scratch_states import caches_with_scratch
 
 # The dim that counts what a group hands out: pages of tokens, device rows, or slots of sequences.
 _UNIT_DIMS: Mapping[str, tuple[str, ...]] = {"token": ("pages",), "sequence": ("R", "S")}
@@ -25,6 +27,9 @@ _UNIT_DIMS: Mapping[str, tuple[str, ...]] = {"token": ("pages",), "sequence": ("
 class States(Mapping[str, torch.Tensor]):
     """Every state by name, zero at first, where `allocator` has its memory: a CPU's by default. `sizes`: load-time
     dims (`pages`, `R`, `S`); `pages`: those of groups of caches whose pools have a size of their own, by name.
+
+    Caches of a group that `scratch` names have more pages than its pool: those numbered `scratch_pages`, by the name of
+    the group, are the same memory in all of them.
 
     On a GPU the operations below run on torch's current stream. Raises OptionError when there is no memory for them.
     """
@@ -35,15 +40,23 @@ class States(Mapping[str, torch.Tensor]):
         sizes: Mapping[str, int],
         allocator: Allocator | None = None,
         pages: Mapping[str, int] | None = None,
+        scratch: Mapping[str, Scratch] | None = None,
     ) -> None:
         self.specs = dict(specs)
-        places = allocator or HostAllocator()
-
-        def made(name: str, spec: State) -> torch.Tensor:
-            own = (pages or {}).get(CacheGroup.named(spec.group).name)
-            return _zeros(name, parse_type(spec.type), sizes if own is None else {**sizes, "pages": own}, places)
-
-        self._tensors = {name: made(name, spec) for name, spec in specs.items()}
+        self.scratch_pages: dict[str, range] = {}
+        places, pages = allocator or HostAllocator(), pages or {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        for group, area in (scratch or {}).items():
+            if area.pages:
+                members = {name: spec for name, spec in specs.items() if CacheGroup.named(spec.group).name == group}
+                made, self.scratch_pages[group] = caches_with_scratch(members, pages[group], area, places)
+                self._tensors |= made
+        for name, spec in specs.items():
+            if name not in self._tensors:
+                own = pages.get(CacheGroup.named(spec.group).name)
+                dims = sizes if own is None else {**sizes, "pages": own}
+                self._tensors[name] = _zeros(name, parse_type(spec.type), dims, places)
+        self._tensors = {name: self._tensors[name] for name in specs}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]

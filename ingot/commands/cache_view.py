@@ -25,12 +25,23 @@ def print_caches(out: "Console", caches: dict[str, Any]) -> None:
         if any(one["reserved"] for one in groups):
             names = ", ".join(one["name"] for one in groups if one["reserved"])
             lines.append(f"{names}: one page more, which stands in page tables for those that were given back")
+        lines += filter(None, map(scratch_text, groups))
         for line in lines:
             out.print(line, style="dim", markup=False, soft_wrap=True)
     else:
         out.print(_NONE, markup=False, soft_wrap=True)
     for entry, text in caches["together"].items():
         out.print(f"{entry}: {text}", markup=False, soft_wrap=True)
+
+
+def scratch_text(one: dict[str, Any]) -> str:
+    """The scratch pages of a group, or why one with a window has none."""
+    if one["scratch_pages"]:
+        return (
+            f"{one['name']}: {one['scratch_pages']} scratch pages, {size_text(one['scratch_bytes'])} for all layers,"
+            " hold what one step alone reads of a long prompt"
+        )
+    return f"{one['name']}: no scratch pages, because {one['why_none']}" if one["why_none"] else ""
 
 
 def _row(one: dict[str, Any]) -> tuple[object, ...]:

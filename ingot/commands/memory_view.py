@@ -6,7 +6,8 @@ from ingot.console import size_text
 from ingot.ir.slot_limits import KEPT_PER_SEQUENCE
 
 if TYPE_CHECKING:
-    from ingot.ir.plan import GroupMemory, Plans
+    from ingot.ir.memory import MemoryNeed
+    from ingot.ir.plan import Plans
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
@@ -30,10 +31,11 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
             (
                 "KV cache" if len(need.groups) == 1 else f"KV cache, {name}",
                 f"{size_text(group.page)} a page, {size_text(group.page * group.pages_per_sequence)} a sequence at full"
-                f" length ({_pages(group)})",
+                f" length ({_pages(name, need)})",
             )
             for name, group in need.groups.items()
         ),
+        *([("scratch pages", _scratch_text(need))] if need.scratch_bytes else []),
         *([] if need.groups else [("KV cache", "none")]),
         *([("slots", _slots_text(need.slot, need.sequences))] if need.slot else []),
         ("in all", f"{size_text(need.fixed + need.sequence)} at least, {size_text(need.fixed + kv)} for the limits"),
@@ -46,7 +48,13 @@ def _slots_text(slot: int, sequences: int) -> str:
     return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
 
 
-def _pages(group: "GroupMemory") -> str:
-    """What one sequence holds between steps, and besides in a step that feeds it alone."""
-    pages = f"{group.pages_per_sequence} pages"
-    return f"{pages}, and {group.pages_per_step} more in its largest step" if group.pages_per_step else pages
+def _scratch_text(need: "MemoryNeed") -> str:
+    """What groups with a window take once, beside the pages of sequences."""
+    pages = ", ".join(f"{one.pages} of {name}" for name, one in need.scratch.items() if one.pages)
+    return f"{size_text(need.scratch_bytes)} ({pages}) for what one step alone reads"
+
+
+def _pages(name: str, need: "MemoryNeed") -> str:
+    """What one sequence holds of a group between steps, and besides in a step that feeds it alone."""
+    pages, beside = f"{need.groups[name].pages_per_sequence} pages", need.beside(name)
+    return f"{pages}, and {beside} more in its largest step" if beside else pages

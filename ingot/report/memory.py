@@ -40,8 +40,8 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Resident:
-    """What stays between steps, in bytes; `sequence` is the KV cache of one sequence at full length, `slot` what
-    one takes in states that stand once per sequence."""
+    """What stays between steps, in bytes; `sequence` is the KV cache of one sequence at full length, `scratch_pages`
+    what groups with a window have beside it, `slot` what one takes in states that stand once per sequence."""
 
     weights: int
     states: int
@@ -49,6 +49,7 @@ class Resident:
     outputs: int
     page: int
     sequence: int
+    scratch_pages: int
     slot: int
 
 
@@ -128,5 +129,6 @@ def resident(found: Plans) -> Resident:
         outputs=sum(memory.outputs for memory in memories),
         page=need.page,
         sequence=need.sequence,
+        scratch_pages=need.scratch_bytes,
         slot=need.slot,
     )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ingot.runtime.cpu import shared_tail
+
 
 class HostAllocator:
     """Zeros take no memory before they are written: a KV pool is rarely full."""
@@ -19,6 +21,13 @@ class HostAllocator:
         except (OSError, OverflowError, ValueError) as error:
             raise MemoryError(str(error)) from error
         return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    @property
+    def granularity(self) -> int | None:
+        return shared_tail.granularity()
+
+    def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
+        return shared_tail.with_shared_tail(count, own, tail)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self.zeros(shape, dtype)

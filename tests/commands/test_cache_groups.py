@@ -20,7 +20,9 @@ from ingot.runtime.plan_file import read_plan_file
 pytestmark = pytest.mark.xdist_group("cache-groups")
 OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 2, "max_tokens": 64, "max_seq_len": 160, "jobs": 1}
 FULL = "full         every token         3.6 kB       10 pages   10 pages  0       2 heads, keys of 14 numbers and"
-WINDOW = "window_33    the last 33 tokens  7.2 kB        3 pages    7 pages  1–2     2 heads, keys of 14 numbers and"
+# Of 64 tokens the first 31 are read by their own step alone: a page, which both layers have in common.
+WINDOW = "window_33    the last 33 tokens  7.2 kB        3 pages    6 pages  1–2     2 heads, keys of 14 numbers and"
+SCRATCH = "window_33: 1 scratch pages, 3.6 kB for all layers, hold what one step alone reads of a long prompt"
 COMMANDS = (("inspect",), ("inspect", "--plan"), ("explain",))
 
 
@@ -48,6 +50,7 @@ def test_groups_are_shown(
     pages = "pages of 16 tokens that one sequence at full length holds at most; a step feeds up to 64 tokens"
     assert f"\nbetween steps, in a step: {pages}\n" in text
     assert "\nwindow_33: one page more, which stands in page tables for those that were given back\n" in text
+    assert f"\n{SCRATCH}\n" in text
 
 
 def test_the_figures_are_those_of_serving(compiled: Callable[[str], Path]) -> None:
@@ -58,7 +61,12 @@ def test_the_figures_are_those_of_serving(compiled: Callable[[str], Path]) -> No
         names = [name for name, state in loaded.plan.states.items() if state.group == one.name]
         held = sum(loaded.executor.states[name].nbytes for name in names)
         assert loaded.pages[one.name] == 4 + one.reserved
-        assert held == loaded.pages[one.name] * one.page_bytes
+        count = loaded.pages[one.name]
+        if one.scratch_pages:
+            scratch = loaded.scratch_pages[one.name]
+            assert len(scratch) == one.scratch_pages and one.scratch_bytes * len(names) == len(scratch) * one.page_bytes
+            count = scratch.stop
+        assert held == count * one.page_bytes
 
 
 def test_a_model_of_windows_alone(compiled: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +74,7 @@ def test_a_model_of_windows_alone(compiled: Callable[[str], Path], capsys: pytes
     text, shown = command_text(capsys, "inspect", path), command_text(capsys, "inspect", path, "--json")
     assert "\nwindow_33    the last 33 tokens " in text and "every token" not in text
     (group,) = json.loads(shown)["caches"]["groups"]
-    assert (group["between_steps"], group["in_step"], group["reserved"]) == (3, 7, 1)
+    assert (group["between_steps"], group["in_step"], group["reserved"]) == (3, 6, 1)
     explained = json.loads(command_text(capsys, "explain", path, "--json"))
     assert explained["caches"] == json.loads(shown)["caches"]
     chosen = command_text(capsys, "explain", path, "--op", "linear")
@@ -74,4 +82,5 @@ def test_a_model_of_windows_alone(compiled: Callable[[str], Path], capsys: pytes
     report = report_value(read_report(open_artifact(path)))
     assert report["caches"] == CacheSummary.of(read_plan_file(open_artifact(path)).of(0)).to_json()
     memory = command_text(capsys, "inspect", path, "--plan")
-    assert "a sequence at full length (3 pages, and 4 more in its largest step)" in memory
+    assert "a sequence at full length (3 pages, and 3 more in its largest step)" in memory
+    assert "scratch pages" in memory and "(1 of window_33) for what one step alone reads" in memory

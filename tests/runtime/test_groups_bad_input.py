@@ -1,5 +1,6 @@
 """Limits and memory that groups of caches do not fit: each ends in an error with figures, and with what would work."""
 
+import mmap
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_memory_below_the_least_of_the_groups(compiled: Callable[..., Path]) -> 
     """The figures of each group, and the longest sequences that the same memory serves when they are compiled for."""
     path = compiled(GEMMA)
     plans = load_artifact(path).plans
-    need = MemoryNeed.of(plans)
+    need = MemoryNeed.of(plans, mmap.PAGESIZE)
     full, window = need.groups["full"].page, need.groups["window_33"].page
     # At full length 10 pages keep every token. 33 of them lie in 3 pages at most, and one is never handed out.
     assert need.sequence == 10 * full + 4 * window
@@ -85,7 +86,7 @@ def test_pages_below_the_least(name: str, least: int, group: str, compiled: Call
 
 def test_pages_that_do_not_fit(compiled: Callable[..., Path]) -> None:
     path = compiled(GEMMA)
-    need = MemoryNeed.of(load_artifact(path).plans)
+    need = MemoryNeed.of(load_artifact(path).plans, mmap.PAGESIZE)
     full, window = need.groups["full"].page, need.groups["window_33"].page
     memory = need.fixed + 5 * need.page + window
     figures = rf"6 KV pages of {full} bytes \(full\), {window} bytes \(window_33\) each"

@@ -85,9 +85,10 @@ def test_what_never_fits_is_refused_by_group() -> None:
         served.engine.add_request("a", list(range(1, 50)), GREEDY)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(120))
 def test_random_runs(seed: int) -> None:
-    """Prompts in pieces, preemption, shared beginnings, drafts, aborts: tokens are those of a sequence alone."""
+    """Prompts in pieces, preemption, shared beginnings, drafts, aborts, scratch pages, steps without memory: tokens are
+    those of a sequence alone."""
     draw = random.Random(seed)
     size = draw.choice([1, 2, 4, 5])
     lifetimes = {}
@@ -108,7 +109,10 @@ def test_random_runs(seed: int) -> None:
         prefix_caching=draw.random() < 0.7,
         drafts=draw.choice([0, 0, 3]),
         lifetimes=lifetimes,
+        with_scratch=seed % 3 > 0,
     )
+    if seed % 3 == 2:
+        served.device.has_memory = lambda inputs: inputs.sizes.B == 1 or draw.random() > 0.05
     base = [draw.randrange(1, 900) for _ in range(40)]
     asked = {}
     for number in range(14):

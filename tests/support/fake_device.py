@@ -10,7 +10,7 @@ With `drafts` it proposes so many tokens behind each that it takes, of which som
 are kept up to the first wrong one; the slots of the others are poison again.
 
 With `lifetimes`, the pages of groups of caches by name, it also has a cache for each such group, and each token that is
-fed reads the tokens that it sees there.
+fed reads the tokens that it sees there. The pages that `scratch` numbers are poison again after each step.
 
 With `slots` it has a state that stands once per sequence: all tokens so far, in the slot that a step writes. What a
 step reads there goes before what it feeds, and has to be what the cache holds.
@@ -116,14 +116,18 @@ class FakeDevice:
         drafts: int = 0,
         lifetimes: Mapping[str, int] | None = None,
         slots: int = 0,
+        scratch: Mapping[str, range] | None = None,
     ) -> None:
         self.slots: list[list[int] | None] = [None] * slots  # None: poison
         self.most_slots_read = 0  # in a step that wrote others
         groups = [CacheGroup.named(name) for name in lifetimes or ()]
         self.layout = StepLayout.of(frozenset({*StepLayout.usual().names, *(group.page_table for group in groups)}))
+        self.scratch = {group: (scratch or {}).get(group.name, range(0)) for group in groups}
         self.group_caches = {
-            group: [[POISON] * page_size for _ in range((lifetimes or {})[group.name])] for group in groups
+            group: [[POISON] * page_size for _ in range(max((lifetimes or {})[group.name], self.scratch[group].stop))]
+            for group in groups
         }
+        self.num_in_scratch = 0  # entries of page tables that were scratch pages
         self.most_group_pages = 0  # that a sequence held when it was fed one token
         self.page_size, self.max_batch, self.max_tokens, self.vocab = page_size, max_batch, max_tokens, vocab
         self.num_drafts = drafts  # proposed behind each token
@@ -253,6 +257,9 @@ class FakeDevice:
             )
         assert sorted(sampled) == list(range(len(sampled))), "the sampled rows stand in front"
         self._touch()
+        for group, pages in self.scratch.items():
+            self.num_in_scratch += sum(page in pages for row in value[group.page_table] for page in row)
+            self.poison_group(group)(list(pages))
         self.num_sampled += len(sampled)
         rated = range(len(sampled), sizes["L"])
         if not sampled and value["targets"] == [-1]:

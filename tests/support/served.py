@@ -38,9 +38,14 @@ class Served:
         drafts: int = 0,
         lifetimes: Mapping[str, int] | None = None,
         slots: int = 0,
+        with_scratch: bool = False,
     ) -> None:
+        scratch: dict[str, range] = {}
+        for name, pages in (lifetimes or {}).items() if with_scratch else ():
+            first = pages + 2  # where memory is mapped in large units, some numbers are left out
+            scratch[name] = range(first, first + CacheGroup.named(name).pages_read_at_once(max_tokens, page_size))
         vocab = VOCAB if tokenizer is None else tokenizer.vocab_size
-        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, lifetimes, slots)
+        self.device = FakeDevice(num_pages, page_size, max_batch, max_tokens, vocab, drafts, lifetimes, slots, scratch)
         # Whatever is not written is poison, and so is what is worth nothing any more.
         self.pool = PagePool(num_pages, page_size, permute_seed=permute_seed, on_release=self.device.poison)
         self.config = SchedulerConfig(
@@ -61,6 +66,7 @@ class Served:
                 pages,
                 page_size,
                 reserved=1,
+                scratch=scratch.get(name, range(0)),
                 permute_seed=permute_seed,
                 on_release=self.device.poison_group(group),
             )
@@ -127,6 +133,10 @@ class Served:
         for place, (group, pool) in enumerate(zip(scheduler.pages.groups, scheduler.pages.pools, strict=True)):
             lists = [[page for page in one.pages[place] if page >= group.reserved] for one in scheduler.running]
             assert all(len(set(pages)) == len(pages) for pages in lists)
+            table = scheduler._tables.pages[place]
+            assert table.max() < pool.num_pages, "a scratch page stands in a page table between steps"
+            for one in scheduler.running:
+                assert table[one.row, : len(one.pages[place])].tolist() == one.pages[place]
             holders = Counter(page for pages in lists for page in pages)
             assert len(holders) == pool.num_held
             assert all(pool._holders[page] == count for page, count in holders.items())

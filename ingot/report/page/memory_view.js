@@ -23,6 +23,9 @@ function residentBar({ resident, memory, model }) {
   const parts = [
     ["weights", resident.weights, "each tensor once"],
     ["KV cache", resident.sequence, `one sequence at full length, ${bytes(resident.page)} a page`],
+    ...(resident.scratch_pages
+      ? [["scratch pages", resident.scratch_pages, "of windows: what one step alone reads"]]
+      : []),
     ["activations", activations, "at the peak of the largest step"],
     ["inputs and outputs", resident.inputs + resident.outputs, "of a step"],
     ["other states", resident.states, "they do not grow"],
@@ -67,8 +70,16 @@ function cachePanel({ groups, step_tokens, together }) {
         ),
       ),
     h("p", { class: "quiet" }, note),
+    groups.map((one) => scratchNote(one)).map((text) => text && h("p", { class: "quiet" }, text)),
     Object.entries(together).map(([entry, text]) => h("p", { class: "quiet" }, `${entry}: ${text}`)),
   );
+}
+
+/** The scratch pages of a group, or why one with a window has none. */
+function scratchNote({ name, scratch_pages, scratch_bytes, why_none }) {
+  if (scratch_pages)
+    return `${name}: ${scratch_pages} scratch pages, ${bytes(scratch_bytes)} for all layers, hold what one step alone reads of a long prompt`;
+  return why_none && `${name}: no scratch pages, because ${why_none}`;
 }
 
 /** Bytes inside each instruction: the values alive, and what the call takes itself. */

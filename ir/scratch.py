@@ -1,0 +1,97 @@
+"""Scratch pages: where a piece of a prompt leaves keys and values that no later step reads.
+
+A group of caches with a window keeps what later tokens read. While a long piece is fed, each layer also writes the keys
+and values of tokens that lie before the window of the piece's end. The attention of that layer reads them in this step,
+and nothing reads them afterwards. Layers run one after the other, so all caches of a group can have one memory for
+these pages: the pages behind those of the pool are the same memory in every cache (`ingot.runtime.states`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.plan import BucketPlan, Instruction, Plan, Plans, Ref, shape_text
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The scratch pages of a group of caches.
+
+    pages     how many the largest step needs; 0 where the group has none
+    page      bytes of a page in one cache
+    caches    caches that have these pages in common
+    why_none  why the group has none
+    """
+
+    pages: int = 0
+    page: int = 0
+    caches: int = 0
+    why_none: str = ""
+
+    def bytes(self, granularity: int) -> int:
+        """The bytes that the group takes at most beside the pages of its pool, where memory is mapped in multiples of
+        `granularity` bytes: one cache's scratch pages, and what is lost where they begin and where memory ends."""
+        if not self.pages:
+            return 0
+        lost = (self.caches + 1) * (granularity - 1) + (self.page if granularity > 1 else 0)
+        return self.pages * self.page + lost
+
+
+def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
+    """The scratch pages of each group of caches with a window, by the name of the group. Not `on_device`: it cannot
+    give several caches one memory."""
+    found: dict[str, list[tuple[Plan, str, str]]] = {}
+    for plan in plans.plans.values():
+        for name, state in plan.states.items():
+            group = CacheGroup.named(state.group)
+            if group.forgets and "pages" in shape_text(state.type):
+                found.setdefault(group.name, []).append((plan, name, state.type))
+    if not on_device:
+        none = Scratch(why_none="the device maps no memory into several ranges of addresses")
+        return dict.fromkeys(found, none)
+    return {name: _scratch(CacheGroup.named(name), caches, plans) for name, caches in found.items()}
+
+
+def _scratch(group: CacheGroup, caches: list[tuple[Plan, str, str]], plans: Plans) -> Scratch:
+    names, types = {name for _, name, _ in caches}, {text for _, _, text in caches}
+    sizes = shape_text(min(types))
+    if len(types) > 1 or sizes[0] != "pages" or len(sizes) < 3 or not sizes[2].isdecimal():
+        return Scratch(why_none="its caches are not of one type that begins with pages")
+    if len(caches) > len(names):
+        return Scratch(why_none="entries share its caches")
+    page_size, tokens = int(sizes[2]), max(plan.dims.get("T", (1, 1))[1] for plan, _, _ in caches)
+    if not (pages := group.pages_read_at_once(tokens, page_size)):
+        return Scratch(why_none=f"a step of {tokens} tokens fills no page that no later step reads")
+    for entry, plan in plans.plans.items():
+        for bucket in plan.buckets:
+            if name := _resumed(bucket, names & plan.states.keys()):
+                return Scratch(why_none=f"{entry} goes back to the cache '{name}' after another one of the group")
+    first = caches[0][0]
+    in_first = sum(plan is first for plan, _, _ in caches)
+    return Scratch(pages, first.memory.groups[group.name].page // in_first, len(caches))
+
+
+def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
+    """A cache that an instruction uses after another cache, or together with one; None where each is done with before
+    the next one is begun."""
+    at: str | None = None
+    done: set[str] = set()
+    for instruction in bucket.instructions:
+        used = [name for name in dict.fromkeys(_storages(instruction, bucket)) if name in caches]
+        if len(used) > 1:
+            return used[0]
+        if used and used[0] != at:
+            if used[0] in done:
+                return used[0]
+            done |= {at} if at is not None else set()
+            at = used[0]
+    return None
+
+
+def _storages(instruction: Instruction, bucket: BucketPlan) -> Iterator[str]:
+    """The states and values whose memory an instruction uses."""
+    for argument in (*instruction.args, *instruction.kwargs.values()):
+        if isinstance(argument, Ref):
+            value = bucket.values.get(argument.ref)
+            yield argument.ref if value is None or value.of is None else value.of
+    yield from instruction.updates

@@ -1,0 +1,46 @@
+"""The caches of a group whose scratch pages are one memory (`ingot.ir.scratch`)."""
+
+from collections.abc import Mapping
+
+import torch
+
+from ingot.ir.errors import InternalError, OptionError
+from ingot.ir.load_context import Allocator
+from ingot.ir.parse import parse_type
+from ingot.ir.plan import State
+from ingot.ir.scratch import Scratch
+
+
+def caches_with_scratch(
+    specs: Mapping[str, State], pages: int, scratch: Scratch, allocator: Allocator
+) -> tuple[dict[str, torch.Tensor], range]:
+    """The caches of a group, whose pool has so many pages, and the numbers of the scratch pages in each.
+
+    Memory is mapped in units of the allocator's granularity. So the scratch pages begin with the first page that lies
+    wholly in the common memory, which need not be the one after the last page of the pool.
+    """
+    granularity = allocator.granularity
+    if granularity is None:
+        raise InternalError("scratch pages on a device that maps no memory", where="caches_with_scratch")
+    own = _rounded(pages * scratch.page, granularity)
+    first = -(-own // scratch.page)
+    count = first + scratch.pages
+    tail = _rounded(count * scratch.page - own, granularity)
+    try:
+        memories = allocator.with_shared_tail(len(specs), own, tail)
+    except MemoryError as error:
+        raise OptionError(
+            f"there is no memory for the {len(specs)} caches of '{next(iter(specs.values())).group}': {error}",
+            expected=f"{len(specs) * own + tail} bytes, {tail} of which are scratch pages",
+            hint="ask for fewer KV pages",
+        ) from error
+    made = {}
+    for (name, spec), memory in zip(specs.items(), memories, strict=True):
+        cache = parse_type(spec.type)
+        view = memory[: count * scratch.page].view(cache.dtype)
+        made[name] = view.view(cache.bind({"pages": count}))
+    return made, range(first, count)
+
+
+def _rounded(count: int, granularity: int) -> int:
+    return -(-count // granularity) * granularity
