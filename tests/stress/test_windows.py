@@ -1,14 +1,14 @@
 """Caches that give back what their windows no longer read: tokens are those of caches that keep everything, bitwise."""
 
-import importlib
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import TINY
+from window_artifacts import poison as poison_all
+from window_artifacts import with_and_without
 
-from ingot import LLM, SamplingParams, compile_model
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot import LLM, SamplingParams
+from ingot.ir.cache_groups import CacheGroup
 from ingot.runtime.loader import load_artifact
 
 pytestmark = pytest.mark.xdist_group("windows")
@@ -30,15 +30,7 @@ def model(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def both(model: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An artifact with windows, and one of the same checkpoint whose caches keep every token."""
-    folder = tmp_path_factory.mktemp(model)
-    checkpoint = TINY[model].write(folder / "checkpoint", sliding_window=WINDOW)
-    compile_model(checkpoint, folder / "windows.ingot", target=request.param, **LIMITS)
-    # `ingot.passes.insert_paged_kv`, by name: the package may have a pass of that name.
-    module = importlib.import_module("ingot.passes.insert_paged_kv")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_group_of", lambda node, context: FULL)
-        compile_model(checkpoint, folder / "whole.ingot", target=request.param, **LIMITS)
-    return folder / "windows.ingot", folder / "whole.ingot"
+    return with_and_without(model, tmp_path_factory.mktemp(model), WINDOW, target=request.param, **LIMITS)
 
 
 def prompts() -> list[list[int]]:
@@ -52,7 +44,7 @@ def tokens(artifact: Path, pages: int | None, *, poison: bool = False, caching: 
     llm = LLM(artifact, num_kv_pages=pages, enable_prefix_caching=caching)
     scheduler = llm._engine._scheduler
     if poison:
-        _poison(llm)
+        poison_all(llm)
     params = [
         SamplingParams(temperature=0.7 * (index % 2), seed=index, max_tokens=40, ignore_eos=True)
         for index in range(len(prompts()))
@@ -61,32 +53,6 @@ def tokens(artifact: Path, pages: int | None, *, poison: bool = False, caching: 
     assert (scheduler.num_preemptions > 0) == (pages is not None)
     assert scheduler.pages.num_held == 0
     return [output.outputs[0].token_ids for output in outputs]
-
-
-def _poison(llm: LLM) -> None:
-    """NaN in whatever is not written, and in what is given up; page 0 of a window stays as it is."""
-    loaded = llm._loaded
-    for group, pool in zip(llm._engine._scheduler.pages.groups, llm._engine._scheduler.pages.pools, strict=True):
-        caches = [
-            loaded.executor.states[name]
-            for name, state in loaded.plan.states.items()
-            if state.kind == "paged_kv" and CacheGroup.named(state.group) == group
-        ]
-
-        def fill(pages: list[int], caches: list[torch.Tensor] = caches) -> None:
-            _finish_steps()
-            for cache in caches:
-                cache[pages] = float("nan")
-            _finish_steps()
-
-        fill(list(range(group.reserved, pool.num_pages)))
-        pool._on_release = fill
-
-
-def _finish_steps() -> None:
-    """A GPU runs steps on a stream of their own."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
