@@ -173,7 +173,7 @@ def bind(
         room = (
             host_memory(target.memory, context.allocator.granularity)
             if device.type == "cpu"
-            else device_memory(device, plans, graphs=capture != "none")
+            else device_memory(device, plans, graphs=capture != "none", granularity=context.allocator.granularity)
         )
         scratch = MemoryNeed.of(plans, room.granularity).scratch
         pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory, keep_states=keep_states)])

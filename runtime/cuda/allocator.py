@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 
+from ingot.runtime.cuda import shared_tail
+
 
 class DeviceAllocator:
-    """Takes memory from torch's allocator on `device`. Zeros are written on the current stream."""
+    """Takes memory from torch's allocator on `device`, and from the driver where ranges of addresses share some. Zeros
+    are written on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -20,10 +24,18 @@ class DeviceAllocator:
         with self._said():
             return torch.empty(shape, dtype=dtype, device=self._device)
 
+    @cached_property
+    def granularity(self) -> int | None:
+        return shared_tail.granularity(self._device)
+
+    def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
+        with self._said():
+            return shared_tail.with_shared_tail(self._device, count, own, tail)
+
     @contextmanager
     def _said(self) -> Iterator[None]:
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             free, total = torch.cuda.mem_get_info(self._device)
             raise MemoryError(f"of {total} bytes on the GPU {free} are free") from error

@@ -17,18 +17,21 @@ _LIBRARIES = 512 << 20
 _GRAPH = 8 << 20
 
 
-def device_memory(device: torch.device, plans: Plans, *, graphs: bool) -> ServingMemory:
-    """What `device` has to serve `plans` as it stands now, with captured graphs or without."""
+def device_memory(device: torch.device, plans: Plans, *, graphs: bool, granularity: int | None = None) -> ServingMemory:
+    """What `device` has to serve `plans` as it stands now, with captured graphs or without. `granularity` is that of
+    its allocator."""
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch kept it for the next
-    return serving_memory(free, total, plans, find_gpu() if graphs else None)
+    return serving_memory(free, total, plans, find_gpu() if graphs else None, granularity)
 
 
-def serving_memory(free: int, total: int, plans: Plans, graphs: Gpu | None) -> ServingMemory:
+def serving_memory(
+    free: int, total: int, plans: Plans, graphs: Gpu | None, granularity: int | None = None
+) -> ServingMemory:
     """`device_memory` of a device of `total` bytes, `free` of which are not taken; `graphs` says what it is where
     steps are captured."""
     beside = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
-    return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside)
+    return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside, granularity=granularity)
 
 
 def graph_bytes(plan: Plan, gpu: Gpu) -> int:
