@@ -2,11 +2,14 @@
 
     python benchmarks/cache_groups.py ARTIFACT [--long 32768] [--short 8192] [--output 64] [--folder FOLDER]
 
-A prompt of --long tokens is served alone, and what its sequence holds is read before every step. Then a second turn
-continues it: the prompt, its answer and some tokens more. How many sequences of --short tokens fit follows from the
-pools. A model whose caches all keep every token gives 1 for each ratio.
+A prompt of --long tokens is served alone, and what its sequence holds is read before every step. Of groups with a
+window it gets no more pages than a step needs that feeds it as much as a step can; where there are more, a piece takes
+more, so that the prefix cache finds more places of it. Then a second turn continues it: the prompt, its answer and some
+tokens more. How many sequences of --short tokens fit follows from the pools. A model whose caches all keep every token
+gives 1 for each ratio.
 
-    peak      of the caches of the long sequence, while its prompt is fed: bytes, over those of every token
+    peak      of the caches of the long sequence, while its prompt is fed: bytes, scratch pages with them, over those of
+              every token
     between   the same while it decodes
     found     tokens that the second turn finds in the prefix cache, over those that whole pages hold
     fitting   sequences of the short length at once, over those that the same memory has room for
@@ -41,15 +44,23 @@ def main() -> None:
 
 def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:
     engine, pages = llm._engine, llm._engine._scheduler.pages
-    limits, need = llm.loaded.limits, MemoryNeed.of(llm.loaded.plans)
+    limits, need = llm.loaded.limits, MemoryNeed.of(llm.loaded.plans, llm.loaded.context.allocator.granularity)
     sizes = [need.groups[group.name].page for group in pages.groups]
     draw = random.Random(0)
+    withheld = {
+        pool: pool.allocate(max(0, pool.num_free - in_step))
+        for _, group, pool in pages.windows
+        for in_step in [need.groups[group.name].pages_per_sequence + need.beside(group.name)]
+    }
 
     def drawn(count: int) -> list[int]:
         return [draw.randrange(limits.vocab_size) for _ in range(count)]
 
     def held() -> int:
-        return sum((pool.num_held + pool.num_releasing) * size for pool, size in zip(pages.pools, sizes, strict=True))
+        return need.scratch_bytes + sum(
+            (pool.num_held - len(withheld.get(pool, ())) + pool.num_releasing) * size
+            for pool, size in zip(pages.pools, sizes, strict=True)
+        )
 
     def whole(tokens: int) -> int:
         return -(-tokens // limits.page_size) * sum(sizes)
@@ -67,12 +78,15 @@ def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:
         seen[feeding] = max(seen[feeding], held())
     second = [*prompt, *answer, *drawn(_NEW)]
     (told,) = llm.generate([{"prompt_token_ids": second}], SamplingParams(temperature=0.0, max_tokens=1))
+    for pool, kept in withheld.items():
+        pool.free(kept)
     full = (long + output - 1) // limits.page_size * limits.page_size
     capacities = [
         pool.capacity // group.pages_between_steps(short, limits.page_size)
         for group, pool in zip(pages.groups, pages.pools, strict=True)
     ]
-    alone = sum(pool.num_pages * size for pool, size in zip(pages.pools, sizes, strict=True)) // whole(short)
+    memory = need.scratch_bytes + sum(pool.num_pages * size for pool, size in zip(pages.pools, sizes, strict=True))
+    alone = memory // whole(short)
     return {
         "whole": Figure(value=whole(long), unit="B", what=f"a sequence of {long} tokens, every token kept"),
         "peak": Figure(value=seen[True] / whole(long), unit="", what="held at most while its prompt is fed, of that"),

@@ -13,9 +13,8 @@ from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.extras import require
 from ingot.ir.load_context import LoadContext
-from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import Executable, Plan, Plans
-from ingot.ir.scratch import Scratch
+from ingot.ir.scratch import Scratch, scratch_of
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
@@ -170,12 +169,13 @@ def bind(
         ready.result()
         context = on_one_device(target.device)
         # Before anything is copied: what does not fit is said at once.
+        granularity = context.allocator.granularity if scratch_of(plans) else None
         room = (
-            host_memory(target.memory, context.allocator.granularity)
+            host_memory(target.memory, granularity)
             if device.type == "cpu"
-            else device_memory(device, plans, graphs=capture != "none", granularity=context.allocator.granularity)
+            else device_memory(device, plans, graphs=capture != "none", granularity=granularity)
         )
-        scratch = MemoryNeed.of(plans, room.granularity).scratch
+        scratch = scratch_of(plans, on_device=granularity is not None)
         pages = shared_pages([kv_pages(plans, limits, room, num_pages, memory, keep_states=keep_states)])
         slots = state_slots(plans, room, num_pages, memory, keep_states=keep_states)
         sizes = {"R": limits.max_batch, "S": slots}

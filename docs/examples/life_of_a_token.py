@@ -109,7 +109,7 @@ def serving(artifact: Path) -> None:
     watched = Watched(loaded, ["prefill", "decode"])
     engine = Engine(
         watched,
-        Scheduler(config, pools_of(loaded.pages, limits.page_size)),
+        Scheduler(config, pools_of(loaded.pages, limits.page_size, loaded.scratch_pages)),
         loaded.tokenizer,
         vocab_size=limits.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
