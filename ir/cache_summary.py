@@ -14,7 +14,7 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.plan import BucketPlan, Instruction, Plans, Ref, shape_text
-from ingot.ir.scratch import Scratch
+from ingot.ir.scratch_pages import Scratch
 
 _LAYER = re.compile(r"kv\.(\d+)")
 _READERS = ("ingot.paged_attention", "ingot.partial_attention")  # of caches of all forms: q, then the cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.plan import GroupMemory, Plan, Plans
-from ingot.ir.scratch import Scratch, scratch_of
+from ingot.ir.scratch_pages import Scratch, scratch_of
 
 if TYPE_CHECKING:
     from ingot.ir.types import TensorType

@@ -14,7 +14,7 @@ from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.extras import require
 from ingot.ir.load_context import LoadContext
 from ingot.ir.plan import Executable, Plan, Plans
-from ingot.ir.scratch import Scratch, scratch_of
+from ingot.ir.scratch_pages import Scratch, scratch_of
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions

@@ -1,4 +1,4 @@
-"""The caches of a group whose scratch pages are one memory (`ingot.ir.scratch`)."""
+"""The caches of a group whose scratch pages are one memory (`ingot.ir.scratch_pages`)."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import State
-from ingot.ir.scratch import Scratch
+from ingot.ir.scratch_pages import Scratch
 
 
 def caches_with_scratch(

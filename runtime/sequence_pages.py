@@ -6,7 +6,7 @@ that no later token reads; page 0 then stands in their places. States that stand
 (`ingot.runtime.state_slots`), which come and go with the pages.
 
 Of a long piece most pages are read by its own step alone. Where the pool is short, they are scratch pages
-(`ingot.ir.scratch`): they stand in the page table of that step, and the sequence never holds them.
+(`ingot.ir.scratch_pages`): they stand in the page table of that step, and the sequence never holds them.
 """
 
 import math
@@ -101,12 +101,13 @@ class SequencePages:
         """Of so many tokens how many have a place once what is free is taken, in this step at least."""
         for place, pool in self.numbered:
             most = len(request.pages[place]) + pool.num_free
-            # Of the end that is asked for and of every earlier one: others may cut the piece further.
-            left = self.pages_for(request.num_computed) + self._survive(self.groups[place])
-            if left > most and request in self._fed_with_scratch and left <= most + pool.num_releasing:
-                return request.num_computed  # once the step in flight has retired there are enough for a long piece
-            if left > most or not self._unread(request, place, num_tokens):
-                num_tokens = min(num_tokens, most * self.page_size)
+            if self.pages_for(num_tokens) > most:
+                # Of the end that is asked for and of every earlier one: others may cut the piece further.
+                left = self.pages_for(request.num_computed) + self._survive(self.groups[place])
+                if left > most and request in self._fed_with_scratch and left <= most + pool.num_releasing:
+                    return request.num_computed  # once the step in flight has retired a long piece can be fed
+                if left > most or not self._unread(request, place, num_tokens):
+                    num_tokens = most * self.page_size
         return num_tokens
 
     def _survive(self, group: CacheGroup) -> int:
@@ -243,6 +244,7 @@ class SequencePages:
                 pool.forget(own)
             pool.free(own, busy_until)
         request.pages = [[] for _ in self.groups]
+        self._fed_with_scratch.discard(request)
         if self.slots is not None:
             self.slots.release(request, busy_until, worthless=worthless)
 

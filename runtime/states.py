@@ -15,7 +15,7 @@ from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
 from ingot.ir.plan import State
-from ingot.ir.scratch import Scratch
+from ingot.ir.scratch_pages import Scratch
 from ingot.ir.types import TensorType
 from ingot.runtime.cpu.allocator import HostAllocator
 from ingot.runtime.scratch_states import caches_with_scratch

@@ -13,7 +13,7 @@ import torch
 
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.plan import State
-from ingot.ir.scratch import Scratch
+from ingot.ir.scratch_pages import Scratch
 from ingot.runtime.cpu import shared_tail as host
 from ingot.runtime.cuda import shared_tail as device
 from ingot.runtime.load_context import on_one_device

@@ -19,7 +19,7 @@ from ingot.ir.plan import (
     State,
     Value,
 )
-from ingot.ir.scratch import Scratch, scratch_of
+from ingot.ir.scratch_pages import Scratch, scratch_of
 
 GROUP = "window_1024"
 TYPE = "bf16[pages, 2, 16, 4, 256]"
