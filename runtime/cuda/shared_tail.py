@@ -18,6 +18,7 @@ def granularity(device: torch.device) -> int | None:
     management. Raises InternalError when the driver does not say."""
     from cuda.bindings import driver
 
+    torch.cuda.init()
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     if not _called(driver.cuDeviceGetAttribute, attribute, _called(driver.cuDeviceGet, _ordinal(device))):
         return None
