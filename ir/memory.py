@@ -89,14 +89,19 @@ class MemoryNeed:
     def most(self, name: str, sequences: int) -> int:
         """The pages of a group beyond which more are of no use to so many sequences."""
         own = sequences * self.groups[name].pages_per_sequence
-        return own + self.beside(name) + CacheGroup.named(name).reserved
+        # With scratch pages a long piece needs as many at once, while the step in flight may still read as many.
+        steps = 2 if self.has_scratch(name) else 1
+        return own + steps * self.beside(name) + CacheGroup.named(name).reserved
 
     def beside(self, name: str) -> int:
         """The pages of a group that a step writes at most beside those that sequences hold between steps. With scratch
         pages these are the pages that a piece of a prompt leaves to later steps."""
         group = self.groups[name]
-        has_scratch = name in self.scratch and self.scratch[name].pages
-        return min(group.pages_per_step, group.pages_per_sequence) if has_scratch else group.pages_per_step
+        return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
+
+    def has_scratch(self, name: str) -> bool:
+        """Whether a group has scratch pages."""
+        return name in self.scratch and self.scratch[name].pages > 0
 
     def pages_within(self, memory: int) -> int:
         """Pages of each group that fit into `memory` bytes beside all else; negative when that does not fit itself."""

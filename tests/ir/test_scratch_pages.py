@@ -85,7 +85,7 @@ def test_a_long_sequence_peaks_at_a_fifth_of_whole_caches() -> None:
         peak = sum(need.groups[name].page * pages for name, pages in in_step.items()) + need.scratch_bytes
         assert most - 0.035 < peak / (34 * PAGE * 2048) < most
         assert need.fixed == need.scratch_bytes and (need.scratch_bytes > 0) == (granularity is not None)
-        assert need.most(GROUP, 3) == 3 * 65 + (65 if granularity else 512) + 1
+        assert need.most(GROUP, 3) == 3 * 65 + (2 * 65 if granularity else 512) + 1
         assert need.least(GROUP) == 66, "a sequence can be served in its window, in short pieces"
 
 
