@@ -107,11 +107,8 @@ class Scheduler:
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served."""
         if request.request_id in self.requests:
-            raise RequestError(
-                "a request with this id is being served",
-                where=f"request {request.request_id}",
-                expected="an id of its own",
-            )
+            where = f"request {request.request_id}"
+            raise RequestError("a request with this id is being served", where=where, expected="an id of its own")
         check_servable(request, self.config, self.pages)
 
     def add(self, request: Request, like: Request | None = None) -> None:
@@ -332,13 +329,16 @@ class Scheduler:
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
         short, slots = False, self.pages.slots
-        for request in steady_decode.others(self.running, in_flight=bool(self._in_flight)):
+        others = steady_decode.others(self.running, in_flight=bool(self._in_flight))
+        if not others:
+            return list(self.running), chunks, prefilling, short  # as most steps of many sequences
+        for request in others:
             if request.status is not Status.RUNNING:
                 continue  # preempted just now
             steady_decode.leave(request)
             # What the step in flight writes, others can find: steps run in the order of their launches.
-            if others := self._cache.keep(request):
-                self.pages.exchange(request, others, self._busy_until)
+            if held_longer := self._cache.keep(request):
+                self.pages.exchange(request, held_longer, self._busy_until)
             if self.pages.windows:
                 # Of drafts in flight it is not known how many are kept.
                 position = self.blocks.final(min(request.num_computed, request.num_known))
