@@ -263,12 +263,6 @@ def _check_cache_dtype(name: str, target: Target) -> None:
             expected=f"a GPU with fp8: {FEATURES['fp8'].needs}",
             hint="compile with --kv-cache-dtype auto",
         )
-    if name == "fp8" and target.device == "cuda":  # the references alone would compute it, a sequence at a time
-        raise TargetError(
-            f"a KV cache in fp8, for which no provider has a kernel on {target.name}",
-            expected="the target cpu",
-            hint="compile with --kv-cache-dtype auto",
-        )
 
 
 def _check_tunable(backends: Sequence[Backend], target: Target, *, tune: bool) -> None:

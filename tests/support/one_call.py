@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from op_values import widened
 from torch import fx
 
 from ingot.backends.triton.emit import Triton
@@ -87,7 +88,7 @@ class OneCall:
 
     def reference(self, *, exact: bool = False) -> list[torch.Tensor]:
         """The results, written states last; `exact`: in float64."""
-        args = [value.double() if exact and _is_float(value) else value for value in self.args]
+        args = widened(self.args) if exact else self.args
         found = (OPS[self.op].reference if self.op in OPS else ATEN[self.op])(*args, **self.kwargs)
         return [found] if isinstance(found, torch.Tensor) else list(found)
 
@@ -120,10 +121,6 @@ class OneCall:
 
     def call_of(self, body: Program) -> fx.Node:
         return next(iter(body.calls()))
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Dtypes and random tensors for tests of ops, and the comparison by the table of tolerances."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +28,11 @@ def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, facto
     assert found.dtype == dtype
     problem = compare(found, expected, dtype, factor=factor)
     assert problem is None, problem
+
+
+def widened(args: Sequence[Any]) -> list[Any]:
+    """The arguments of a call in float64. A cache of eight bits stays one: what it rounds is its meaning."""
+    return [arg.double() if isinstance(arg, torch.Tensor) and arg.dtype in TOLERANCES else arg for arg in args]
 
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)

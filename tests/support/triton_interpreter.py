@@ -1,10 +1,20 @@
-"""Triton's interpreter, made faster for kernels of many device functions."""
+"""Triton's interpreter, made faster for kernels of many device functions, and right about numbers of eight bits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from triton.runtime import interpreter
+
+# What torch calls these dtypes, and the integers that numpy holds them as where it has none like them.
+_TORCH = {
+    "fp8e4nv": (torch.float8_e4m3fn, torch.uint8),
+    "bf16": (torch.bfloat16, torch.uint16),
+    "fp16": (torch.float16, None),
+    "fp32": (torch.float32, None),
+}
 
 
 @contextmanager
@@ -30,3 +40,26 @@ def language_patched_once() -> Iterator[None]:
         yield
     finally:
         interpreter.GridExecutor.__call__, interpreter._patch_lang = launch, patch
+
+
+@contextmanager
+def eight_bits_converted() -> Iterator[None]:
+    """The interpreter loses NaN and carries where it converts to eight bits, and rounds ties away from even. Here torch
+    converts, which rounds as the instructions of GPUs do."""
+    builder = interpreter.InterpreterBuilder
+    to_float = builder.create_fp_to_fp
+
+    def convert(self: Any, source: Any, wanted: Any, rounding_mode: Any) -> Any:
+        names = source.dtype.scalar.name, wanted.scalar.name
+        if "fp8e4nv" not in names:
+            return to_float(self, source, wanted, rounding_mode)
+        (own, held), (other, other_held) = (_TORCH[name] for name in names)
+        given = torch.from_numpy(np.ascontiguousarray(source.data))
+        made = (given if held is None else given.view(own)).to(other)
+        return interpreter.TensorHandle((made if other_held is None else made.view(other_held)).numpy(), wanted.scalar)
+
+    builder.create_fp_to_fp = convert
+    try:
+        yield
+    finally:
+        builder.create_fp_to_fp = to_float

@@ -7,6 +7,8 @@ largest score, the sum of weights against it, and the weighted sum of values.
 import triton
 import triton.language as tl
 
+from ingot.backends.triton.kernels.cache_dtype import as_computed
+
 # Stands for the largest score of no scores at all: below every score, and finite, so that differences are numbers.
 LOWEST = tl.constexpr(-1.0e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -101,9 +103,11 @@ def seen_in_tree(seen, ancestors, node):
 
 
 @triton.jit
-def mean_of(total, weight_sum, lse):
+def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
     """The attention of rows from what they add up to. Where log-sum-exp is asked for, a row may see nothing: zero."""
     mean = total / weight_sum[:, None]
+    if CACHE.v_scale != 1.0:
+        mean = mean * CACHE.v_scale
     if lse is not None:
         mean = tl.where(weight_sum[:, None] > 0.0, mean, 0.0)
     return mean
@@ -208,11 +212,12 @@ def attended(
         inside = place < end
         rows = rows_of(kv, pages, place, inside, cached_head(head, FORM), CACHE)
         held = inside[:, None] & (d < FORM.dim)[None, :]
-        keys = tl.load(rows[:, None] + d[None, :], mask=held, other=0.0)
+        keys = as_computed(tl.load(rows[:, None] + d[None, :], mask=held, other=0.0), query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if FORM.tail > 0:
             t = FORM.block + tl.arange(0, FORM.tail)
             ends = tl.load(rows[:, None] + t[None, :], mask=inside[:, None] & (t < FORM.dim)[None, :], other=0.0)
+            ends = as_computed(ends, query.dtype)
             scores = tl.dot(query_tail, tl.trans(ends), scores, input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         if ancestors is not None:
@@ -222,6 +227,7 @@ def attended(
         else:
             held = inside[:, None] & (e < FORM.value_dim)[None, :]
             values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
+            values = as_computed(values, query.dtype)
         total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCORES)
     return total, weight_sum, peak
 

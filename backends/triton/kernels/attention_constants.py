@@ -28,13 +28,16 @@ class Fed:
 @dataclass(frozen=True)
 class Layout:
     """How a cache lies in memory. Its pages have `page` positions and are `page_stride` elements apart; positions of a
-    page are `slot_stride` apart, and heads of a position `row`. A value lies `part_stride` after its key."""
+    page are `slot_stride` apart, and heads of a position `row`. A value lies `part_stride` after its key. What it holds
+    is keys and values divided by their scales, of which that of keys is part of `Scores.scale`."""
 
     page: int
     page_stride: int
     part_stride: int
     slot_stride: int
     row: int
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True)

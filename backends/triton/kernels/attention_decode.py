@@ -51,6 +51,7 @@ from ingot.backends.triton.kernels.attention_splits import (
     splits_of,
     taken,
 )
+from ingot.backends.triton.kernels.cache_dtype import as_cached
 from ingot.backends.triton.kernels.rope import gains
 
 
@@ -341,10 +342,11 @@ def decode_attention(
     )
     if APPEND:  # noqa: SIM102
         if split == feeding:
-            write_cache(kv, slot, head, new_key, new_value, CACHE, FORM)
+            kept_key, kept_value = as_cached(new_key, kv, CACHE.k_scale), as_cached(new_value, kv, CACHE.v_scale)
+            write_cache(kv, slot, head, kept_key, kept_value, CACHE, FORM)
             total, weight_sum, peak = with_fed(
-                total, weight_sum, peak, query, new_key, new_value, k, v, positions, table, k_weight,
-                first, nth, cached, head, FED, FORM, SCORES, HEAD,
+                total, weight_sum, peak, query, kept_key, kept_value, kv, k, v, positions, table, k_weight,
+                first, nth, cached, head, FED, CACHE, FORM, SCORES, HEAD,
             )  # fmt: skip
 
     # The chunks of the split.
@@ -365,7 +367,7 @@ def decode_attention(
 
     # The result.
     row = token * FORM.kv_heads + head
-    mean = mean_of(total, weight_sum, lse)
+    mean = mean_of(total, weight_sum, lse, CACHE)
     if splits == 1:
         leave(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.attention import rows_of, weighed
 from ingot.backends.triton.kernels.attention_constants import group_rows
+from ingot.backends.triton.kernels.cache_dtype import as_computed
 from ingot.backends.triton.kernels.rope import angles
 
 
@@ -70,6 +71,7 @@ def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexp
 @triton.jit
 def with_early(total, weight_sum, peak, query, keys, values, inside, SCORES: tl.constexpr):
     """The state of M rows after an `early_chunk` of N positions, of which those `inside` [N] are of the context."""
+    keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     # What lies past the end may be NaN, which a weight of zero does not silence.
     values = tl.where(inside[:, None], values, 0.0)

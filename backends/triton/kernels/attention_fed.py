@@ -5,6 +5,7 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.attention import seen_by, weighed
 from ingot.backends.triton.kernels.attention_constants import group_rows
+from ingot.backends.triton.kernels.cache_dtype import as_cached, as_computed
 from ingot.backends.triton.kernels.rope import angles, cache_rows, prepared, turned, with_partners
 
 
@@ -56,7 +57,8 @@ def prepared_token(
 
 @triton.jit
 def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Write row 0 of the key and the value [G, FORM.block] of a token at its slot, unless that is below 0."""
+    """Write row 0 of the key and the value [G, FORM.block] of a token, `as_cached`, at its slot, unless that is below
+    0."""
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
     into = kv + cache_rows(slot, CACHE) + head * CACHE.row + d[None, :] + tl.zeros_like(g)[:, None]
@@ -73,6 +75,7 @@ def with_fed(
     query,
     new_key,
     new_value,
+    kv,
     k,
     v,
     positions,
@@ -83,18 +86,21 @@ def with_fed(
     cached,
     head,
     FED: tl.constexpr,
+    CACHE: tl.constexpr,
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
     HEAD: tl.constexpr,
 ):
     """The state of G rows `query` [G, FORM.block] after what the step feeds up to their token, the `nth` of a sequence
-    whose first one is `first`, and which has `cached` positions before it."""
+    whose first one is `first`, and which has `cached` positions before it. Rows see what is fed as the cache holds it:
+    `new_key` and `new_value` come `as_cached`."""
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
     # The token itself is the first that the rows see.
     itself = tl.arange(0, group_rows(FORM)) == 0
-    own_score = tl.dot(query, tl.trans(new_key), input_precision="ieee")
-    total, weight_sum, peak = weighed(own_score, new_value, total, weight_sum, peak, itself[None, :], SCORES)
+    own_key, own_value = as_computed(new_key, query.dtype), as_computed(new_value, query.dtype)
+    own_score = tl.dot(query, tl.trans(own_key), input_precision="ieee")
+    total, weight_sum, peak = weighed(own_score, own_value, total, weight_sum, peak, itself[None, :], SCORES)
     # Then those of its sequence that were fed before it.
     for start in tl.range(0, nth, 16, num_stages=1):
         fed = start + tl.arange(0, 16)
@@ -104,9 +110,11 @@ def with_fed(
         fed_v = (first + fed).to(tl.int64) * FED.v.token + head * FED.v.head
         at = tl.load(positions + first + fed, mask=seen, other=0)
         fed_cos, fed_sin = angles(table, at, HEAD)
-        keys = prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, HEAD)
+        keys = as_cached(prepared(k, fed_k, seen, fed_cos, fed_sin, k_weight, HEAD), kv, CACHE.k_scale)
+        keys = as_computed(keys, query.dtype)
         inside = seen[:, None] & (d < FORM.dim)[None, :]
-        values = tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0)
+        values = as_cached(tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0), kv, CACHE.v_scale)
+        values = as_computed(values, query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen[None, :], SCORES)
     return total, weight_sum, peak

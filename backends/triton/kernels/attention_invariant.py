@@ -188,4 +188,5 @@ def invariant_attention(
         for split in range(first, splits):
             part, part_sum, part_peak = _part_left(partial, sizes, pair + split, g, own, FORM)
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
-    leave(out, lse, 0, token * HEADS + heads, own, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
+    mean = mean_of(total, weight_sum, lse, CACHE)
+    leave(out, lse, 0, token * HEADS + heads, own, mean, weight_sum, peak, FORM)

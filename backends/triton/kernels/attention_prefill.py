@@ -117,7 +117,7 @@ def prefill_attention(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
             BLOCK_N, MASK, True, SCORES, CACHE, FORM, bits, cached,
         )  # fmt: skip
-        leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse), weight_sum, peak, FORM)
+        leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse, CACHE), weight_sum, peak, FORM)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ingot.backends.triton.kernels.cache_dtype import as_cached
+
 
 @dataclass(frozen=True)
 class Head:
@@ -168,15 +170,15 @@ def kv_append(
     slot = tl.load(slots + token)
     inside = (head < FORM.kv_heads) & (d < FORM.dim) & (slot >= 0)
     row = kv + cache_rows(slot, CACHE) + head * CACHE.row
-    tl.store(row + d, tl.load(k + token * FED.k.token + head * FED.k.head + d, mask=inside), mask=inside)
+    at = row + d
+    key = tl.load(k + token * FED.k.token + head * FED.k.head + d, mask=inside)
+    tl.store(at, as_cached(key, kv, CACHE.k_scale), mask=inside)
     if v is not None:
         e = tl.arange(0, FORM.block_value)[None, :]
         inside = (head < FORM.kv_heads) & (e < FORM.value_dim) & (slot >= 0)
-        tl.store(
-            row + e + CACHE.part_stride,
-            tl.load(v + token * FED.v.token + head * FED.v.head + e, mask=inside),
-            mask=inside,
-        )
+        at = row + e + CACHE.part_stride
+        value = tl.load(v + token * FED.v.token + head * FED.v.head + e, mask=inside)
+        tl.store(at, as_cached(value, kv, CACHE.v_scale), mask=inside)
 
 
 @triton.jit
@@ -222,7 +224,7 @@ def qk_norm_rope_append(
         rows = token * FED.k.token + head * FED.k.head
         rotated = prepared(k, rows, held, cos, sin, k_weight, HEAD)
         inside = held[:, None] & (d < HEAD.dim)
-        into = kv + cache_rows(slot, CACHE) + head[:, None] * CACHE.row + d
-        tl.store(into, rotated, mask=inside)
+        kept = kv + cache_rows(slot, CACHE) + head[:, None] * CACHE.row + d
+        tl.store(kept, as_cached(rotated, kv, CACHE.k_scale), mask=inside)
         value = tl.load(v + token * FED.v.token + head[:, None] * FED.v.head + d, mask=inside)
-        tl.store(into + CACHE.part_stride, value, mask=inside)
+        tl.store(kept + CACHE.part_stride, as_cached(value, kv, CACHE.v_scale), mask=inside)

@@ -27,13 +27,13 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         )
         out, _ = results_of(call, schedule)
         # Of few tokens too: the kernel for these takes what a token sees as one range, and a tree has gaps.
-        schedule_prefill(call, attention_of(call), schedule, out, None, least=1, ancestors=ancestors)
+        schedule_prefill(call, attention_of(call, schedule.sm), schedule, out, None, least=1, ancestors=ancestors)
         return (out,)
     if schedule.bucket.batch_invariant:
         return schedule_invariant(call, schedule)
     if _decodes(schedule.bucket):
         return schedule_decode(call, schedule, append=False)
-    attention = attention_of(call)
+    attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
     # A sequence that feeds one token would fill a row of a tile of prompts. One of few tokens does not come often
     # enough for a tile of its own size. Alone in a step of many tokens, a sequence feeds more than one.

@@ -31,7 +31,7 @@ _ROUNDS = 16
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
     """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
-    attention = attention_of(call)
+    attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
     _launch(
         call, attention, schedule, (out, lse), schedule.bucket.tokens[1], sharing_of(call, attention, schedule),
@@ -93,7 +93,7 @@ def _launch(
     head, positions = None, 0
     if append:
         want_equal(call, attention.cache)
-        want_one_dtype(call, "kv", "k", "v")
+        want_one_dtype(call, "q", "k", "v")
         prologue = {name: call.value(name) for name in ("k", "v", "positions", "table", "slots")} | norms_of(call)
         head, positions = rotated_head(call, "q", form.block), static(call.value("table"), 0)
     constants = {

@@ -20,7 +20,7 @@ _WAYS = {16: 16, 32: 8, 64: 4}
 
 
 def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    attention = attention_of(call)
+    attention = attention_of(call, schedule.sm)
     # Tiles by what registers and shared memory hold: two sums of 64 rows of 128 elements in 4 warps; float32, which no
     # tensor core multiplies, a quarter of that.
     wide = attention.itemsize == 4

@@ -14,7 +14,7 @@ from ingot.backends.triton.lower.heads import (
     head_width,
     power_of_two,
     static,
-    want_one_dtype,
+    want_cache_dtype,
 )
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.masks import CAUSAL, Mask
@@ -96,12 +96,15 @@ def results_of(call: Call, schedule: Schedule) -> tuple[Value, Value | None]:
 def scores_of(call: Call) -> Scores:
     """How a call makes scores."""
     soft_cap = call.attributes.get("soft_cap")
-    return Scores(float(call.attributes["scale"]), mask_of(call).name, None if soft_cap is None else float(soft_cap))
+    # Keys in a cache were divided by a scale of their own.
+    scale = float(call.attributes["scale"]) * float(call.attributes.get("k_scale", 1.0))
+    return Scores(scale, mask_of(call).name, None if soft_cap is None else float(soft_cap))
 
 
-def attention_of(call: Call) -> Attention:
+def attention_of(call: Call, sm: int) -> Attention:
+    """For a GPU of the compute capability `sm`."""
     cache = cache_of(call)
-    want_one_dtype(call, "kv", "q")
+    want_cache_dtype(call, sm, "q")
     form = _form_of(call, cache)
     names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]

@@ -6,7 +6,9 @@ from ingot.backends.triton.kernels.attention_constants import Fed, Layout, Strid
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Value
+from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.cache_form import CacheForm
+from ingot.ir.gpus import FEATURES
 
 # The widest head that kernels hold in registers (Gemma's).
 WIDEST = 256
@@ -44,7 +46,8 @@ def cache_of(call: Call) -> Cache:
     page_stride, part_stride, slot_stride, head_stride, step = kv.strides
     call.want((head_stride, step) == (form.row, 1), f"the heads of the cache do not lie side by side: {kv.type}")
     offset = part_stride if form.equal else form.value_offset(page, kv_heads)
-    return Cache(kv_heads, form, Layout(page, page_stride, offset, slot_stride, form.row))
+    scales = (float(call.attributes.get(name, 1.0)) for name in ("k_scale", "v_scale"))
+    return Cache(kv_heads, form, Layout(page, page_stride, offset, slot_stride, form.row, *scales))
 
 
 def want_equal(call: Call, cache: Cache) -> None:
@@ -75,6 +78,16 @@ def want_one_dtype(call: Call, *names: str) -> None:
     """Refuse a call where these differ in dtype."""
     dtypes = {name: call.dtype_name(name) for name in names if call.optional(name) is not None}
     call.want(len(set(dtypes.values())) == 1, "dtypes differ: " + ", ".join(f"{n} {d}" for n, d in dtypes.items()))
+
+
+def want_cache_dtype(call: Call, sm: int, name: str) -> None:
+    """Refuse a call over a cache that is neither of the dtype of the argument `name` nor of one that a GPU of the
+    compute capability `sm` converts to and from."""
+    if is_narrow(call.value("kv").type.dtype):
+        needed = FEATURES["fp8"]
+        call.want(sm in needed, f"a cache of {call.dtype_name('kv')}, and kernels for it need {needed.needs}")
+    else:
+        want_one_dtype(call, "kv", name)
 
 
 def tokens_of(call: Call, name: str) -> Expr:

@@ -14,6 +14,7 @@ from ingot.backends.triton.lower.heads import (
     static,
     strides_of,
     tokens_of,
+    want_cache_dtype,
     want_equal,
     want_one_dtype,
 )
@@ -65,7 +66,8 @@ def _rope(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     cache = cache_of(call)
-    want_one_dtype(call, "kv", "k", "v")
+    want_one_dtype(call, "k", "v")
+    want_cache_dtype(call, schedule.sm, "k")
     key, value = cache.form.key_width, cache.form.value_width
     form = Form(cache.kv_heads, key, power_of_two(key), value, power_of_two(value))
     block = _block_heads(cache.kv_heads, form.block)
@@ -88,7 +90,8 @@ def _kv_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     cache = cache_of(call)
     want_equal(call, cache)
-    want_one_dtype(call, "kv", "q", "k", "v")
+    want_one_dtype(call, "q", "k", "v")
+    want_cache_dtype(call, schedule.sm, "k")
     head = rotated_head(call, "k")
     heads = static(call.value("q"), 1)
     block = _block_heads(max(heads, cache.kv_heads), head.block)

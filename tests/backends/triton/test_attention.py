@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from call_oracle import rounded_worse
-from paged_steps import Heads, PagedStep, paged_step
-from triton_schedules import DEVICE, TESTED, new_schedule, run_lowering, some
+from paged_steps import Heads, PagedStep
+from triton_attention import (
+    CORES,
+    FACTOR,
+    GROUPED,
+    Mix,
+    a_step,
+    agree,
+    appended,
+    attention_dtypes,
+    over_pages,
+    rotations,
+)
+from triton_schedules import DEVICE, new_schedule, run_lowering, some
 
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.attention import LOWERINGS
@@ -20,18 +31,9 @@ from ingot.backends.triton.lower.table import LOWERINGS as ALL
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
-from ingot.ir.tables import make_table
 from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 
-POSITIONS = 4096
-CORES = 132 if DEVICE == "cuda" else 3  # few programs: the interpreter runs them one by one
-# Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
-# that reach a few times the size of a result.
-FACTOR = {torch.float32: 1.0, torch.bfloat16: 4.0, torch.float16: 4.0}
-GROUPED = Heads(4, 2, 64)
-# (tokens fed, positions cached before) of each sequence.
-Mix = list[tuple[int, int]]
 MIXES: dict[str, Mix] = {
     "one": [(1, 300)],
     "first": [(1, 0)],
@@ -39,47 +41,6 @@ MIXES: dict[str, Mix] = {
     "chunks": [(3, 40), (1, 130), (5, 0), (0, 12)],
     "a prompt": [(18, 0)],
 }
-dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
-
-
-def table(rotary: int) -> torch.Tensor:
-    return make_table(
-        {"kind": "rope", "rope_type": "default", "positions": POSITIONS, "theta": 1e4, "rotary_dim": rotary}
-    )
-
-
-def agree(
-    name: str, step: PagedStep, args: tuple[Any, ...], options: dict[str, Any], most: int, cores: int = CORES
-) -> torch.Tensor:
-    """The lowering for steps of up to `most` tokens, which may err as the reference does in the dtype, and by the table
-    of tolerances: a softmax feels how keys are rounded. The cache is untouched where nothing is written, NaN included.
-    Gives the attention."""
-    op, dtype = OPS[name], step.q.dtype
-    tokens = (1, most)
-    dims = {"T": len(step.q), "B": len(step.q_starts)}
-    found = run_lowering(op, LOWERINGS[name], args, options, tokens=tokens, dims=dims, cores=cores)
-    wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
-    reference, exact = (op.reference(*given, **options) for given in (args, wide))
-    if isinstance(reference, torch.Tensor):
-        reference, exact = (reference,), (exact,)
-    assert len(found) == len(reference)
-    for one, factor, *truth in zip(found, (FACTOR[dtype], 1.0), reference, exact, strict=False):
-        problem = rounded_worse(one.cpu(), *truth, factor)
-        assert problem is None, problem
-    return found[0].cpu()
-
-
-def appended(step: PagedStep, most: int, *weights: torch.Tensor | None, rotary: int = 0, **options: Any) -> None:
-    """`append_attention` of the step."""
-    dim = step.q.shape[2]
-    args = (step.kv, step.q, step.k, step.v, step.positions, table(rotary or dim), step.slots, *step.lens, *weights)
-    agree("append_attention", step, args, {"eps": 1e-5, "scale": dim**-0.5, **options}, most)
-
-
-def over_pages(step: PagedStep, most: int, sinks: torch.Tensor | None = None, **options: Any) -> None:
-    """`paged_attention` of the step, over a cache that holds what it feeds."""
-    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
-    agree("paged_attention", step, (step.q, kv, *step.lens, sinks), {"scale": step.q.shape[2] ** -0.5, **options}, most)
 
 
 def filled(step: PagedStep) -> torch.Tensor:
@@ -89,10 +50,6 @@ def filled(step: PagedStep) -> torch.Tensor:
     expected = OPS["kv_append"].reference(*given)
     assert torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
     return expected
-
-
-def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) -> PagedStep:
-    return paged_step(torch.Generator().manual_seed(len(mix)), dtype, heads, mix, **layout)
 
 
 def a_call(dim: int = 64, dtype: torch.dtype = torch.float32, strides: tuple[int, ...] | None = None) -> Call:
@@ -105,7 +62,7 @@ def a_call(dim: int = 64, dtype: torch.dtype = torch.float32, strides: tuple[int
     return Call("paged_attention", values, {"scale": 1.0}, (TensorType(dtype, ("T", 4, dim)),))
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(("mix", "padded"), some(5, itertools.product(MIXES, (False, True))))
 def test_any_mix_of_sequences(mix: str, padded: bool, dtype: torch.dtype) -> None:
     step = a_step(MIXES[mix], dtype, **({"gap": 2, "behind": 3} if padded else {}))
@@ -113,7 +70,7 @@ def test_any_mix_of_sequences(mix: str, padded: bool, dtype: torch.dtype) -> Non
     over_pages(step, 2048 if padded else 64)
 
 
-@dtypes
+@attention_dtypes
 def test_more_sequences_than_a_warp_holds(dtype: torch.dtype) -> None:
     mix = [(place % 3 != 1, 7 * place % 50) for place in range(34)]
     step = a_step([(int(fed), before) for fed, before in mix], dtype, Heads(1, 1, 64), page=32)
@@ -125,7 +82,7 @@ def test_more_sequences_than_a_warp_holds(dtype: torch.dtype) -> None:
 MIXED: Mix = [(33, 20), (1, 300), (1, 0), (0, 7), (32, 0), (1, 240), (2, 5)]
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(
     ("heads", "options"),
     [(GROUPED, {"mask": "window_30"}), (Heads(3, 1, 80), {}), (Heads(2, 2, 128), {"soft_cap": 1.5})],
@@ -135,7 +92,7 @@ def test_prompts_beside_decoding(heads: Heads, options: dict[str, Any], dtype: t
     over_pages(a_step(MIXED, dtype, heads, gap=1, behind=40), 2048, sinks, **options)
 
 
-@dtypes
+@attention_dtypes
 def test_more_sequences_than_are_looked_at_together(dtype: torch.dtype) -> None:
     """Sequences for two looks of 128; short prompts, which are more blocks than there are programs."""
     mix = [({3: 1, 6: 2}.get(place % 10, 0), place % 20) for place in range(137)]
@@ -191,7 +148,7 @@ def test_what_decoding_leaves_behind_is_by_sequences() -> None:
     assert len(alone.launches) == 1
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(
     "heads", some(3, [Heads(3, 1, 80), Heads(6, 2, 96), Heads(2, 2, 128), Heads(2, 1, 256), Heads(17, 1, 64)])
 )
@@ -201,36 +158,36 @@ def test_sizes_of_heads(heads: Heads, dtype: torch.dtype) -> None:
     over_pages(step, 128)
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize("most", [pytest.param(16, marks=pytest.mark.slow), 32])
 def test_long_contexts_get_more_splits_than_short_ones(most: int, dtype: torch.dtype) -> None:
     """A context of 400 among short ones, cut into six: more splits than every token has for certain."""
     step = a_step([(1, 70), (2, 400), (1, 3)], dtype, Heads(2, 1, 64), gap=1)
-    args = (step.kv, step.q, step.k, step.v, step.positions, table(64), step.slots, *step.lens)
+    args = (step.kv, step.q, step.k, step.v, step.positions, rotations(64), step.slots, *step.lens)
     agree("append_attention", step, args, {"eps": 1e-5, "scale": 0.125}, most, cores=6)
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
     agree("paged_attention", step, (step.q, kv, *step.lens), {"scale": 0.125}, most, cores=6)
 
 
-@dtypes
+@attention_dtypes
 def test_a_split_to_spare_takes_what_is_fed(dtype: torch.dtype) -> None:
     """A context of three chunks, or of one, for eight splits."""
     heads = Heads(2, 1, 64)
     for before in (130, 20):
         step = a_step([(1, before)], dtype, heads)
-        args = (step.kv, step.q, step.k, step.v, step.positions, table(64), step.slots, *step.lens)
+        args = (step.kv, step.q, step.k, step.v, step.positions, rotations(64), step.slots, *step.lens)
         sinks = torch.tensor([2.0, -1.0]).to(dtype)
         agree("append_attention", step, (*args, None, None, sinks), {"eps": 1e-5, "scale": 0.125}, 1, cores=4)
 
 
-@dtypes
+@attention_dtypes
 def test_more_splits_than_are_added_at_once(dtype: torch.dtype) -> None:
     heads = Heads(32, 1, 128)  # a result of which fills a tile
     appended(a_step([(1, 250)], dtype, heads), 1)
     appended(a_step([(1, 300)], dtype, heads), 16)
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize("page", [8, 32, 48])
 def test_sizes_of_pages(page: int, dtype: torch.dtype) -> None:
     step = a_step([(1, 75), (2, 30), (1, 150)], dtype, page=page)
@@ -238,7 +195,7 @@ def test_sizes_of_pages(page: int, dtype: torch.dtype) -> None:
     over_pages(step, 128)
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize("window", [1, 5, 100])
 def test_window(window: int, dtype: torch.dtype) -> None:
     step = a_step([(1, 200), (4, 100), (1, 3)], dtype)
@@ -246,7 +203,7 @@ def test_window(window: int, dtype: torch.dtype) -> None:
     over_pages(step, 128, mask=f"window_{window}")
 
 
-@dtypes
+@attention_dtypes
 def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
     step = a_step([(1, 300), (3, 10)], dtype)
     sinks = torch.tensor([3.0, -1.0, 0.5, 8.0]).to(dtype)
@@ -255,7 +212,7 @@ def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
         over_pages(step, most, sinks, soft_cap=1.5)
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(
     ("normed", "rotary", "interleaved"), some(6, itertools.product((None, "same", "wide"), (64, 24), (False, True)))
 )
@@ -267,7 +224,7 @@ def test_norm_and_rotation(normed: str | None, rotary: int, interleaved: bool, d
     appended(step, 16, *weights, rotary=rotary, interleaved=interleaved)
 
 
-@dtypes
+@attention_dtypes
 def test_samples_of_the_ops(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(6)
     for name in LOWERINGS:
@@ -280,7 +237,7 @@ def test_samples_of_the_ops(dtype: torch.dtype) -> None:
                 assert compare(one, other, dtype, factor=FACTOR[dtype]) is None
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(
     "mask", some(2, ["chunked_16", "chunked_100", "bidirectional", "block_causal_8", "block_causal_30"])
 )
@@ -293,7 +250,7 @@ def test_masks(mask: str, dtype: torch.dtype) -> None:
     over_pages(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=40), 2048, mask=mask)
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(("most", "heads"), some(2, itertools.product((16, 2048), (GROUPED, Heads(3, 1, 80)))))
 def test_trees(most: int, heads: Heads, dtype: torch.dtype) -> None:
     """Nodes that see some of those before them, up to the 64th, beside tokens that are none."""
@@ -309,7 +266,7 @@ def test_trees(most: int, heads: Heads, dtype: torch.dtype) -> None:
     agree("paged_attention", step, (step.q, kv, *step.lens, sinks, ancestors), options, most)
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(
     ("most", "cores", "heads"),
     some(2, [(*one, heads) for one in ((16, 6), (64, CORES), (2048, CORES)) for heads in (GROUPED, Heads(3, 1, 80))]),
@@ -339,7 +296,7 @@ def test_parts_put_together(most: int, cores: int, heads: Heads, dtype: torch.dt
     assert problem is None, problem
 
 
-@dtypes
+@attention_dtypes
 def test_nan_stays_with_its_sequence(dtype: torch.dtype) -> None:
     step = a_step([(1, 40), (1, 40)], dtype)
     step.q[0] = float("nan")
@@ -372,7 +329,7 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@dtypes
+@attention_dtypes
 @pytest.mark.parametrize(("heads", "options"), some(4, itertools.product(FORMS, OTHERS)))
 def test_every_form_of_cache(heads: Heads, options: dict[str, Any], dtype: torch.dtype) -> None:
     """In steps of one token, of few and of many."""
@@ -398,7 +355,7 @@ def test_tiles_fit_or_are_refused_by_name() -> None:
     latent = Call(
         "paged_attention", values, {"scale": 1.0, "value_width": 512}, (TensorType(q.dtype, ("T", 128, 512)),)
     )
-    attention = attention_of(latent)
+    attention = attention_of(latent, 90)
     for sums, rows in ((1, 64), (2, 32)):
         tiles = form_tiles(attention.held(sums), 90, latent.want, 64)
         assert (tiles.rows, tiles.warps) == (rows, 8) and tiles.keys >= 16

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from call_oracle import rounded_worse
+from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
 from triton_schedules import DEVICE, TESTED, run_lowering, some
 
@@ -59,8 +60,7 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
     given = tuple({**by_name, "page_table": hidden}.values())
     found = run_lowering(op, LOWERINGS[name], given, options, tokens=(1, most), dims={"G": len(q)}, cores=CORES)
     args = tuple(by_name.values())
-    wide = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
-    reference, exact = (op.reference(*given, **options) for given in (args, wide))
+    reference, exact = (op.reference(*given, **options) for given in (args, widened(args)))
     if isinstance(reference, torch.Tensor):
         reference, exact = (reference,), (exact,)
     for one, factor, *truth in zip(found, (FACTOR[q.dtype], 1.0), reference, exact, strict=False):

@@ -1,0 +1,211 @@
+"""Kernels over KV caches of eight bits: what they write, to the bit, and the attention over it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from eight_bit_samples import FLOAT8, OVER_CACHES, eight_bit_samples
+from paged_steps import Heads
+from triton_attention import (
+    CORES,
+    GROUPED,
+    Mix,
+    a_step,
+    agree,
+    appended,
+    attention_dtypes,
+    narrowed,
+    over_pages,
+    rotations,
+)
+from triton_checks import check_lowering
+from triton_schedules import new_schedule, run_lowering, some
+
+from ingot.backends.triton.lower.attention import LOWERINGS as ATTENTIONS
+from ingot.backends.triton.lower.call import Call, Refused
+from ingot.backends.triton.lower.table import LOWERINGS
+from ingot.backends.triton.schedule import Value
+from ingot.ir.ops import OPS
+from ingot.ir.types import TensorType
+
+# None, one that moves what is rounded, and one in whose range nothing saturates.
+SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}, {"k_scale": 7.0, "v_scale": 0.004}]
+scaled = pytest.mark.parametrize("scales", SCALES, ids=str)
+# Of every kind of mask, but for trees (`test_trees`).
+MASKS = ("causal", "window_30", "chunked_20", "bidirectional", "block_causal_8")
+
+
+def numbers(dtype: torch.dtype) -> torch.Tensor:
+    """All numbers of eight bits, those halfway between two of them and their neighbours, what is out of range, NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8).float()
+    finite = codes[codes.isfinite()].sort().values
+    halfway = (finite[1:] + finite[:-1]) / 2
+    near = [torch.nextafter(halfway, torch.tensor(end)) for end in (-math.inf, math.inf)]
+    far = torch.tensor([449.0, 464.0, 465.0, 480.0, -1e4, math.inf, -math.inf, math.nan, 1e-4, -1e-9])
+    return torch.cat([codes, halfway, *near, far]).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@scaled
+def test_every_number_is_rounded_as_the_reference_rounds_it(scales: dict[str, float], dtype: torch.dtype) -> None:
+    x = numbers(dtype)
+    x = torch.cat([x, x.new_zeros(-len(x) % 16)]).view(1, -1, 16)
+    kv = torch.zeros(1, 2, 1, x.shape[1], 16).to(FLOAT8)
+    args = (kv, x, x.flip(1).contiguous(), torch.tensor([0]))
+    expected = OPS["kv_append"].reference(*args, **scales)
+    (found,) = run_lowering(OPS["kv_append"], LOWERINGS["kv_append"], args, scales)
+    found = found.cpu()
+    assert torch.equal(found.view(torch.uint8) & 0x7F, expected.view(torch.uint8) & 0x7F)
+    signs = [one.float().signbit() | one.isnan() for one in (found, expected)]  # a NaN has any
+    assert torch.equal(*signs) and bool(found.isnan().any()) and bool((found.float().abs() == 448).any())
+
+
+@attention_dtypes
+@pytest.mark.parametrize("name", OVER_CACHES)
+def test_samples(name: str, dtype: torch.dtype) -> None:
+    """Those of the definitions: forms of caches, masks, gains, trees, shared prefixes."""
+    op = OPS[name]
+    for sample in eight_bit_samples(name, dtype):
+        if name in ATTENTIONS:
+            call = op.bind(sample.args, sample.kwargs)
+            step = replace(a_step([(1, 0)], dtype), kv=call["kv"], q=call["q"], q_starts=call["q_starts"])
+            agree(name, step, sample.args, sample.kwargs, 64)
+        else:
+            check_lowering(op, LOWERINGS[name], sample.args, sample.kwargs, dims={"T": sample.args[1].shape[0]})
+
+
+# Prompts of several blocks and a short one, decoding with and without a context, a sequence that feeds nothing.
+MIXED: Mix = [(33, 20), (1, 140), (1, 0), (0, 7), (2, 5)]
+
+
+@attention_dtypes
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("scales", SCALES[1:], ids=str)
+def test_every_mask(mask: str, scales: dict[str, float], dtype: torch.dtype) -> None:
+    """In steps of few tokens, of prompts beside decoding, and in deterministic ones, with sinks and a cap."""
+    few = narrowed(a_step([(5, 0), (1, 90), (3, 30)], dtype), scales)
+    sinks = torch.linspace(-1.0, 3.0, GROUPED.q).to(dtype)
+    over_pages(few, 16, sinks, mask=mask, soft_cap=1.5, **scales)
+    mixed = narrowed(a_step(MIXED, dtype, Heads(2, 1, 64), gap=1, behind=3), scales)
+    over_pages(mixed, 2048, mask=mask, **scales)
+    over_pages(few, 16, sinks, mask=mask, invariant=True, **scales)
+    if mask not in ("bidirectional", "block_causal_8"):
+        appended(few, 16, None, None, sinks, mask=mask, soft_cap=1.5, **scales)
+
+
+@attention_dtypes
+def test_trees(dtype: torch.dtype) -> None:
+    step = narrowed(a_step([(7, 90), (1, 33)], dtype, gap=1, behind=2), SCALES[1])
+    bits = torch.zeros(len(step.q), dtype=torch.int64)
+    bits[:7] = torch.tensor([0b1, 0b11, 0b101, 0b1011, 0b10101, 0b100001, 0b1001011])
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **SCALES[1])
+    args = (step.q, kv, *step.lens, None, bits)
+    for most in (16, 2048):
+        agree("paged_attention", step, args, {"scale": 0.125, "mask": "tree", **SCALES[1]}, most)
+
+
+@attention_dtypes
+@scaled
+@pytest.mark.parametrize(
+    "heads", some(3, [GROUPED, Heads(3, 1, 80), Heads(6, 2, 96), Heads(17, 1, 128), Heads(2, 1, 256)])
+)
+def test_sizes_of_heads(heads: Heads, scales: dict[str, float], dtype: torch.dtype) -> None:
+    """Contexts in several splits, the longest in more than short ones; several tokens of a sequence in one step."""
+    step = narrowed(a_step([(1, 75), (2, 30), (1, 150), (1, 0)], dtype, heads, gap=1), scales)
+    appended(step, 16, cores=6, **scales)
+    over_pages(step, 16, **scales)
+    over_pages(step, 128, **scales)
+
+
+@attention_dtypes
+def test_one_token_that_is_normed(dtype: torch.dtype) -> None:
+    heads = Heads(4, 2, 64)
+    for mix in ([(1, 300)], [(1, 0)]):
+        step = narrowed(a_step(mix, dtype, heads), SCALES[1])
+        gains = [torch.linspace(0.5, 1.5, 64).to(dtype)] * 2
+        appended(step, 1, *gains, rotary=24, **SCALES[1])
+
+
+# Values narrower than keys, wider, and the first of them; a latent cache, and one of two tiles.
+FORMS = [
+    Heads(4, 2, 48, 32),
+    Heads(3, 1, 17, 40),
+    Heads(4, 2, 40, 32, shared=True),
+    Heads(36, 1, 24, 12, shared=True),
+    Heads(2, 1, 16, 16, shared=True),
+    Heads(2, 2, 192, 128),
+    Heads(34, 1, 576, 512, shared=True),
+]
+
+
+@attention_dtypes
+@pytest.mark.parametrize("heads", FORMS, ids=str)
+def test_every_form_of_cache(heads: Heads, dtype: torch.dtype) -> None:
+    """What fills it is written by the kernel that does, to the bit."""
+    scales = {"k_scale": 0.3, "v_scale": 0.3 if heads.shared else 1.7}
+    for mix, most, invariant in (
+        ([(1, 70), (3, 20)], 32, False),
+        ([(19, 30), (0, 4), (1, 65)], 2048, False),
+        ([(1, 40), (3, 20)], 32, True),
+    ):
+        step = narrowed(a_step(mix, dtype, heads, gap=1), scales)
+        given = (step.kv, step.k, step.v, step.slots)
+        (found,) = run_lowering(OPS["kv_append"], LOWERINGS["kv_append"], given, scales, dims={"T": len(step.q)})
+        kv = OPS["kv_append"].reference(*given, **scales)
+        assert torch.equal(found.cpu().view(torch.uint8), kv.view(torch.uint8)), "to the bit, NaN included"
+        options = {**heads.options, **scales}
+        for name in ("paged_attention", "partial_attention"):
+            agree(name, step, (step.q, kv, *step.lens), options, most, invariant=invariant)
+
+
+@attention_dtypes
+@pytest.mark.parametrize(("most", "cores"), [(16, 6), (2048, CORES)])
+def test_parts_put_together(most: int, cores: int, dtype: torch.dtype) -> None:
+    """The scale of values is in each part, and not in the log-sum-exp that puts them together."""
+    scales = SCALES[1]
+    step = narrowed(a_step([(1, 130), (3, 40), (1, 3), (0, 20)], dtype, gap=1, behind=2), scales)
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **scales)
+    pages, starts, lens, kv_lens = step.lens
+    first = torch.minimum((kv_lens - lens).clamp(min=0) // 16, torch.tensor(3)).int()
+    rest = torch.stack([row.roll(-int(count)) for row, count in zip(pages, first, strict=True)])
+    parts = []
+    for lengths, own, mask in ((16 * first, pages, "bidirectional"), (kv_lens - 16 * first, rest, "causal")):
+        args, options = (step.q, kv, own, starts, lens, lengths), {"scale": 0.125, "mask": mask, **scales}
+        agree("partial_attention", step, args, options, most, cores)
+        parts += OPS["partial_attention"].reference(*args, **options)
+    merged, _ = OPS["merge_attention"].reference(*parts)
+    whole = agree("paged_attention", step, (step.q, kv, *step.lens), {"scale": 0.125, **scales}, most, cores)
+    assert torch.allclose(merged, whole, rtol=0.1, atol=0.1), "parts and the whole are of one scale"
+
+
+@attention_dtypes
+def test_nan_of_a_token_is_cached_and_stays_with_its_sequence(dtype: torch.dtype) -> None:
+    step = a_step([(1, 40), (1, 40)], dtype)
+    step = narrowed(step, {})
+    step.k[1] = float("nan")
+    args = (step.kv, step.q, step.k, step.v, step.positions, rotations(64), step.slots, *step.lens)
+    found, cache = run_lowering(
+        OPS["append_attention"], ATTENTIONS["append_attention"], args, {"eps": 1e-5, "scale": 0.1},
+        dims=step.dims, cores=CORES,
+    )  # fmt: skip
+    assert bool(found[0].isfinite().all()) and bool(found[1].isnan().all())
+    page, offset = divmod(int(step.slots[1]), 16)
+    assert bool(cache[page, 0, offset].isnan().all()) and not bool(cache[page, 1, offset].isnan().any())
+
+
+def test_caches_of_other_dtypes_and_gpus_without_eight_bits_are_refused() -> None:
+    def call(op: str, dtype: torch.dtype) -> Call:
+        q, kv = TensorType(torch.bfloat16, ("T", 4, 64)), TensorType(dtype, ("pages", 2, 16, 2, 64))
+        few = TensorType(torch.bfloat16, ("T", 2, 64))
+        lens = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+        types = {"kv": kv, "q": q, "k": few, "v": few, "page_table": TensorType(torch.int32, ("B", "P")), **lens}
+        values: dict[str, Value | None] = {name: Value(one, input=at) for at, (name, one) in enumerate(types.items())}
+        return Call(op, values, {"scale": 1.0}, (q,))
+
+    for op in OVER_CACHES:
+        for sm in (80, 86):
+            with pytest.raises(Refused, match="a cache of f8e4m3, and kernels for it need sm_89 or newer"):
+                LOWERINGS[op](call(op, FLOAT8), new_schedule(sm=sm))
+        with pytest.raises(Refused, match=r"dtypes differ: kv f16, (q|k) bf16"):
+            LOWERINGS[op](call(op, torch.float16), new_schedule())

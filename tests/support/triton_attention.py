@@ -1,0 +1,93 @@
+"""Steps of attention by its Triton kernels, held against the references."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from call_oracle import rounded_worse
+from eight_bit_samples import FLOAT8
+from op_values import widened
+from paged_steps import Heads, PagedStep, paged_step
+from triton_schedules import DEVICE, TESTED, run_lowering
+
+from ingot.backends.triton.lower.attention import LOWERINGS
+from ingot.ir.ops import OPS
+from ingot.ir.tables import make_table
+
+POSITIONS = 4096
+CORES = 132 if DEVICE == "cuda" else 3  # few programs: the interpreter runs them one by one
+# Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
+# that reach a few times the size of a result.
+FACTOR = {torch.float32: 1.0, torch.bfloat16: 4.0, torch.float16: 4.0}
+GROUPED = Heads(4, 2, 64)
+# (tokens fed, positions cached before) of each sequence.
+Mix = list[tuple[int, int]]
+attention_dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
+
+
+def rotations(rotary: int) -> torch.Tensor:
+    """The table of a rotary embedding."""
+    return make_table(
+        {"kind": "rope", "rope_type": "default", "positions": POSITIONS, "theta": 1e4, "rotary_dim": rotary}
+    )
+
+
+def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) -> PagedStep:
+    return paged_step(torch.Generator().manual_seed(len(mix)), dtype, heads, mix, **layout)
+
+
+def narrowed(step: PagedStep, scales: dict[str, float]) -> PagedStep:
+    """The step over a cache of eight bits, NaN where nobody wrote. The keys and values of the first token are beyond
+    what eight bits hold."""
+    k, v = step.k.clone(), None if step.v is None else step.v.clone()
+    k[0] *= 2000 * scales.get("k_scale", 1.0)
+    if v is not None:
+        v[0] *= 2000 * scales.get("v_scale", 1.0)
+    return replace(step, kv=step.kv.to(FLOAT8), k=k, v=v)
+
+
+def agree(
+    name: str, step: PagedStep, args: tuple[Any, ...], options: dict[str, Any], most: int, cores: int = CORES,
+    *, invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The lowering for steps of up to `most` tokens, which may err as the reference does in the dtype, and by the table
+    of tolerances: a softmax feels how keys are rounded. The cache is untouched where nothing is written, NaN included.
+    Gives the attention."""
+    op, dtype = OPS[name], step.q.dtype
+    tokens = (1, most)
+    dims = {"T": len(step.q), "B": len(step.q_starts)}
+    lowering = LOWERINGS[name]
+    found = run_lowering(op, lowering, args, options, tokens=tokens, dims=dims, cores=cores, invariant=invariant)
+    reference, exact = (op.reference(*given, **options) for given in (args, widened(args)))
+    if isinstance(reference, torch.Tensor):
+        reference, exact = (reference,), (exact,)
+    assert len(found) == len(reference)
+    # The tolerance is for numbers of the size of one, and some of eight bits are larger.
+    judged = [(one.cpu(), *truth) for one, *truth in zip(found, reference, exact, strict=True)]
+    if step.kv.dtype is FLOAT8:
+        size = exact[0].abs().amax((1, 2), keepdim=True).clamp(min=1).log2().ceil().exp2()
+        judged[0] = tuple((one / size).to(one.dtype) for one in judged[0])
+    for given, factor in zip(judged, (FACTOR[dtype], 1.0), strict=False):
+        problem = rounded_worse(*given, factor)
+        assert problem is None, problem
+    return found[0].cpu()
+
+
+def appended(
+    step: PagedStep, most: int, *weights: torch.Tensor | None, rotary: int = 0, cores: int = CORES, **options: Any
+) -> None:
+    """`append_attention` of the step."""
+    dim = step.q.shape[2]
+    args = (step.kv, step.q, step.k, step.v, step.positions, rotations(rotary or dim), step.slots, *step.lens, *weights)
+    agree("append_attention", step, args, {"eps": 1e-5, "scale": dim**-0.5, **options}, most, cores)
+
+
+def over_pages(
+    step: PagedStep, most: int, sinks: torch.Tensor | None = None, *, invariant: bool = False, **options: Any
+) -> None:
+    """`paged_attention` of the step, over a cache that holds what it feeds."""
+    scales = {name: options[name] for name in ("k_scale", "v_scale") if name in options}
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **scales)
+    args, options = (step.q, kv, *step.lens, sinks), {"scale": step.q.shape[2] ** -0.5, **options}
+    agree("paged_attention", step, args, options, most, invariant=invariant)
