@@ -17,16 +17,17 @@ from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.target import Target
 from ingot.ir.types import TensorType
 from ingot.passes.base import PassContext
-from ingot.passes.choose_providers import ChooseProviders
-from ingot.passes.rewrite import Rewriter
+from ingot.passes.choose_providers import claims_of
 
+NONE = "none"
 # A decode step of one sequence, and a chunk of a prompt.
 STEPS = (1, 512)
 
 
 @dataclass(frozen=True)
 class OpClaims:
-    """Of one op: its provider in steps of so many tokens, the one in deterministic mode, and every refusal."""
+    """Of one op: its provider in steps of so many tokens, the one in deterministic mode, and every refusal. Where all
+    refuse, it is NONE: a program with such a call does not compile."""
 
     op: str
     providers: Mapping[int, str]
@@ -43,12 +44,12 @@ class OpClaims:
 
 
 def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
-    """The claims of `backends` on every op. The pass that compiling runs decides, on one call of each op with the
-    arguments of its first sample, in the dtype that models have on the target."""
+    """The claims of `backends` on every op: on one call of each with the arguments of its first sample, in the dtype
+    that models have on the target. The cheapest claim wins: nothing is timed."""
     load_user_ops()
-    program, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
-    steps = {tokens: _chosen(program, nodes, target, backends, tokens) for tokens in STEPS}
-    deterministic, _ = _chosen(program, nodes, target, backends, max(STEPS), deterministic=True)
+    _, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
+    steps = {tokens: _chosen(nodes, target, backends, tokens) for tokens in STEPS}
+    deterministic, _ = _chosen(nodes, target, backends, max(STEPS), deterministic=True)
     return [
         OpClaims(
             op=name,
@@ -61,7 +62,6 @@ def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
 
 
 def _chosen(
-    program: Program,
     nodes: Mapping[str, fx.Node],
     target: Target,
     backends: Sequence[Backend],
@@ -70,7 +70,6 @@ def _chosen(
     deterministic: bool = False,
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The provider of each op in steps of so many tokens, and the reasons of those that refused."""
-    rewriter = Rewriter(program)
     context = PassContext(
         target=target,
         max_seq_len=max(STEPS),
@@ -82,12 +81,9 @@ def _chosen(
             name=f"T={tokens}", tokens=(tokens, tokens), features=owed_features(deterministic=deterministic)
         ),
     )
-    ChooseProviders().run(rewriter, context)
-    refusals = {
-        name: [refusal.reason for refusal in rewriter.refusals if refusal.node == node.name]
-        for name, node in nodes.items()
-    }
-    return {name: node.meta["provider"] for name, node in nodes.items()}, refusals
+    claims = {name: claims_of(node, context) for name, node in nodes.items()}
+    cheapest = {name: min(found, key=lambda one: found[one].cost, default=NONE) for name, (found, _) in claims.items()}
+    return cheapest, {name: reasons for name, (_, reasons) in claims.items()}
 
 
 def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:

@@ -90,11 +90,18 @@ def _check_inductor_compiles(target: Target) -> None:
 
 
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
-    """Backends by name, as they are for a device. On a GPU inductor takes what it can where it is named first."""
-    return tuple(
-        _inductor_cuda(ahead=place == 0) if (name, device) == ("inductor", "cuda") else BACKENDS[name]()
-        for place, name in enumerate(names)
-    )
+    """Backends by name, as they compete for a device. On a GPU inductor takes what it can where it is named first, and
+    references stand in for every kernel where they are."""
+    asked = list(names[:1]) == ["reference"]
+    return tuple(_competitor(name, device, first=place == 0, asked=asked) for place, name in enumerate(names))
+
+
+def _competitor(name: str, device: str, *, first: bool, asked: bool) -> Backend:
+    if (name, device) == ("inductor", "cuda"):
+        return _inductor_cuda(ahead=first)
+    if name in ("reference", "rowwise"):
+        return (Rowwise if name == "rowwise" else Reference)(asked=asked)
+    return BACKENDS[name]()
 
 
 def backend_named(name: str, device: str) -> Backend:
@@ -115,7 +122,7 @@ def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
     unavailable: dict[str, str] = {}
     for name in BACKEND_CHOICES[target.device]["auto"]:
         try:
-            backend = backend_named(name, target.device)
+            backend = _competitor(name, target.device, first=False, asked=False)
             backend.toolchain()
         except TargetError as error:
             unavailable[name] = error.what

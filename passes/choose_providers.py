@@ -50,6 +50,24 @@ class ChooseProviders(Pass):
 
 def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
     """The best claim of each backend that can have the call, by the backend's name. The others' reasons are kept."""
+    claims, reasons = claims_of(node, context)
+    for reason in reasons:
+        rewriter.refuse(node, reason)
+    if not claims:
+        by = f" by the mask {node.kwargs['mask']}" if "mask" in node.kwargs else ""
+        other = "as backend='auto'" if context.target.device == "cpu" else "as backend='reference', which is slow"
+        raise PassError(
+            f"no backend computes {target_name(node.target)}{by}: {'; '.join(reasons)}",
+            where=f"%{node.name}, {node.meta.get('origin', '')}",
+            expected=f"one of {', '.join(backend.name for backend in context.backends)} to take it",
+            hint=f"compile with another backend, {other}, or for another target"
+            + (", or without deterministic" if context.deterministic else ""),
+        )
+    return claims
+
+
+def claims_of(node: fx.Node, context: PassContext) -> tuple[dict[str, Yes], list[str]]:
+    """The best claim of each backend that can have a call, by the backend's name, and the reasons of the others."""
     assert context.bucket is not None
     claims: dict[str, Yes] = {}
     reasons: list[str] = []
@@ -62,17 +80,7 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
             claims[backend.name] = min(counting, key=lambda yes: yes.cost)
         else:
             reasons.append(f"{backend.name}: {_reason(answer, taking, layouts)}")
-            rewriter.refuse(node, reasons[-1])
-    if not claims:
-        by = f" by the mask {node.kwargs['mask']}" if "mask" in node.kwargs else ""
-        raise PassError(
-            f"no backend computes {target_name(node.target)}{by}: {'; '.join(reasons)}",
-            where=f"%{node.name}, {node.meta.get('origin', '')}",
-            expected=f"one of {', '.join(backend.name for backend in context.backends)} to take it",
-            hint="compile with another backend, as backend='auto', or for another target"
-            + (", or without deterministic" if context.deterministic else ""),
-        )
-    return claims
+    return claims, reasons
 
 
 def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> str:

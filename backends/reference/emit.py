@@ -15,12 +15,25 @@ from ingot.ir.target import Target
 
 
 class Reference(EmitsNothing):
-    """Runs an op's own reference on the step's whole batch."""
+    """Runs an op's own reference on the step's whole batch.
+
+    `asked`: the user wants references. Else one only stands in for what other backends refuse, and on a GPU it refuses
+    calls of ops that need a kernel: they would become slower by orders, without a word.
+    """
 
     name = "reference"
     cost = 1e6  # ranks behind every provider that does anything clever
 
+    def __init__(self, *, asked: bool = True) -> None:
+        self._asked = asked
+
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+        ops = (op_of(node.target) for node in nodes)
+        if not self._asked and target.device == "cuda" and any(op is not None and op.needs_kernel for op in ops):
+            return No("on a GPU it stands in for no missing kernel of this op, being slower by orders")
+        return self._taking(nodes)
+
+    def _taking(self, nodes: Sequence[fx.Node]) -> Yes:
         # A view computes nothing, so it cannot depend on the batch.
         return Yes(self.cost, batch_invariant=all(node.target in VIEWS for node in nodes), timed=False)
 
@@ -35,7 +48,7 @@ class Rowwise(Reference):
     name = "rowwise"
     cost = 1e9  # only where nothing faster is batch-invariant
 
-    def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
+    def _taking(self, nodes: Sequence[fx.Node]) -> Yes:
         # aten's views, add and mul among them: one correctly rounded operation an element is the same in every batch.
         return Yes(self.cost, batch_invariant=True, timed=False)
 

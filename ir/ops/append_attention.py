@@ -123,6 +123,7 @@ def _traffic(*args: Any, **kwargs: Any) -> float:
     flops=_sum("flops"),
     traffic=_traffic,
     fusible=False,
+    needs_kernel=True,
 )
 def append_attention(
     kv: torch.Tensor,

@@ -95,6 +95,7 @@ def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots
     flops=nothing,
     traffic=_kv_traffic,
     fusible=False,
+    needs_kernel=True,
 )
 def kv_append(
     kv: torch.Tensor,
@@ -349,6 +350,7 @@ def _paged_costliest(
     traffic=_paged_traffic,
     costliest=_paged_costliest,
     fusible=False,
+    needs_kernel=True,
     legal="cached",
     effect=Effect.READS_STATE,
 )

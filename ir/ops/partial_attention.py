@@ -122,6 +122,7 @@ def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
     traffic=_traffic,
     costliest=_costliest,
     fusible=False,
+    needs_kernel=True,
     legal="cached",
     effect=Effect.READS_STATE,
 )

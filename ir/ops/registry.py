@@ -76,9 +76,10 @@ class Op:
     them, or only where placements are "open". `across` computes a collective for all ranks of its axis at once: from a
     list for each tensor argument to a list of results. `effect` says when two calls may become one, and when one may
     go. `on_device`: the forms that run compute with tensors alone and copy nothing from the host, so that a captured
-    graph can hold a call of them. `flops` counts the operations of a call, by default one for each element of its
-    results, and `traffic` its bytes, by default those of all arguments and results but written states: both look at
-    shapes alone.
+    graph can hold a call of them. `needs_kernel`: its reference goes from one sequence to the next, and on a GPU stands
+    in for a missing kernel only where references were asked for. `flops` counts the operations of a call, by default
+    one for each element of its results, and `traffic` its bytes, by default those of all arguments and results but
+    written states: both look at shapes alone.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Op:
     effect: Effect
     across: Function | None
     on_device: bool
+    needs_kernel: bool
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -213,6 +215,7 @@ def define(
     effect: Effect = Effect.PURE,
     across: Function | None = None,
     on_device: bool = False,
+    needs_kernel: bool = False,
 ) -> Callable[[Function], Op]:
     """Define an op from its reference implementation, which gives its name and, by its annotations, its schema;
     attributes are keyword-only.
@@ -252,6 +255,7 @@ def define(
             effect=Effect.WRITES_STATE if states else effect,
             across=across,
             on_device=on_device,
+            needs_kernel=needs_kernel,
         )
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")

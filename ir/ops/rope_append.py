@@ -144,6 +144,7 @@ def _traffic(
     flops=_flops,
     traffic=_traffic,
     fusible=False,
+    needs_kernel=True,
 )
 def qk_norm_rope_append(
     kv: torch.Tensor,

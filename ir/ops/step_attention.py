@@ -74,6 +74,7 @@ def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
     traffic=lambda q, *others, **_: 2 * bytes_of(q) + bytes_of(*others),
     costliest=_costliest,
     fusible=False,
+    needs_kernel=True,
     legal="cached",
 )
 def step_attention(

@@ -6,22 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_model import MODEL
 from sm_90 import unplug
-from staged import traced
+from staged import pass_context, traced
 from tiny import CHECKPOINTS
 
+from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.buckets import bucket_classes
 from ingot.frontend.trace import Limits
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import PassError
+from ingot.ir.ops import OPS
+from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Region, Stage, target_name
 from ingot.ir.provider_times import ProviderTime, ProviderTimes
 from ingot.ir.record import PassRecord, Refusal
 from ingot.ir.target import Target
+from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Contest, PassContext
-from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.choose_providers import ChooseProviders, claims_of
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
 from ingot.providers import competing
@@ -69,6 +74,40 @@ def test_no_provider(apply: Apply) -> None:
         PassError, match=r"ingot\.embedding: reference: not batch-invariant(.|\n)*without deterministic"
     ):
         apply(ChooseProviders(), TEXT, backends=(Reference(),), deterministic=True)
+
+
+def test_references_stand_in_for_no_attention_on_a_gpu_unless_they_are_asked_for() -> None:
+    """Nor for a write into a cache: the error names why each provider does not compute it."""
+    _, nodes = one_call_of_each(OPS)
+    for name in ("paged_attention", "append_attention", "partial_attention", "step_attention", "kv_append"):
+        node = nodes[f"ingot.{name}"]
+        for target, choice, alone in (("sm_90", "auto", False), ("sm_90", "reference", True), ("cpu", "auto", True)):
+            context = pass_context(
+                target=Target.named(target),
+                backends=[one for one in competing(choice, Target.named(target)) if isinstance(one, Reference)],
+                bucket=BucketClass(name="few", tokens=(1, 16)),
+            )
+            claims, reasons = claims_of(node, context)
+            assert list(claims) == (["reference", "rowwise"] if alone else []), (name, target, choice)
+            assert alone or all("stands in for no missing kernel of this op" in reason for reason in reasons)
+    others = pass_context(target=Target.named("sm_90"), backends=(Reference(asked=False),))
+    claims, _ = claims_of(nodes["ingot.merge_attention"], others)
+    assert "reference" in claims, "an op that goes over all rows at once"
+
+
+def test_what_no_kernel_of_a_gpu_attends_to_is_an_error_with_every_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unplug(monkeypatch)
+    checkpoint = MODEL.write(tmp_path / "wide", head_dim=320)
+    limits: dict[str, Any] = {"target": "sm_90", "max_batch": 2, "max_tokens": 2, "jobs": 1}
+    with pytest.raises(PassError, match=r"no backend computes ingot\.(paged_attention|qk_norm_rope_append)") as caught:
+        compile_model(checkpoint, tmp_path / "a.ingot", **limits)
+    for reason in ("triton: heads of 320 elements, more than 256", "flashinfer: ", "reference: on a GPU it stands in"):
+        assert reason in caught.value.what
+    assert "backend='reference', which is slow" in caught.value.hint and "layer 0" in caught.value.where
+    report = compile_model(checkpoint, tmp_path / "a.ingot", backend="reference", **limits)
+    assert set(report.nodes_per_provider) == {"reference"}
 
 
 class _Priced(Reference):
