@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.errors import BackendError
 from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.ops import op_of
@@ -100,7 +101,10 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
     """Numbers about one: zeros take a GPU less power, and it runs faster."""
     shape = wanted.bind(sizes)
     strides = wanted.strides or torch.empty(shape, device="meta").stride()
-    return torch.empty_strided(shape, strides, dtype=wanted.dtype, device=device).normal_(generator=generator)
+    made = torch.empty_strided(shape, strides, dtype=wanted.dtype, device=device)
+    if is_narrow(wanted.dtype):  # torch draws none of these
+        return made.copy_(torch.randn(shape, device=device, generator=generator))
+    return made.normal_(generator=generator)
 
 
 def _integers(

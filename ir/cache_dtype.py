@@ -67,6 +67,14 @@ def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) ->
         raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales with f8e4m3 alone")
 
 
+def as_movable(x: "torch.Tensor") -> "torch.Tensor":
+    """The same memory in a dtype that torch copies, fills and selects by index: with eight-bit floats it does not do
+    all of that."""
+    import torch
+
+    return x.view(torch.uint8) if is_narrow(x.dtype) else x
+
+
 def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":
     """Keys or values as a cache of `dtype` holds them."""
     import torch

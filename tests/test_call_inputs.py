@@ -20,7 +20,7 @@ ANY = BucketClass(name="any", tokens=(1, 256))
 BUCKETS = (DECODE_1, DECODE_16, WIDE, EXTEND, ANY)
 
 
-def attention(bucket: BucketClass, most_sequences: int = 256, pages: int = 256) -> Program:
+def attention(bucket: BucketClass, most_sequences: int = 256, pages: int = 256, cache: torch.dtype = BF16) -> Program:
     program = Program("main", Stage.LOWERED, {}, bucket=bucket)
     program.dims = {
         "T": Dim("T", 1, 8192),
@@ -29,16 +29,17 @@ def attention(bucket: BucketClass, most_sequences: int = 256, pages: int = 256) 
         "pages": Dim("pages", 1, 1 << 20),
     }
     q = program.add_input("q", TensorType(BF16, ("T", 4, 16), (128, 16, 1)))  # a part of a merged product
-    kv = program.add_state("kv", StateSpec("paged_kv", "kv", "token", TensorType(BF16, ("pages", 2, 16, 2, 16))))
+    kv = program.add_state("kv", StateSpec("paged_kv", "kv", "token", TensorType(cache, ("pages", 2, 16, 2, 16))))
     table = program.add_input("table", TensorType(I32, ("B", "P")))
     lens = [program.add_input(f"lens{number}", TensorType(I32, ("B",))) for number in range(3)]
     call = build.call(program, OPS["paged_attention"].overload, (q, kv, table, *lens), {"scale": 0.25})
     return call_body(program, call, "call")
 
 
+@pytest.mark.parametrize("cache", [BF16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("bucket", BUCKETS, ids=lambda bucket: str(bucket.name))
-def test_a_reference_takes_the_inputs(bucket: BucketClass) -> None:
-    body = attention(bucket, most_sequences=20, pages=8)
+def test_a_reference_takes_the_inputs(bucket: BucketClass, cache: torch.dtype) -> None:
+    body = attention(bucket, most_sequences=20, pages=8, cache=cache)
     for step in timed_steps(body):
         step = TimedStep(min(step.tokens, 64 * step.sequences), step.sequences, min(step.context, 64))  # a quick one
         inputs = inputs_for(body, step, "cpu", torch.Generator().manual_seed(0))

@@ -58,7 +58,7 @@ def cached_bytes(problem: DecodeProblem, contexts: Sequence[int]) -> int:
 def ours(machine: Machine, steps: Steps) -> Recorded:
     """The steps, the first one last. Raises RuntimeError for wrong results."""
     inputs, expected = steps.inputs, steps.expected
-    call = checked(machine, known_tiles(steps.problem)[0], steps)
+    call = checked(machine, known_tiles(steps.problem, machine.sm)[0], steps)
     graph = captured(partial(call, given) for given in reversed(inputs))
     return check(Recorded(graph, len(inputs), (steps, call)), call.output, expected)
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from ingot.ir.cache_dtype import CacheScales, as_cached, check_cache_dtype
+from ingot.ir.cache_dtype import CacheScales, as_cached, as_movable, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import attend, check_mask, flops_of, result_of, seen_in_step
@@ -275,7 +275,7 @@ def cached_keys(
     or later see of those below `end`. Pages that they see nothing of are not even read."""
     page_size = kv.shape[2]
     page = max(0, mask.first(first)) // page_size
-    pages = kv.index_select(0, table[page : -(-end // page_size)])
+    pages = as_movable(kv).index_select(0, table[page : -(-end // page_size)]).view(kv.dtype)
     places = torch.arange(page * page_size, end, device=kv.device)
     k, v = (part.flatten(0, 1)[: places.shape[0]] for part in (form.keys(pages), form.values(pages)))
     return k, v, places

@@ -6,6 +6,7 @@ a device gets kernels for them as for every other op.
 
 import torch
 
+from ingot.ir.cache_dtype import as_movable
 from ingot.ir.ops.registry import Sample, define
 
 
@@ -22,6 +23,7 @@ def _copy_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
+    state = as_movable(state)
     state.index_copy_(axis, targets, state.index_select(axis, sources))
 
 
@@ -40,6 +42,7 @@ def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor
 
 
 def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
+    state = as_movable(state)
     moved = state.index_select(axis, sources)
     state.index_fill_(axis, sources, 0)
     state.index_copy_(axis, targets, moved)
@@ -65,7 +68,7 @@ def _zero_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
-    state.index_fill_(axis, targets, 0)
+    as_movable(state).index_fill_(axis, targets, 0)
 
 
 @define(

@@ -44,7 +44,7 @@ def _problem(kernel: str, tokens: int) -> tuple[dict[str, Any], dict[str, int]]:
         product = LinearProblem(6144, 4096, tokens, "bf16", "bf16", norm=True)
         return product.fields(), vars(linear_choice.known_tiles(product.product(), tokens, 90)[0])
     attention = DecodeProblem(8, 4, 128, 16, "bf16", tokens, append=True)
-    return attention.fields(), vars(attention_choice.known_tiles(attention)[0])
+    return attention.fields(), vars(attention_choice.known_tiles(attention, 90)[0])
 
 
 @pytest.mark.parametrize("tokens", [1, 16])

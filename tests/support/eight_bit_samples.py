@@ -6,15 +6,20 @@ import torch
 
 from ingot.ir.ops import OPS, Sample
 
+# Ops that move the rows of a cache.
+_MOVERS = ("move_slots", "state_copy", "state_move", "state_zero")
 OVER_CACHES = ("append_attention", "kv_append", "paged_attention", "partial_attention", "qk_norm_rope_append")
 FLOAT8 = torch.float8_e4m3fn
 
 
 def eight_bit_samples(name: str, dtype: torch.dtype, seed: int = 0) -> list[Sample]:
     """Without scales and with them; keys and values that are written go beyond what eight bits hold."""
+    op = OPS[name]
+    if name in _MOVERS:
+        given = op.samples(torch.Generator().manual_seed(seed), dtype)
+        return [replace(sample, args=(sample.args[0].to(FLOAT8), *sample.args[1:])) for sample in given]
     if name not in OVER_CACHES:
         return []
-    op = OPS[name]
     found = []
     for sample in op.samples(torch.Generator().manual_seed(seed), dtype):
         shared = sample.kwargs.get("value_width") is not None or op.bind(sample.args, sample.kwargs).get("v", 0) is None

@@ -1,24 +1,36 @@
-"""Tile sizes for attention of few tokens: those of the measured problem that is most like it."""
+"""Tile sizes for attention of few tokens: those of the measured problem that is most like it, or what fits."""
 
 from dataclasses import replace
 
-from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_form_tiles import FormTiles, form_tiles
+from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
+from ingot.backends.triton.lower.attention_shapes import held_of, tiled
 from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, DecodeTiles
+from ingot.backends.triton.lower.sizes import LEAST
 from ingot.ir.tuning import Source
-
-# The smallest operand of a tensor-core product in Triton has 16 elements along each side.
-_LEAST_KEYS = 16
+from ingot.ir.types import DTYPES
 
 
-def known_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, Source]:
+def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
     """By the most tokens of a step, or the most measured, and the bytes of a head; wider heads than any measured get
-    fewer keys."""
+    fewer keys. Where values are not beside keys of their width, the largest that fit on the compute capability `sm`."""
+    if not problem.cache_form.equal:
+        fitting = fitting_tiles(problem, sm)
+        return DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0), "heuristic"
     by_bytes = DECODE_TILES[next((tokens for tokens in DECODE_TILES if problem.tokens <= tokens), max(DECODE_TILES))]
-    found = by_bytes.get(problem.row_bytes)
-    if found is not None and problem.append:
+    # A cache of eight bits gets the tiles of one in the dtype of q: what is converted takes as many registers.
+    row_bytes = problem.dim * DTYPES[problem.dtype].itemsize
+    found = by_bytes.get(row_bytes)
+    if found is not None and problem.append and problem.cache_dtype == AUTO:
         return found, "table"
-    measured = max((one for one in by_bytes if one <= problem.row_bytes), default=min(by_bytes))
+    measured = max((one for one in by_bytes if one <= row_bytes), default=min(by_bytes))
     keys = by_bytes[measured].keys
-    while keys > _LEAST_KEYS and keys * problem.row_bytes > by_bytes[measured].keys * measured:
+    while keys > LEAST and keys * row_bytes > by_bytes[measured].keys * measured:
         keys //= 2
     return replace(by_bytes[measured], keys=keys), "heuristic"
+
+
+def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:
+    """For a problem that a lowering has taken: one whose groups of heads are cut as they fit."""
+    form = tiled(problem.cache_form, problem.kv_heads, problem.group)
+    return form_tiles(held_of(form, 1, DTYPES[problem.dtype].itemsize), sm, lambda *_: None, form.block_group)

@@ -9,24 +9,26 @@ from ingot.backends.triton.kernels.attention_decode import decode_attention
 from ingot.backends.triton.launches import WARP, Expr, Term, times
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_form_tiles import form_tiles
-from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
+from ingot.backends.triton.lower.attention_problem import (
+    AUTO,
+    DECODE_ATTENTION,
+    MOST_DECODED,
+    DecodeProblem,
+    form_name,
+)
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of, results_of
 from ingot.backends.triton.lower.attention_shared import Prefixes, schedule_shared, sharing_of, when
-from ingot.backends.triton.lower.attention_split_limits import MAX_SPLITS, split_limits
+from ingot.backends.triton.lower.attention_split_limits import split_limits, splits_at_once
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two, static, want_equal, want_one_dtype
+from ingot.backends.triton.lower.heads import static, want_equal, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
+from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS
 
-# Elements of partial results that are added at once: 128 for each thread of 4 warps, and 64 where more programs run.
-_COMBINED = {True: 16384, False: 8192}
 # Heads of q in a tile where values are not beside keys of their width: all that read one head of the cache may be 128.
 _MOST_HEADS = 32
-# Rounds in which the splits of such a tile are put together. There is no loop: each is code, which takes its time to
-# compile.
-_ROUNDS = 16
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
@@ -68,24 +70,18 @@ def _launch(
     """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
     and others are left out. Where there is a table `sharing`, that launch is for steps that share no prefix, and there
     are two more for those that do."""
-    fitting = None
     if not attention.equal:
-        rows = min(_MOST_HEADS, max(16, attention.form.block_group))
-        fitting = form_tiles(attention.held(1), schedule.sm, call.want, rows)
-        attention = attention.divided(fitting.rows)
+        rows = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
+        attention = attention.divided(form_tiles(attention.held(1), schedule.sm, call.want, rows).rows)
     form = attention.form
     kv_heads = form.kv_heads
+    dtype, cache_dtype = call.dtype_name("q"), call.dtype_name("kv")
     problem = DecodeProblem(
-        kv_heads, form.group, form.dim, attention.cache.layout.page, call.dtype_name("q"),
-        min(most_tokens, MOST_DECODED), append,
+        kv_heads, form.group, form.dim, attention.cache.layout.page, dtype, min(most_tokens, MOST_DECODED), append,
+        AUTO if cache_dtype == dtype else cache_dtype, form_name(attention.cache.form), form.sharing,
     )  # fmt: skip
-    if fitting is None:
-        tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem))
-    else:
-        tiles = DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0)
-    at_once = max(1, _COMBINED[most_tokens == 1] // (form.block_group * form.block_value))
-    most_splits = MAX_SPLITS if fitting is None else min(MAX_SPLITS, _ROUNDS * at_once)
-    limits = split_limits(problem, tiles, schedule.cores, most_splits)
+    tiles = schedule.choose(DECODE_ATTENTION, problem.fields(), DecodeTiles, lambda: known_tiles(problem, schedule.sm))
+    limits = split_limits(problem, tiles, schedule.cores)
     rows = attention.sequences if single else attention.tokens
     items = Term(op="add", left=times(times(rows, kv_heads), limits.base), right=limits.shares * kv_heads)
     left = (rows, kv_heads, limits.most)
@@ -104,7 +100,7 @@ def _launch(
             base=limits.base,
             shares=limits.shares,
             most=limits.most,
-            at_once=min(power_of_two(limits.most), at_once),
+            at_once=min(power_of_two(limits.most), splits_at_once(problem)),
             scan=_scan(problem.tokens, tiles.warps, single=single),
             single=single,
             fed_apart=append,

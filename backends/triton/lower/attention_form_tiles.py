@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ingot.backends.triton.lower.shared_memory import shared_memory
+from ingot.backends.triton.lower.sizes import LEAST
 
 # Sums in float32 that half of the registers of a multiprocessor hold: 65,536 of 4 bytes from compute capability 8.0 on
 # (CUDA C++ programming guide, technical specifications); and numbers of keys in a tile. Without tensor cores, which
@@ -17,8 +18,6 @@ _MOST_SUMS, _MOST_KEYS = 1 << 15, 1 << 15
 _SHARE_OF_FLOAT32 = 8
 # Sums of 4 warps; more rows take 8.
 _SUMS_OF_4_WARPS = 1 << 13
-# The least side of a tensor-core product in Triton.
-_LEAST = 16
 # Tiles of keys on the way in a loop of five stages; every other stage holds page ids.
 _BUFFERS, _STAGES = 2, 5
 
@@ -50,16 +49,16 @@ class FormTiles:
 def form_tiles(held: Held, sm: int, want: Callable[[bool, str], None], most_rows: int) -> FormTiles:
     """The tiles, or a refusal by `want` where the least ones do not fit."""
     share = _SHARE_OF_FLOAT32 if held.itemsize == 4 else 1
-    needed = held.shared(_LEAST, _LEAST)
+    needed = held.shared(LEAST, LEAST)
     want(
         needed <= shared_memory(sm),
         f"the least tiles take {needed} bytes of shared memory, and a block has {shared_memory(sm)}",
     )
-    for rows, keys in product((64, 32, _LEAST), (64, 32, _LEAST)):
+    for rows, keys in product((64, 32, LEAST), (64, 32, LEAST)):
         sums = rows * held.sum * held.sums
         fits = held.shared(rows, keys) <= shared_memory(sm)
-        fits &= rows == _LEAST or (rows <= most_rows and sums <= _MOST_SUMS // share)
-        fits &= keys == _LEAST or keys * held.key <= _MOST_KEYS // share
+        fits &= rows == LEAST or (rows <= most_rows and sums <= _MOST_SUMS // share)
+        fits &= keys == LEAST or keys * held.key <= _MOST_KEYS // share
         if fits:
             break
     return FormTiles(rows, keys, 8 if sums > _SUMS_OF_4_WARPS // share else 4)

@@ -12,15 +12,14 @@ from ingot.backends.triton.lower.heads import (
     cache_of,
     fed_of,
     head_width,
-    power_of_two,
     static,
     want_cache_dtype,
 )
+from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 
-# The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros.
-_LEAST_DEPTH = 16
 # The widest tile of keys or values where these are not of one width: what a latent cache of DeepSeek's shape has.
 _WIDEST_TILE = 512
 
@@ -50,8 +49,7 @@ class Attention:
 
     def held(self, sums: int) -> Held:
         """What a kernel with so many sums for each row holds."""
-        value = 0 if self.form.same else self.form.block_value
-        return Held(self.form.block + self.form.tail, value, self.form.block_value, sums, self.itemsize)
+        return held_of(self.form, sums, self.itemsize)
 
     def divided(self, most: int) -> "Attention":
         """The same with groups of up to `most` heads of q: several groups then read one head of the cache."""
@@ -62,24 +60,31 @@ class Attention:
         return replace(self, form=form)
 
 
-def _form_of(call: Call, cache: Cache) -> Form:
+def held_of(form: Form, sums: int, itemsize: int) -> Held:
+    """What a kernel with so many sums for each row holds, with numbers of `itemsize` bytes."""
+    return Held(form.block + form.tail, 0 if form.same else form.block_value, form.block_value, sums, itemsize)
+
+
+def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
     """How tiles hold heads. A wide key such as 576 numbers takes tiles of 512 and 64 in place of one of 1024."""
-    form = cache.form
-    group = static(call.value("q"), 1) // cache.kv_heads
-    if form.equal:
-        block = max(_LEAST_DEPTH, power_of_two(head_width(call, "q")))
-        found = Form(cache.kv_heads, form.key_width, block, form.value_width, block)
-        return replace(found, group=group, block_group=power_of_two(group))
-    block, tail = max(_LEAST_DEPTH, power_of_two(form.key_width)), 0
-    if form.key_width > block // 2 >= _LEAST_DEPTH:
-        rest = max(_LEAST_DEPTH, power_of_two(form.key_width - block // 2))
+    block, tail = tile_width(form.key_width), 0
+    if not form.equal and form.key_width > block // 2 >= LEAST:
+        rest = tile_width(form.key_width - block // 2)
         if rest < block // 2:
             block, tail = block // 2, rest
-    block_value = max(_LEAST_DEPTH, power_of_two(form.value_width))
-    call.want(max(block, block_value) <= _WIDEST_TILE, f"{form}, and tiles hold up to {_WIDEST_TILE}")
+    block_value = tile_width(form.value_width)
     same = form.shared and block == block_value
-    found = Form(cache.kv_heads, form.key_width, block, form.value_width, block_value, tail, same)
+    found = Form(kv_heads, form.key_width, block, form.value_width, block_value, tail, same)
     return replace(found, group=group, block_group=power_of_two(group))
+
+
+def _form_of(call: Call, cache: Cache) -> Form:
+    if cache.form.equal:
+        head_width(call, "q")
+    form = tiled(cache.form, cache.kv_heads, static(call.value("q"), 1) // cache.kv_heads)
+    widest = max(form.block, form.block_value)
+    call.want(cache.form.equal or widest <= _WIDEST_TILE, f"{cache.form}, and tiles hold up to {_WIDEST_TILE}")
+    return form
 
 
 def mask_of(call: Call) -> Mask:

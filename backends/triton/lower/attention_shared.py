@@ -10,7 +10,7 @@ from ingot.backends.triton.kernels.rope import Head
 from ingot.backends.triton.launches import Expr, Term, cdiv, times
 from ingot.backends.triton.lower.attention_shapes import Attention
 from ingot.backends.triton.lower.call import Call
-from ingot.backends.triton.lower.heads import power_of_two
+from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.features.sharing import MOST_GROUPS
 

@@ -7,21 +7,18 @@ from ingot.backends.triton.kernels.attention_step import step_attention
 from ingot.backends.triton.launches import WARP, Term, cdiv
 from ingot.backends.triton.lower.attention_shapes import scores_of
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.heads import fed_of, head_width, power_of_two, static, tokens_of, want_one_dtype
+from ingot.backends.triton.lower.heads import fed_of, head_width, static, tokens_of, want_one_dtype
 from ingot.backends.triton.lower.rows import want_floats
+from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.plan import GPU_FEW_TOKENS
-
-# The least that a product of tensor cores sums over in Triton: a narrower head is filled up with zeros. The least rows
-# of a tile are as many.
-_LEAST = 16
 
 
 def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     want_floats(call, "q", "k", "v")
     want_one_dtype(call, "q", "k", "v")
     heads, kv_heads, dim = static(call.value("q"), 1), static(call.value("k"), 1), head_width(call, "q")
-    block = max(_LEAST, power_of_two(dim))
+    block = tile_width(dim)
     form = Form(kv_heads, dim, block, dim, block, group=heads // kv_heads, block_group=power_of_two(heads // kv_heads))
     out = schedule.output(call.results[0])
     tokens, sequences = tokens_of(call, "q"), call.value("q_starts").type.shape[0]
@@ -29,7 +26,7 @@ def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     # depend on the step, tiles do not.
     wide = call.value("q").type.dtype.itemsize == 4
     few = schedule.bucket.tokens[1] <= GPU_FEW_TOKENS and not schedule.bucket.batch_invariant
-    rows = _LEAST if few else 32 if wide else 128 if block <= 128 else 64
+    rows = LEAST if few else 32 if wide else 128 if block <= 128 else 64
     keys = 32 if wide or block > 128 else 64
     warps = 8 if rows == 128 else 4
     full = cdiv(tokens, rows)

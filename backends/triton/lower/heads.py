@@ -14,11 +14,6 @@ from ingot.ir.gpus import FEATURES
 WIDEST = 256
 
 
-def power_of_two(size: int) -> int:
-    """The least power of two that is no less: Triton's tiles have such sizes only."""
-    return 1 << (size - 1).bit_length()
-
-
 def static(value: Value, axis: int) -> int:
     """A size that is no dim."""
     size = value.type.shape[axis]

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.heads import power_of_two
 from ingot.backends.triton.lower.linear_call import Linear
 from ingot.backends.triton.lower.linear_choice import known_microseconds, known_tiles, share_of
 from ingot.backends.triton.lower.linear_invariant import block_tiles, few_tiles, invariant_products, sums_of
@@ -13,6 +12,7 @@ from ingot.backends.triton.lower.linear_launches import launch_blocks, launch_ma
 from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.backends.triton.lower.refused import Refused
+from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value

@@ -9,10 +9,10 @@ from ingot.backends.triton.kernels.linear_matvec import linear_matvec
 from ingot.backends.triton.kernels.linear_tile import linear_tile
 from ingot.backends.triton.kernels.norm import norm as norm_kernel
 from ingot.backends.triton.launches import cdiv, times
-from ingot.backends.triton.lower.heads import power_of_two
 from ingot.backends.triton.lower.linear_call import Linear, Norm, static_size
 from ingot.backends.triton.lower.linear_invariant import BlockTiles, Sums
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
+from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 

@@ -10,7 +10,6 @@ from ingot.backends.triton.lower.heads import (
     cache_of,
     fed_of,
     head_width,
-    power_of_two,
     static,
     strides_of,
     tokens_of,
@@ -18,6 +17,7 @@ from ingot.backends.triton.lower.heads import (
     want_equal,
     want_one_dtype,
 )
+from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 
 # Elements of a tile: 16 a thread of 4 warps, which leaves registers for partners and angles.

@@ -5,6 +5,7 @@ of time / least time over the mixes, the least time being that of all sizes trie
 whether it takes long or not: what a step can lose is relative to what it has to read.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
@@ -92,7 +93,7 @@ def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) 
     schedule.given = {choice.key: choice}
     types = _types(problem)
     values = {name: Value(one, input=place) for place, (name, one) in enumerate(types.items())}
-    result = TensorType(DTYPES[problem.dtype], types["q"].shape)
+    result = TensorType(DTYPES[problem.dtype], (*types["q"].shape[:2], problem.cache_form.value_width))
     call = Call(_op(problem), values, _attributes(problem), (result,))
     return schedule, schedule_decode(call, schedule, append=problem.append)[0]
 
@@ -108,16 +109,21 @@ def _op(problem: DecodeProblem) -> str:
 
 
 def _attributes(problem: DecodeProblem) -> dict[str, Any]:
-    scale: dict[str, Any] = {"scale": problem.dim**-0.5}
-    return {**scale, "eps": _EPS, "interleaved": False} if problem.append else scale
+    found: dict[str, Any] = {"scale": problem.dim**-0.5}
+    if problem.append:
+        found |= {"eps": _EPS, "interleaved": False}
+    if problem.cache_form.shared:
+        found["value_width"] = problem.cache_form.value_width
+    return found
 
 
 def _types(problem: DecodeProblem) -> dict[str, TensorType]:
     """Inputs by name, in the op's order; q, k and v are parts of one product."""
-    dtype, heads, dim = DTYPES[problem.dtype], problem.kv_heads, problem.dim
-    row = (problem.group + 2) * heads * dim
-    q = TensorType(dtype, ("T", problem.group * heads, dim), (row, dim, 1))
-    kv = TensorType(dtype, ("pages", 2, problem.page, heads, dim))
+    dtype, heads, dim = DTYPES[problem.dtype], problem.cache_heads, problem.dim
+    q_heads = problem.group * problem.kv_heads
+    row = (q_heads + 2 * heads) * dim
+    q = TensorType(dtype, ("T", q_heads, dim), (row, dim, 1))
+    kv = TensorType(DTYPES[problem.cached_as], problem.cache_form.shape(problem.page, heads))
     lens = {"page_table": TensorType(torch.int32, ("B", "P"))}
     lens |= {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
     if not problem.append:
@@ -141,19 +147,19 @@ class Steps:
 
     def __init__(self, problem: DecodeProblem, mix: Mix, pool: Pool) -> None:
         self.problem, self.mix = problem, mix
-        heads, dim = problem.kv_heads, problem.dim
         self.needed = [-(-length // problem.page) for length in mix.contexts]
-        page = 2 * problem.page * heads * dim
-        memory = pool.of(DTYPES[problem.dtype], 2 * sum(self.needed) * page * DTYPES[problem.dtype].itemsize)
-        self._kv = memory[: memory.numel() // page * page].view(-1, 2, problem.page, heads, dim)
+        dtype, (_, *shape) = DTYPES[problem.cached_as], problem.cache_form.shape(problem.page, problem.cache_heads)
+        page = math.prod(shape)
+        memory = pool.of(dtype, 2 * sum(self.needed) * page * dtype.itemsize)
+        self._kv = memory[: memory.numel() // page * page].view(-1, *shape)
         self._order = torch.randperm(len(self._kv), generator=pool.generator, device=device.DEVICE).int()
         self._lens = torch.tensor(mix.contexts, dtype=torch.int32, device=device.DEVICE)
-        self._table = _table(dim).to(device.DEVICE)
+        self._table = _table(problem.dim).to(device.DEVICE)
 
     @property
     def bytes(self) -> int:
         """Of the keys and values of one step."""
-        return sum(self.mix.contexts) * 2 * self.problem.kv_heads * self.problem.row_bytes
+        return sum(self.mix.contexts) * self.problem.position_bytes
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -197,12 +203,12 @@ class Steps:
 
     def _named(self, step: int) -> dict[str, torch.Tensor]:
         problem, count = self.problem, len(self.mix.contexts)
-        heads, page = problem.kv_heads, problem.page
-        merged = (
-            self._kv.flatten()[: count * (problem.group + 2) * heads * problem.dim].view(count, -1, problem.dim).clone()
-        )
-        merged[:, : problem.group * heads] *= _Q_SCALE
-        q, k, v = merged.split([problem.group * heads, heads, heads], 1)
+        heads, page = problem.cache_heads, problem.page
+        split = [problem.group * problem.kv_heads, heads, heads]
+        numbers = self._kv.flatten()[: count * sum(split) * problem.dim]
+        merged = numbers.view(count, -1, problem.dim).to(DTYPES[problem.dtype], copy=True)
+        merged[:, : split[0]] *= _Q_SCALE
+        q, k, v = merged.split(split, 1)
         table = torch.nn.utils.rnn.pad_sequence(list(self._pages(step).split(self.needed)), batch_first=True)
         places = (self._lens - 1).long()
         given = {

@@ -13,7 +13,16 @@ from ingot.backends.triton.tune.device import Machine
 
 def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
     """The best known, and such as leave room for as many programs as there shall be."""
-    return list(dict.fromkeys([known_tiles(problem)[0], *_sizes(problem, machine)]))
+    sizes = _sizes if problem.cache_form.equal else _sizes_of_forms
+    return list(dict.fromkeys([known_tiles(problem, machine.sm)[0], *sizes(problem, machine)]))
+
+
+def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
+    """Where values are not beside keys of their width. Nothing is loaded early there."""
+    for keys, stages, programs, warps in product((16, 32, 64), (3, 5), (1, 2), (4, 8)):
+        tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
+        if _bytes(problem, tiles) * programs <= shared_memory(machine.sm):
+            yield tiles
 
 
 def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
@@ -30,10 +39,11 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
     """Of shared memory: keys and values on the way, in half of the stages."""
-    return (tiles.stages - 1) // 2 * 2 * tiles.keys * problem.row_bytes
+    position = problem.position_bytes // problem.cache_heads
+    return (tiles.stages - 1) // 2 * tiles.keys * position
 
 
 def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
     """The best tiles so far, with more or less fetched ahead or on the way."""
-    ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)]
+    ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)] if problem.append else []
     return [*ahead, replace(tiles, stages=3), replace(tiles, stages=7)]

@@ -16,6 +16,7 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from ingot.backends.triton.launches import WARP, evaluate
 from ingot.backends.triton.schedule import Argument, Schedule, Value
+from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 
@@ -120,9 +121,15 @@ class Pool:
             self._memory = torch.empty(0, device=DEVICE)  # the old one first: two may be too much
             self._memory = torch.empty(count, dtype=dtype, device=DEVICE)
             for begin in range(0, count, 1 << 28):
-                self._memory[begin : begin + (1 << 28)].normal_(generator=self.generator).mul_(0.02)
+                self._fill(self._memory[begin : begin + (1 << 28)])
             self._filled = True
         return self._memory
+
+    def _fill(self, part: torch.Tensor) -> None:
+        if is_narrow(part.dtype):  # torch draws none of these
+            part.copy_(torch.randn(part.shape, device=DEVICE, generator=self.generator).mul_(0.02))
+        else:
+            part.normal_(generator=self.generator).mul_(0.02)
 
 
 def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -7,21 +7,33 @@ import pytest
 import torch
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
+from ingot.backends.triton.lower.attention_decode import schedule_decode
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, MOST_DECODED, DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, DecodeTiles
+from ingot.backends.triton.lower.call import Call
+from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import attention, device
 from ingot.backends.triton.tune.attention import Bench, Mix, Timed, best, make_schedule, mixes_of
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
+from ingot.ir.plan import BucketClass
 from ingot.ir.tuning import Choice
+from ingot.ir.types import TensorType
 
 MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch
 H200 = Machine(sm=90, cores=132)
 ONE = DecodeProblem(2, 2, 16, 16, "f32", 1, True)
 SEVERAL = DecodeProblem(1, 3, 16, 8, "f32", 16, True)
 APART = replace(SEVERAL, append=False)
+EIGHT_BITS = replace(SEVERAL, cache_dtype="f8e4m3")
+TWO_WIDTHS = replace(APART, form="values_20", cache_dtype="f8e4m3")
+# Two groups of heads read one head of the cache.
+LATENT = DecodeProblem(2, 18, 24, 8, "f32", 16, False, form="latent_16", sharing=2)
+DEEPSEEK = DecodeProblem(4, 32, 576, 16, "bf16", 32, False, "f8e4m3", "latent_512", 4)
+OTHERS = [EIGHT_BITS, TWO_WIDTHS, LATENT]
 PROBLEMS = [ONE, SEVERAL, APART, *(DecodeProblem(8, 4, dim, 16, "bf16", 32, True) for dim in (64, 128, 256))]
+PROBLEMS += [*OTHERS, DEEPSEEK, replace(PROBLEMS[4], cache_dtype="f8e4m3")]
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 
 
@@ -42,7 +54,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @interpreted
-@pytest.mark.parametrize("problem", [ONE, SEVERAL, APART], ids=str)
+@pytest.mark.parametrize("problem", [ONE, SEVERAL, APART, *OTHERS], ids=str)
 def test_what_runs_is_the_attention(bench: Bench, problem: DecodeProblem) -> None:
     tiles = DecodeTiles(32, 3, 2, early=int(problem is ONE))
     found = bench.measure(MACHINE, problem, tiles)
@@ -92,7 +104,7 @@ def test_mixes_are_no_larger_than_steps() -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
     found = candidates(problem, H200)
-    assert found[0] == known_tiles(problem)[0] and len(set(found)) == len(found) > 5
+    assert found[0] == known_tiles(problem, 90)[0] and len(set(found)) == len(found) > 5
     for tiles in [*found, *more_candidates(problem, found[0])]:
         choice = Choice(kernel=DECODE_ATTENTION, problem=problem.fields(), tiles=vars(tiles), source="measured")
         check_tiles([choice])
@@ -105,11 +117,58 @@ def test_candidates_are_tiles_that_run(problem: DecodeProblem) -> None:
 def test_known_tiles_are_by_steps_and_heads() -> None:
     problem = PROBLEMS[4]
     measured = DECODE_TILES[32][256]
-    assert known_tiles(problem) == (measured, "table")
-    assert known_tiles(replace(problem, tokens=20))[0] == measured, "steps of 17 to 32 tokens are one class"
-    assert known_tiles(replace(problem, tokens=33))[0] == DECODE_TILES[64][256]
-    assert known_tiles(replace(problem, tokens=MOST_DECODED))[0] == DECODE_TILES[max(DECODE_TILES)][256]
-    wide, source = known_tiles(replace(problem, dim=256))
+    assert known_tiles(problem, 90) == (measured, "table")
+    assert known_tiles(replace(problem, tokens=20), 90)[0] == measured, "steps of 17 to 32 tokens are one class"
+    assert known_tiles(replace(problem, tokens=33), 90)[0] == DECODE_TILES[64][256]
+    assert known_tiles(replace(problem, tokens=MOST_DECODED), 90)[0] == DECODE_TILES[max(DECODE_TILES)][256]
+    wide, source = known_tiles(replace(problem, dim=256), 90)
     assert source == "heuristic" and wide.keys * 512 == measured.keys * 256, "tiles of as many bytes"
-    assert known_tiles(replace(problem, dim=14))[0] == DECODE_TILES[32][128]
-    assert known_tiles(replace(problem, append=False))[1] == "heuristic"
+    assert known_tiles(replace(problem, dim=14), 90)[0] == DECODE_TILES[32][128]
+    assert known_tiles(replace(problem, append=False), 90)[1] == "heuristic"
+    assert known_tiles(replace(problem, cache_dtype="f8e4m3"), 90) == (measured, "heuristic"), "of no timed tiles"
+
+
+def test_caches_of_other_dtypes_and_forms_are_other_problems() -> None:
+    """Each has tiles of its own, known and tuned."""
+    keys = {Choice(kernel=DECODE_ATTENTION, problem=one.fields(), tiles={}, source="table").key for one in PROBLEMS}
+    assert len(keys) == len(PROBLEMS)
+    assert (EIGHT_BITS.row_bytes, SEVERAL.row_bytes) == (16, 64)
+    assert [one.position_bytes for one in (SEVERAL, EIGHT_BITS, TWO_WIDTHS, LATENT)] == [128, 32, 36, 96]
+    for changes, why in (
+        ({"form": "values_0"}, "form is 'values_0'"),
+        ({"form": "latent_17"}, "form is 'latent_17'"),
+        ({"form": "values_16"}, "form is 'values_16'"),  # which is "equal"
+        ({"form": "wide"}, "form is 'wide'"),
+        ({"cache_dtype": "i4"}, "over i4"),
+        ({"sharing": 2}, "1 groups, of which 2 read one head"),
+    ):
+        choice = Choice(
+            kernel=DECODE_ATTENTION, problem=replace(APART, **changes).fields(), tiles={}, source="measured"
+        )
+        with pytest.raises(ValueError, match=why):
+            DecodeProblem.of(choice)
+
+
+@pytest.mark.parametrize(("heads", "group"), [(1, 128), (1, 34), (2, 40), (1, 37)])
+def test_a_call_and_the_problem_that_it_chooses_tiles_by_are_one(heads: int, group: int) -> None:
+    """Tuning makes a call of the problem: it must come to the same problem, with the tiles that it is given."""
+    q, kv = (
+        TensorType(torch.bfloat16, ("T", heads * group, 576)),
+        TensorType(torch.float8_e4m3fn, ("pages", 1, 16, heads, 576)),
+    )
+    lens = {name: TensorType(torch.int32, ("B",)) for name in ("q_starts", "q_lens", "kv_lens")}
+    types = {"q": q, "kv": kv, "page_table": TensorType(torch.int32, ("B", "P")), **lens}
+    values: dict[str, Value | None] = {name: Value(one, input=at) for at, (name, one) in enumerate(types.items())}
+    result = TensorType(torch.bfloat16, ("T", heads * group, 512))
+    schedule = Schedule(90, 132, BucketClass(name="few", tokens=(17, 32)))
+    schedule_decode(
+        Call("paged_attention", values, {"scale": 1.0, "value_width": 512}, (result,)), schedule, append=False
+    )
+    (choice,) = schedule.choices
+    problem = DecodeProblem.of(choice)
+    assert (problem.cache_dtype, problem.form) == ("f8e4m3", "latent_512")
+    assert problem.cache_heads == heads and problem.kv_heads * problem.group == heads * group
+    other, _ = make_schedule(H200, problem, DecodeTiles(16, 3, 2, warps=8, early=0))
+    (launch,) = other.launches
+    assert launch.constants["FORM"] == schedule.launches[0].constants["FORM"]
+    assert (launch.constants["SPLITS"].chunk, launch.warps) == (16, 8)
