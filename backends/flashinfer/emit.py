@@ -11,6 +11,7 @@ from ingot.backends.flashinfer.build import KERNELS, LIBRARY, build
 from ingot.backends.flashinfer.library import Library
 from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.ir.backend import No, Yes
+from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.errors import BackendError
 from ingot.ir.masks import Mask
@@ -121,6 +122,8 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return "the kernels are for steps that feed prompts, and these feed one token of each sequence"
     types = {name: held_type(source) for name, source in _arguments(node).items()}
     q, kv = types["q"], types["kv"]
+    if is_narrow(kv.dtype):
+        return f"the kernels are built for caches of q's dtype, and this one is of {DTYPE_NAMES[kv.dtype]}"
     if q.dtype is not kv.dtype or q.dtype not in _DTYPES:
         return "no kernel for " + " with ".join(sorted({DTYPE_NAMES[q.dtype], DTYPE_NAMES[kv.dtype]}))
     if "sinks" in types:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from eight_bit_samples import FLOAT8, OVER_CACHES, eight_bit_samples
 from odd_samples import odd_samples
-from one_call import OneCall
+from one_call import OneCall, moved
 from op_values import ints, random_step
 from paged_steps import Heads, paged_step
 
@@ -40,7 +41,29 @@ def cases(op: str, dtype: torch.dtype) -> Calls:
 
     samples = OPS[op].samples(g, dtype) + odd_samples(op, dtype) if op in OPS else []
     calls = [OneCall(op, sample.args, sample.kwargs) for sample in samples]
-    return calls + _EDGES.get(op, lambda *_: [])(op, draw, g)
+    edges = _EDGES.get(op, lambda *_: [])(op, draw, g)
+    if op not in OVER_CACHES:
+        return calls + edges
+    narrow = [OneCall(op, sample.args, sample.kwargs) for sample in eight_bit_samples(op, dtype)]
+    return [*calls, *edges, *narrow, *(_narrowed(call, number) for number, call in enumerate(edges))]
+
+
+def _narrowed(call: OneCall, number: int) -> OneCall:
+    """The call over a cache of eight bits, every other one with scales. Some keys and values are beyond its range."""
+    given = OPS[call.op].bind(call.args, dict(call.kwargs))
+    shared = given.get("value_width") is not None or ("k" in given and given["v"] is None)
+    scales = {"k_scale": 0.3, "v_scale": 0.3 if shared else 1.7} if number % 2 else {}
+
+    def change(name: str, value: Any) -> Any:
+        if name == "kv":
+            return value.to(FLOAT8)
+        if name in ("k", "v") and value is not None:
+            value = moved(value, "cpu")
+            value[:1] *= 2000 * scales.get(f"{name}_scale", 1.0)
+        return value
+
+    args, kwargs = OPS[call.op].changed(call.args, dict(call.kwargs), change)
+    return OneCall(call.op, args, {**kwargs, **scales})
 
 
 def _ids(g: torch.Generator, high: int, *shape: int) -> torch.Tensor:

@@ -154,6 +154,7 @@ def test_refusals(machine: Machine) -> None:
     wide = a_step()
     odd = torch.randn(66, 4 * 68, dtype=torch.bfloat16).view(66, 4, 68)[:, :, :64]
     whole = OneCall("paged_attention", tuple(part.float() for part in (wide.q, wide.kv)) + wide.lens, {"scale": 1.0})
+    narrow = OneCall("paged_attention", (wide.q, wide.kv.to(torch.float8_e4m3fn), *wide.lens), {"scale": 1.0})
     strided = OneCall("paged_attention", (odd, *attention(wide).args[1:]), {"scale": 1.0})
     two_widths, shared = (a_step(heads=Heads(4, 2, 64, 32, shared=shared)) for shared in (False, True))
     tree = (*attention(wide).args[:6], None, torch.zeros(66, dtype=torch.int64))
@@ -161,6 +162,7 @@ def test_refusals(machine: Machine) -> None:
         "keys of 64 numbers and values of 32, and": attention(two_widths),
         "keys of 64 numbers, of which 32 are values, and": attention(shared, value_width=32),
         "no kernel for f32": whole,
+        "the kernels are built for caches of q's dtype, and this one is of f8e4m3": narrow,
         "no kernel for attention sinks": attention(a_step(), torch.zeros(4)),
         "no kernel for the mask chunked_8": attention(a_step(), mask="chunked_8"),
         "no kernel for the mask bidirectional": attention(a_step(), mask="bidirectional"),

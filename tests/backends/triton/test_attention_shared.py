@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from call_oracle import rounded_worse
 from op_values import widened
 from paged_steps import Heads, PagedStep, paged_step
-from triton_schedules import DEVICE, TESTED, run_lowering, some
+from triton_attention import CORES, FACTOR, attention_dtypes, check, narrowed
+from triton_schedules import run_lowering, some
 
 from ingot.backends.triton.lower.attention import LOWERINGS
 from ingot.ir.features.sharing import COUNT, LEADER, OWN
@@ -18,9 +18,6 @@ from ingot.ir.tables import make_table
 from ingot.runtime.shared_prefixes import sharing_of
 
 PAGE = 16
-CORES = 132 if DEVICE == "cuda" else 3
-FACTOR = {torch.float32: 1.0, torch.bfloat16: 4.0, torch.float16: 4.0}
-dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
 # Of each sequence the positions cached before, and the sequences that share their first so many positions.
 Mix = tuple[list[int], list[tuple[list[int], int]]]
 MIXES: dict[str, Mix] = {
@@ -31,11 +28,16 @@ MIXES: dict[str, Mix] = {
 }
 
 
-def shared(mix: Mix, dtype: torch.dtype, heads: Heads, behind: int = 0) -> tuple[PagedStep, torch.Tensor]:
-    """A step of such sequences, and its table of shared prefixes. The last page is NaN."""
+def shared(
+    mix: Mix, dtype: torch.dtype, heads: Heads, behind: int = 0, scales: dict[str, float] | None = None
+) -> tuple[PagedStep, torch.Tensor]:
+    """A step of such sequences, and its table of shared prefixes. The last page is NaN. With `scales` the cache is of
+    eight bits."""
     lengths, groups = mix
     g = torch.Generator().manual_seed(len(lengths))
     step = paged_step(g, dtype, heads, [(1, length) for length in lengths], behind=behind)
+    if scales is not None:
+        step = narrowed(step, scales)
     kv = torch.cat([step.kv, torch.full_like(step.kv[:1], float("nan"))])
     table = step.page_table.clone()
     for members, positions in groups:
@@ -63,12 +65,11 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
     reference, exact = (op.reference(*given, **options) for given in (args, widened(args)))
     if isinstance(reference, torch.Tensor):
         reference, exact = (reference,), (exact,)
-    for one, factor, *truth in zip(found, (FACTOR[q.dtype], 1.0), reference, exact, strict=False):
-        problem = rounded_worse(one.cpu(), *truth, factor)
-        assert problem is None, problem
+    check(found, reference, exact, FACTOR[q.dtype])
 
 
-@dtypes
+@attention_dtypes
+@pytest.mark.parametrize("scales", [None, {}, {"k_scale": 0.3, "v_scale": 1.7}], ids=str)
 @pytest.mark.parametrize(
     ("mix", "heads", "options"),
     some(
@@ -81,8 +82,10 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
         ],
     ),
 )
-def test_a_prefix_is_read_once(mix: str, heads: Heads, options: dict[str, Any], dtype: torch.dtype) -> None:
-    step, sharing = shared(MIXES[mix], dtype, heads, behind=3)
+def test_a_prefix_is_read_once(
+    mix: str, heads: Heads, options: dict[str, Any], scales: dict[str, float] | None, dtype: torch.dtype
+) -> None:
+    step, sharing = shared(MIXES[mix], dtype, heads, behind=3, scales=scales)
     sinks = torch.linspace(-1.0, 3.0, heads.q).to(dtype) if options else None
     table = make_table(
         {"kind": "rope", "rope_type": "default", "positions": 1024, "theta": 1e4, "rotary_dim": heads.dim}
@@ -91,9 +94,9 @@ def test_a_prefix_is_read_once(mix: str, heads: Heads, options: dict[str, Any], 
     last = {"sinks": sinks, "sharing": sharing}
     first = {"kv": step.kv, "q": step.q, "k": step.k, "v": step.v, "positions": step.positions, "table": table}
     args = {**first, "slots": step.slots, **lens, "q_weight": None, "k_weight": None, **last}
-    given = {"scale": heads.dim**-0.5, **options}
+    given = {"scale": heads.dim**-0.5, **options, **(scales or {})}
     agree("append_attention", args, {"eps": 1e-5, **given}, 32)
-    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
+    kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **(scales or {}))
     agree(
         "paged_attention",
         {"q": step.q, "kv": kv, **lens, "sinks": sinks, "ancestors": None, "sharing": sharing},

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from call_oracle import difference
+from eight_bit_samples import FLOAT8
 from emitted_calls import CLAIMED, DTYPES, calls, emit_call, emitting, lowered
 
 from ingot.backends.triton.launches import Launches
@@ -48,6 +49,25 @@ def test_odd_heads_compile(tmp_path: Path) -> None:
         for op, dtype, q, dim in odd:
             number = next(at for at, call in enumerate(calls(op, dtype)) if call.args[q].shape[2] == dim)
             made.append(compiling.pool.submit(emit_call, op, dtype, number, tmp_path))
+        for one in made:
+            assert one.result().executable is not None, one.result().refused
+
+
+def test_caches_of_eight_bits_compile(tmp_path: Path) -> None:
+    """Of few tokens, with what they feed, and of prompts; heads of 64 and of 128, and a latent cache."""
+    bf16 = torch.bfloat16
+    wanted = [("append_attention", 64), ("append_attention", 128), ("paged_attention", 64), ("paged_attention", 576)]
+    wanted += [("kv_append", 576), ("qk_norm_rope_append", 64)]
+    with emitting(tmp_path) as compiling:
+        made = []
+        for op, dim in wanted:
+            numbers = [
+                number
+                for number, call in enumerate(calls(op, bf16))
+                if any(one.dtype is FLOAT8 for one in call.tensors) and call.tensors[1].shape[-1] == dim
+            ]
+            assert numbers, (op, dim)
+            made += [compiling.pool.submit(emit_call, op, bf16, at, tmp_path) for at in {numbers[0], numbers[-1]}]
         for one in made:
             assert one.result().executable is not None, one.result().refused
 
