@@ -8,27 +8,20 @@ import pytest
 import torch
 from hf_model import hf_model
 from safetensors.torch import load_file, save_file
+from scaled_checkpoint import SCALES, write_scaled
 from tiny import TINY
 
 from ingot import LLM, SamplingParams
 from ingot.compiler import compile_model
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 
-# One scale makes nothing saturate, one some of it.
-SCALES = {0: (0.02, 0.05), 1: (0.004, 0.3), 2: (1.5, 0.0007)}
 NEW = 12
 
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with the scales of its caches."""
-    folder = TINY["llama-plain"].write(tmp_path_factory.mktemp("fp8") / "scaled")
-    tensors = load_file(folder / "model.safetensors")
-    for layer, (k, v) in SCALES.items():
-        tensors[f"model.layers.{layer}.self_attn.k_scale"] = torch.tensor([k])
-        tensors[f"model.layers.{layer}.self_attn.v_scale"] = torch.tensor(v)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return write_scaled(TINY["llama-plain"], tmp_path_factory.mktemp("fp8") / "scaled")
 
 
 @pytest.fixture(scope="module")
