@@ -34,7 +34,7 @@ OPS_INTRO = """\
 *Legal* says where an op may stand: in any stage, before the cache is put in (pure), behind (cached), or only while
 placements on a mesh are open. A *fused* op decomposes into others, and stands from FUSED on. *Regions* may hold ops
 that are fusible. The providers are those that claim a call, of f32 tensors on a CPU and of bf16 on a GPU (sm_90), with
-at most {few} tokens (few) or more (many); {whole} claim every op.
+at most {few} tokens (few) or more (many); {whole} claim every op, on a GPU but attention and cache writes.
 """
 PASSES_INTRO = """\
 ## Passes
@@ -100,7 +100,9 @@ def _providers(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
             for op, call in calls.items()
         }
         if name in _EVERY_OP:
-            assert all(len(sizes) == len(_BUCKETS) for sizes in claims.values()), name
+            refused = {op for op, sizes in claims.items() if len(sizes) < len(_BUCKETS)}
+            needing = {f"ingot.{op.name}" for op in OPS.values() if op.needs_kernel and target.device == "cuda"}
+            assert refused == needing, f"{name} refuses {refused ^ needing}"
             continue
         for op, sizes in claims.items():
             if sizes:

@@ -24,6 +24,8 @@ FACTOR = {torch.float32: 1.0, torch.bfloat16: 4.0, torch.float16: 4.0}
 GROUPED = Heads(4, 2, 64)
 # (tokens fed, positions cached before) of each sequence.
 Mix = list[tuple[int, int]]
+# Of every kind of mask, but for trees, which take ancestors.
+MASKS = ("causal", "window_30", "chunked_20", "bidirectional", "block_causal_8")
 attention_dtypes = pytest.mark.parametrize("dtype", TESTED, ids=str)
 
 

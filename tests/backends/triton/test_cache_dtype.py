@@ -10,6 +10,7 @@ from paged_steps import Heads
 from triton_attention import (
     CORES,
     GROUPED,
+    MASKS,
     Mix,
     a_step,
     agree,
@@ -32,8 +33,6 @@ from ingot.ir.types import TensorType
 # None, one that moves what is rounded, and one in whose range nothing saturates.
 SCALES: list[dict[str, float]] = [{}, {"k_scale": 0.3, "v_scale": 1.7}, {"k_scale": 7.0, "v_scale": 0.004}]
 scaled = pytest.mark.parametrize("scales", SCALES, ids=str)
-# Of every kind of mask, but for trees (`test_trees`).
-MASKS = ("causal", "window_30", "chunked_20", "bidirectional", "block_causal_8")
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
