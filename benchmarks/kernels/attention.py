@@ -1,12 +1,12 @@
 """Attention of decode steps on this GPU, beside FlashInfer's where it is installed.
 
-    python benchmarks/kernels/attention.py [--shape 8b] [--seconds 40] [--json FILE]
+    python benchmarks/kernels/attention.py [--shape 8b] [--seconds 40] [--cache-dtype f8e4m3] [--json FILE]
 
 A step feeds one token of each sequence, through `append_attention`: rotary embedding, cache write and attention, with
 the tile sizes that the lowering takes by itself. FlashInfer computes the attention alone, and its plan is not timed. A
 CUDA graph of each holds a row of calls over pages of random numbers, in a random order and others for each call, half a
 GB of them or 128 calls; the graphs take turns. Results are poisoned, and the last one is compared with the
-reference. Bytes are those of the cached keys and values.
+reference. Bytes are those of the cached keys and values. Over caches of eight bits ours is timed alone.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from kernel_figures import Call, Peak, finish, kernel_parser, measure_figures, s
 from random_checkpoint import SHAPES, Config
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
-from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
 from ingot.backends.triton.tune.attention import Mix, Steps, checked
 from ingot.backends.triton.tune.device import Machine, Pool, captured
 
@@ -88,8 +88,11 @@ def measure(
 
 
 def main() -> None:
-    options = kernel_parser(__doc__ or "", 40.0).parse_args()
-    config, machine, peer = SHAPES[options.shape], this_machine(), flashinfer_peer.installed()
+    parser = kernel_parser(__doc__ or "", 40.0)
+    parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3"), default=AUTO)
+    options = parser.parse_args()
+    config, machine = SHAPES[options.shape], this_machine()
+    peer = flashinfer_peer.installed() and options.cache_dtype == AUTO
     if peer:
         flashinfer_peer.build("fa2", config["head_dim"], torch.bfloat16)  # on tensor cores, decoding takes this
     peak, pool = Peak(copy_bandwidth("cuda")), Pool()
@@ -99,7 +102,7 @@ def main() -> None:
             partial(measure, machine, problem, contexts, pool, peer),
         )
         for name, contexts in CONTEXTS.items()
-        for problem in [problem_of(config, len(contexts))]
+        for problem in [replace(problem_of(config, len(contexts)), cache_dtype=options.cache_dtype)]
     )
     figures, missing = measure_figures("attention", work, peak, options.seconds, ours="triton", peer="flashinfer")
     missing |= flashinfer_peer.missing("attention")

@@ -1,6 +1,6 @@
 """Tile sizes of the kernel of attention for few tokens, tried on this GPU: a tool, whose document is no result.
 
-    python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90]
+    python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90] [--cache-dtype f8e4m3]
 
 Times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1, 16,
 32, 64 and 512 tokens with heads of 64 and 128 elements, over mixes of contexts. The best by the criterion there are
@@ -11,13 +11,13 @@ with the sizes of the table is what attention.py measures.
 import argparse
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 import triton
 
-from ingot.backends.triton.lower.attention_problem import DecodeProblem
+from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.tune.attention import MIXES, Bench, best, compile_all
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
@@ -38,15 +38,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("tune_attention.json"))
     parser.add_argument("--seconds", type=float, default=90.0, help="after which no more is tried")
+    parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3"), default=AUTO)
     options = parser.parse_args()
+    problems = [replace(problem, cache_dtype=options.cache_dtype) for problem in PROBLEMS]
     deadline = time.monotonic() + options.seconds
     with compilers() as processes:
         pool = Pool()
         print(f"copy {pool.copy / 1e12:.2f} TB/s")
-        jobs = [(problem, tiles) for problem in PROBLEMS for tiles in tried(problem)]
+        jobs = [(problem, tiles) for problem in problems for tiles in tried(problem)]
         found = measure_all(Bench(pool), processes, compile_all, MACHINE, jobs, deadline)
         processes.shutdown(cancel_futures=True)
-    by_problem = {problem: [one for one in found if one.problem == problem] for problem in PROBLEMS}
+    by_problem = {problem: [one for one in found if one.problem == problem] for problem in problems}
     fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}
     for problem, tiles in fastest.items():
         print(f"{problem.tokens:3} tokens, heads of {problem.row_bytes} bytes: {tiles}")

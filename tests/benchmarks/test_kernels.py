@@ -16,7 +16,7 @@ import pytest
 import torch
 from benchmark_scripts import BENCHMARKS
 from child_script import script_of
-from triton_interpreter import language_patched_once
+from triton_interpreter import eight_bits_converted, language_patched_once
 
 from ingot.backends.flashinfer.packages import Missing
 from ingot.backends.triton.tune import attention as tune_attention
@@ -150,6 +150,10 @@ def test_decode_attention(on_cpu: Script, monkeypatch: pytest.MonkeyPatch) -> No
     peer_flashinfer.install(monkeypatch)
     times = attention.measure(MACHINE, problem, contexts, Pool(), peer=True)
     assert times == {"triton": [1e-3 / 2] * 11, "flashinfer": [1e-3 / 2] * 11}
+    narrow = replace(problem, cache_dtype="f8e4m3")
+    assert attention.cached_bytes(narrow, contexts) == (20 + 1) * 2 * 2 * 16
+    with eight_bits_converted():
+        assert attention.measure(MACHINE, narrow, contexts, Pool(), peer=False) == {"triton": [1e-3 / 2] * 11}
 
 
 @interpreted

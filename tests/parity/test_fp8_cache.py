@@ -9,11 +9,15 @@ import torch
 from hf_model import hf_model
 from safetensors.torch import load_file, save_file
 from scaled_checkpoint import SCALES, write_scaled
+from sm_90 import unplug
 from tiny import TINY
 
 from ingot import LLM, SamplingParams
+from ingot.commands.views.choices import choices_of
+from ingot.commands.views.filter import Filter
 from ingot.compiler import compile_model
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
+from ingot.runtime.artifact import open_artifact
 
 NEW = 12
 
@@ -77,6 +81,24 @@ def test_the_artifact_says_its_caches_and_they_take_a_quarter_of_float32(artifac
     program = (artifact_of_eight_bits / "program.ir").read_text()
     assert "state kv.1: paged_kv f8e4m3[pages, 2, 16, 5, 14]" in program
     assert "k_scale=1.5" in program
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("sm-90-kernels")
+def test_a_gpu_gets_kernels_for_such_caches(scaled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps of one token, of few and of prompts; references compute no attention and write no cache."""
+    unplug(monkeypatch)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # other tests in this process may want the interpreter
+    limits: dict[str, Any] = {"max_batch": 2, "max_tokens": 96, "max_seq_len": 96, "jobs": 2, "backend": "triton"}
+    path = tmp_path / "a.ingot"
+    compile_model(scaled, path, target="sm_90", dtype="bfloat16", kv_cache_dtype="fp8", **limits)
+    chosen = [one for one in choices_of(open_artifact(path), Filter()) if "attention" in one.op or "append" in one.op]
+    assert {one.provider for one in chosen} == {"triton"} and len({one.program for one in chosen}) > 3
+    assert {one.op.removeprefix("ingot.") for one in chosen} == {
+        "append_attention",
+        "qk_norm_rope_append",
+        "paged_attention",
+    }
 
 
 def test_odd_scales_and_targets_are_refused(scaled: Path, tmp_path: Path) -> None:
