@@ -6,7 +6,9 @@ others than the reference's. That may move logits by a part of what rounding to 
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,31 +71,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(checkpoint, folder, sequences, *logits)
 
 
+# The artifacts for the GPU, each compiled when a test asks for it. None takes references for attention: they stand in
+# for no kernel of it.
+ARTIFACTS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "deterministic": {"dtype": "bfloat16", "deterministic": True},
+}
+
+
 @pytest.fixture(scope="module")
-def made(model: Model) -> dict[str, Path]:
-    """Artifacts for the GPU by the model's dtype, and a deterministic one. None takes references for attention: they
-    stand in for no kernel of it."""
-    asked: dict[str, dict[str, Any]] = {
-        "float32": {"dtype": "float32"},
-        "bfloat16": {"dtype": "bfloat16"},
-        "deterministic": {"dtype": "bfloat16", "deterministic": True},
-    }
-    found = {}
-    for name, options in asked.items():
-        found[name] = model.folder / f"{name}.ingot"
-        compile_model(model.checkpoint, found[name], target=TARGET, kv_cache_dtype="fp8", **options, **LIMITS)
-    return found
+def made(model: Model) -> Callable[[str], Path]:
+    @functools.cache
+    def make(name: str) -> Path:
+        path = model.folder / f"{name}.ingot"
+        compile_model(model.checkpoint, path, target=TARGET, kv_cache_dtype="fp8", **ARTIFACTS[name], **LIMITS)
+        return path
+
+    return make
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_logits_are_those_of_the_reference(model: Model, made: dict[str, Path], chunk: int | None) -> None:
+def test_logits_are_those_of_the_reference(model: Model, made: Callable[[str], Path], chunk: int | None) -> None:
     """However a prompt is cut: what a step feeds is rounded before it is attended to."""
-    found = torch.cat(teacher_forced_artifact(str(made["float32"]), model.sequences, chunk))
+    found = torch.cat(teacher_forced_artifact(str(made("float32")), model.sequences, chunk))
     error = rms(found - model.expected)
     print(f"error {error:.2e}, of eight bits {model.noise:.2e}, logits of size {rms(model.expected):.2e}")
     assert model.noise > 1e-3 * rms(model.expected), "eight bits are seen"
     assert error <= PART * model.noise
-    found = torch.cat(teacher_forced_artifact(str(made["bfloat16"]), model.sequences, chunk))
+    found = torch.cat(teacher_forced_artifact(str(made("bfloat16")), model.sequences, chunk))
     problem = disagreement(found, model.expected, model.in_bf16, torch.bfloat16)
     assert problem is None, problem
 
@@ -122,40 +128,40 @@ def asked(many: int) -> list[Any]:
     return [{"prompt_token_ids": prompt} for prompt in prompts(many)]
 
 
-def test_tokens_of_the_engine_are_those_of_a_cpu(model: Model, made: dict[str, Path]) -> None:
+def test_tokens_of_the_engine_are_those_of_a_cpu(model: Model, made: Callable[[str], Path]) -> None:
     """By captured graphs and without, twice, so that prefixes come from the cache, and with too few pages for all.
 
     A log-probability may differ by what the few numbers do that are rounded otherwise, of a row at its worst."""
     expected = LLM(model.folder / "0.ingot").generate(asked(12), GREEDY)
     most = 8 * PART * model.noise
     for options in ({}, {"cuda_graphs": "all"}, {"cuda_graphs": "none"}, {"num_kv_pages": 24, "max_num_seqs": 6}):
-        llm = LLM(made["float32"], **options)
+        llm = LLM(made("float32"), **options)
         for _ in range(2):
             agree(llm.generate(asked(12), GREEDY), expected, most)
 
 
-def test_shared_prefixes_are_read_once(model: Model, made: dict[str, Path]) -> None:
-    alone = LLM(made["float32"], num_kv_pages=1600, disable_cascade_attn=True).generate(asked(40), GREEDY)
-    llm = LLM(made["float32"], num_kv_pages=1600)
+def test_shared_prefixes_are_read_once(model: Model, made: Callable[[str], Path]) -> None:
+    alone = LLM(made("float32"), num_kv_pages=1600, disable_cascade_attn=True).generate(asked(40), GREEDY)
+    llm = LLM(made("float32"), num_kv_pages=1600)
     llm._engine._scheduler._least_shared = 1
     for _ in range(2):
         agree(llm.generate(asked(40), GREEDY), alone, 8 * PART * model.noise)
 
 
-def test_deterministic_steps_give_the_bits_that_a_request_gets_alone(made: dict[str, Path]) -> None:
+def test_deterministic_steps_give_the_bits_that_a_request_gets_alone(made: Callable[[str], Path]) -> None:
     def bits(outputs: list[RequestOutput]) -> list[Any]:
         return [(one.outputs[0].token_ids, chosen(one)) for one in outputs]
 
-    llm = LLM(made["deterministic"], num_kv_pages=400, enable_prefix_caching=False)
+    llm = LLM(made("deterministic"), num_kv_pages=400, enable_prefix_caching=False)
     alone = [bits(llm.generate([one], GREEDY))[0] for one in asked(12)]
     assert bits(llm.generate(asked(12), GREEDY)) == alone
-    cut = LLM(made["deterministic"], num_kv_pages=400, max_num_batched_tokens=37, max_num_seqs=32)
+    cut = LLM(made("deterministic"), num_kv_pages=400, max_num_batched_tokens=37, max_num_seqs=32)
     for _ in range(2):  # the second time from pages that are there
         assert bits(cut.generate(asked(12), GREEDY)) == alone
 
 
-def test_pages_are_copied_moved_and_cleared(made: dict[str, Path]) -> None:
-    states = load_artifact(made["bfloat16"], num_pages=8).executor.states
+def test_pages_are_copied_moved_and_cleared(made: Callable[[str], Path]) -> None:
+    states = load_artifact(made("bfloat16"), num_pages=8).executor.states
     caches = [states[name] for name in states if states[name].dtype is torch.float8_e4m3fn]
     assert len(caches) == 3
     g = torch.Generator().manual_seed(3)
