@@ -23,6 +23,7 @@ class Reference(EmitsNothing):
 
     name = "reference"
     cost = 1e6  # ranks behind every provider that does anything clever
+    _asked = True
 
     def __init__(self, *, asked: bool = True) -> None:
         self._asked = asked
