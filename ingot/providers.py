@@ -41,7 +41,7 @@ def _inductor_cuda(*, ahead: bool = False) -> Backend:
     return InductorCuda(ahead=ahead)
 
 
-BACKENDS: Mapping[str, Callable[[], Backend]] = {
+BACKENDS: Mapping[str, Callable[..., Backend]] = {
     "cpu": Cpu,
     "inductor": Inductor,
     "triton": _triton,
@@ -99,9 +99,7 @@ def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
 def _competitor(name: str, device: str, *, first: bool, asked: bool) -> Backend:
     if (name, device) == ("inductor", "cuda"):
         return _inductor_cuda(ahead=first)
-    if name in ("reference", "rowwise"):
-        return (Rowwise if name == "rowwise" else Reference)(asked=asked)
-    return BACKENDS[name]()
+    return BACKENDS[name](asked=asked) if name in ("reference", "rowwise") else BACKENDS[name]()
 
 
 def backend_named(name: str, device: str) -> Backend:
