@@ -43,17 +43,23 @@ def _problem(kernel: str, tokens: int) -> tuple[dict[str, Any], dict[str, int]]:
     if kernel == "linear":
         product = LinearProblem(6144, 4096, tokens, "bf16", "bf16", norm=True)
         return product.fields(), vars(linear_choice.known_tiles(product.product(), tokens, 90)[0])
-    attention = DecodeProblem(8, 4, 128, 16, "bf16", tokens, append=True)
+    attention = {
+        "attention": DecodeProblem(8, 4, 128, 16, "bf16", tokens, append=True),
+        "attention over eight bits": DecodeProblem(8, 4, 128, 16, "bf16", tokens, append=True, cache_dtype="f8e4m3"),
+        # DeepSeek's latent cache, whose 128 heads of q are cut into four groups.
+        "attention over latents": DecodeProblem(4, 32, 576, 16, "bf16", tokens, False, "f8e4m3", "latent_512", 4),
+    }[kernel]
     return attention.fields(), vars(attention_choice.known_tiles(attention, 90)[0])
 
 
 @pytest.mark.parametrize("tokens", [1, 16])
-@pytest.mark.parametrize("kernel", ["linear", "decode_attention"])
+@pytest.mark.parametrize("kernel", ["linear", "attention", "attention over eight bits", "attention over latents"])
 def test_it_is_no_slower_than_what_is_known_and_within_the_time(kernel: str, tokens: int) -> None:
     from ingot.backends.triton.emit import Triton
 
     problem, tiles = _problem(kernel, tokens)
-    choice = Choice(kernel=kernel, problem=problem, tiles=tiles, source="table")
+    name = "linear" if kernel == "linear" else "decode_attention"
+    choice = Choice(kernel=name, problem=problem, tiles=tiles, source="table")
     target = Target.detect("cuda")
     first = Triton().measure(choice, target, 0.0)  # what starts up does so here
     begin = time.monotonic()

@@ -154,7 +154,7 @@ class Steps:
         self._kv = memory[: memory.numel() // page * page].view(-1, *shape)
         self._order = torch.randperm(len(self._kv), generator=pool.generator, device=device.DEVICE).int()
         self._lens = torch.tensor(mix.contexts, dtype=torch.int32, device=device.DEVICE)
-        self._table = _table(problem.dim).to(device.DEVICE)
+        self._table = _table(problem.dim).to(device.DEVICE) if problem.append else torch.empty(0)
 
     @property
     def bytes(self) -> int:
