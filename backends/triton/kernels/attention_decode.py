@@ -227,9 +227,9 @@ def decode_attention(
     grid, `partial`, `sizes` and `arrived` have sequences in place of tokens.
 
     With a HEAD, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
-    step feeds is attended to as it comes from k and v: no program reads what another one writes here. The cache then
-    holds what earlier steps wrote, and the page table comes from the host, so the first chunk is loaded before the
-    kernels in front of this one have ended.
+    step feeds is attended to as it comes from k and v, rounded as the cache holds it: no program reads what another one
+    writes here. The cache then holds what earlier steps wrote, and the page table comes from the host, so the first
+    chunk is loaded before the kernels in front of this one have ended.
 
     With `sharing`, `prefixes`, `prefix_sizes` and `prefix_splits` are the results of `shared_attention`, and only
     positions after the prefixes are read here.
