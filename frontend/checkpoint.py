@@ -12,30 +12,17 @@ from typing import Any
 
 import torch
 
+from ingot.frontend.checkpoint_files import CONFIG, CONVERT, PICKLE_SUFFIXES, TOKENIZER_FILES, name_files
 from ingot.frontend.quantized_checkpoints import find_reader
 from ingot.frontend.safetensors_header import TensorInfo
-from ingot.frontend.tensor_files import CONVERT, PICKLE_SUFFIXES, name_files, read_tensors
+from ingot.frontend.tensor_files import read_tensors
 from ingot.ir.digest import digest_files
 from ingot.ir.errors import CheckpointError, ConfigError
 from ingot.ir.json_text import parse_json
 from ingot.ir.listing import listed
 
-__all__ = ["Checkpoint", "TensorInfo", "check_totality"]
+__all__ = ["Checkpoint", "TensorInfo", "check_totality", "read_config"]
 
-CONFIG = "config.json"
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
 FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 _MAX_CONFIG_BYTES = 16 << 20  # the largest configurations seen (label maps of vision models) are under 1 MiB
@@ -68,8 +55,7 @@ class Checkpoint:
         quantized in a way that no reader knows; CheckpointError when the tensor files are malformed.
         """
         folder = _folder(path)
-        config = _read_config(folder / CONFIG)
-        find_reader(config, str(folder / CONFIG))
+        config = read_config(folder)
         tokenizer_files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
@@ -191,6 +177,14 @@ def check_totality(
         )
 
 
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The config.json of a folder, whose weights need not be there yet. Raises ConfigError, as `Checkpoint.open`."""
+    folder = _folder(path)
+    config = _read_config(folder / CONFIG)
+    find_reader(config, str(folder / CONFIG))
+    return config
+
+
 def _folder(path: str | Path) -> Path:
     folder = Path(path)
     try:
@@ -209,13 +203,11 @@ def _folder(path: str | Path) -> Path:
             expected="a folder with config.json",
             hint="give the folder that holds the file",
         )
-    hint = "check the path"
-    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
-        hint = (
-            "if this is the name of a model on the Hugging Face hub, download it first: "
-            f"`huggingface_hub.snapshot_download({str(path)!r}, local_dir=...)`, and give that folder"
-        )
-    raise ConfigError(f"there is no folder {str(path)!r}", expected="a local folder with config.json", hint=hint)
+    raise ConfigError(
+        f"there is no folder {str(path)!r}",
+        expected="a folder with config.json, or the name of a repository on the hub, as in org/name",
+        hint="check the path",
+    )
 
 
 def _read_config(file: Path) -> dict[str, Any]:

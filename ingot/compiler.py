@@ -29,18 +29,18 @@ from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
+from ingot.progress import OnProgress
 from ingot.publish import ArtifactWriter, Sealed
 from ingot.request import Request
 from ingot.tuner import Tuner
 from ingot.tuning_log import LACKS, log_of, with_reasons
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class CompileReport:
     """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes.
 
+    `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
     `no_golden_run` says why nothing was run at the end, which leaves `ingot verify` nothing to repeat; "" when it was.
     """
 
@@ -58,13 +58,14 @@ class CompileReport:
     second_copies: tuple[SecondCopy, ...] = ()
     numerics: NumericsReport | None = None
     no_golden_run: str = ""
+    origin: str = ""
 
 
 @dataclass
 class _Clock:
     """Seconds by phase, in order."""
 
-    progress: Progress
+    progress: OnProgress
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -79,6 +80,7 @@ def compile_model(
     checkpoint: str | Path,
     output: str | Path,
     *,
+    revision: str | None = None,
     target: str = "auto",
     backend: str = "auto",
     dtype: str = "auto",
@@ -96,11 +98,13 @@ def compile_model(
     checkpoints: Mapping[str, str | Path] | None = None,
     jobs: int | None = None,
     check_numerics: bool = False,
-    progress: Progress = lambda phase, done, total: None,
+    progress: OnProgress = lambda phase, done, total: None,
     on_pass: OnPass | None = None,
 ) -> CompileReport:
-    """Compile the Hugging Face checkpoint folder `checkpoint` into the artifact folder `output`.
+    """Compile the Hugging Face checkpoint `checkpoint` into the artifact folder `output`.
 
+    `checkpoint` is a local folder, else the name of a repository on the Hugging Face hub, "org/name", of which what is
+    needed is downloaded into the hub's cache. `revision` is a branch, a tag or a commit of it (default: main).
     `target` is "auto", which takes the GPU of this machine when it has one and its CPU else, "cpu", "cuda", or a GPU's
     capability such as "sm_90", which need not be here; `backend` says who may compute for it.
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
@@ -114,9 +118,9 @@ def compile_model(
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
     kernels and providers of calls are taken from it. `tune` times what it does not have, on this machine's GPU, which
-    must be the target's; the cache keeps what was found. `checkpoints` are folders by the aliases that the model's
-    definition asks for beside its own, as one whose draft was trained apart. `jobs` bounds the compiler processes
-    (default: the cores).
+    must be the target's; the cache keeps what was found. `checkpoints` are folders or names on the hub,
+    by the aliases that the model's definition asks for beside its own, as one whose draft was trained apart. `jobs`
+    bounds the compiler processes (default: the cores).
     `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError when
     one breaks it.
     `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
@@ -126,8 +130,10 @@ def compile_model(
     """
     # The place first: nobody wants to learn after minutes that it cannot be written.
     with ArtifactWriter(output) as writer:
+        begin = time.perf_counter()
         request = Request.read(
             checkpoint,
+            revision=revision,
             target=target,
             backend=backend,
             dtype=dtype,
@@ -143,22 +149,25 @@ def compile_model(
             tune=tune,
             tuning_log=tuning_log,
             checkpoints=checkpoints,
+            progress=progress,
         )
-        return _compile(request, writer, _Clock(progress), jobs, on_pass, check_numerics=check_numerics)
+        clock = _Clock(progress, {"hub": time.perf_counter() - begin} if request.origin else {})
+        return _compile(request, writer, clock, jobs, on_pass, check_numerics=check_numerics)
 
 
 def compile_cached(
     checkpoint: str | Path,
     *,
     jobs: int | None = None,
-    progress: Progress = lambda phase, done, total: None,
+    progress: OnProgress = lambda phase, done, total: None,
     **options: Any,
 ) -> Path:
-    """The artifact of `checkpoint` in the cache, by its `request_key`; compiled first when it is not there.
+    """The artifact of `checkpoint`, a folder or a name on the hub, in the cache, by its `request_key`.
 
-    `options` are those of `compile_model`. Two processes that ask for the same artifact compile it once.
+    It is compiled first when it is not there. `options` are those of `compile_model`. Two processes that ask for the
+    same artifact compile it once.
     """
-    request = Request.read(checkpoint, **options)
+    request = Request.read(checkpoint, progress=progress, **options)
     key = request.key(request.trace())
     folder = cache_folder("artifacts")
     with locked(folder / f"{key}.lock"):
@@ -245,7 +254,7 @@ def _compile(
             recording = write_trace(writer, request.options["trace"], model, lowered)
             sealed = writer.seal(manifest_of(request, key, plans))
         seconds, no_golden_run = _golden_run(request, writer, sealed, clock)
-        write_timings(writer, clock.seconds, lowered, emitter, request.checkpoint.folder, recording, seconds)
+        write_timings(writer, clock.seconds, lowered, emitter, request, recording, seconds)
         build_id = writer.publish()
     copies = second_copies(params)
     report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
@@ -341,5 +350,6 @@ def _report(
         plans=plans,
         second_copies=copies,
         no_golden_run=no_golden_run,
+        origin=request.origin,
         artifact_bytes=sum(file.stat().st_size for file in writer.output.rglob("*") if file.is_file()),
     )

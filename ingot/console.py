@@ -74,6 +74,13 @@ def size_text(count: int) -> str:
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+class ByteCount(int):
+    """A number of bytes that prints as `size_text`, so that steps of progress can be bytes."""
+
+    def __str__(self) -> str:
+        return size_text(self)
+
+
 def counts_text(counts: dict[str, int]) -> str:
     """`inductor 25, reference 40`, the most first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

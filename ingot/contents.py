@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -130,7 +129,7 @@ def write_timings(
     phases: Mapping[str, float],
     lowered: Mapping[str, Lowered],
     emitter: Emitter,
-    checkpoint: Path,
+    request: "Request",
     recording: float,
     instructions: Mapping[str, InstructionSeconds],
 ) -> None:
@@ -138,7 +137,8 @@ def write_timings(
     writer.write_json(
         "timings.json",
         {
-            "checkpoint": str(checkpoint.absolute()),
+            "checkpoint": str(request.checkpoint.folder.absolute()),
+            **({"hub": request.origin} if request.origin else {}),
             "phases": dict(phases),
             "passes": [
                 {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.error_text import raised
+from ingot.hub.name import hub_name, is_there
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
 from ingot.ir.manifest_file import MANIFEST, device_of
 from ingot.runtime.cuda.early_context import begin_context
@@ -38,8 +39,10 @@ Conversation = Sequence[Mapping[str, Any]]
 class LLM:
     """A language model that generates tokens, or makes a vector of each prompt.
 
-    `model` is an artifact folder, or a Hugging Face checkpoint folder, which is then compiled once in a process of its
-    own, with its progress on stderr, into a cache that the next start finds. `memory` bounds in bytes what serving
+    `model` is an artifact folder, or a Hugging Face checkpoint, which is then compiled once in a process of its own,
+    with its progress on stderr, into a cache that the next start finds. A checkpoint is a local folder, else a name on
+    the Hugging Face hub, "org/name" or "org/name@REVISION"; `revision` says the same (default: main). What is needed of
+    it is downloaded into the hub's cache; what is there needs no network. `memory` bounds in bytes what serving
     takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
     is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
     Prompts that begin alike share KV pages of what they have in common, and kept states that stand once per sequence:
@@ -60,6 +63,7 @@ class LLM:
         self,
         model: str | Path,
         *,
+        revision: str | None = None,
         memory: int | None = None,
         num_kv_pages: int | None = None,
         enable_chunked_prefill: bool = True,
@@ -75,8 +79,16 @@ class LLM:
     ) -> None:
         before = process_age()
         path = Path(model)
-        if not (path / MANIFEST).is_file() and (path / "config.json").is_file():
-            path = compile_cached(path, compile_options)
+        if revision is not None:
+            compile_options["revision"] = revision
+        if not (path / MANIFEST).is_file() and ((path / "config.json").is_file() or hub_name(model) is not None):
+            path = compile_cached(model, compile_options)
+        elif not is_there(path):
+            raise ArtifactError(
+                f"{str(model)[:200]} is not there",
+                expected="an artifact (NAME.ingot), a checkpoint folder, or a repository on the hub, as in org/name",
+                hint="check the path; `compile-model CHECKPOINT -o NAME.ingot` makes an artifact",
+            )
         elif compile_options:
             raise OptionError(
                 f"an artifact takes no option '{next(iter(compile_options))}'",
@@ -345,12 +357,14 @@ class LLM:
                 del self._waiting[request_id]
 
 
-def compile_cached(checkpoint: Path, options: dict[str, Any]) -> Path:
+def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
     """The cached artifact of a checkpoint, compiled first when there is none, in a process that keeps its compilers.
 
     The child finds the `request_key`, because that takes tracing, and prints the artifact's path.
     """
-    command = [sys.executable, "-m", "ingot.compile_cached", str(checkpoint), json.dumps(options)]
+    # The child takes a text that is no folder for a name, and a Path is none.
+    given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
+    command = [sys.executable, "-m", "ingot.compile_cached", given, json.dumps(options)]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     answer = child.stdout.strip().rpartition("\n")[2]
     try:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ingot.console import console
+from ingot.console import ByteCount, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def _lines(screen: "Console") -> OnProgress:
         if phase != current:
             current, last = phase, now
             screen.print(f"ingot: {phase}", markup=False)
-        elif now - last >= _SECONDS_BETWEEN_LINES:
+        elif now - last >= _SECONDS_BETWEEN_LINES and not isinstance(total, ByteCount):  # which its name tells
             last = now
             screen.print(f"ingot: {phase}, {done} of {total}", markup=False)
 

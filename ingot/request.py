@@ -9,8 +9,9 @@ import torch
 
 from ingot.buckets import bucket_classes
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
-from ingot.frontend.checkpoint import Checkpoint, check_totality
+from ingot.frontend.checkpoint import Checkpoint, check_totality, read_config
 from ingot.frontend.trace import Limits, trace
+from ingot.hub.source import Source, find_source
 from ingot.identity import Document, request_document
 from ingot.ir.artifact import REQUEST, TIMINGS
 from ingot.ir.backend import Backend, Tunable
@@ -29,6 +30,7 @@ from ingot.ir.trace import LEVELS, Level
 from ingot.ir.tuning import TuningLog
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
+from ingot.progress import OnProgress
 from ingot.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.tuning_log import artifact_log, read_log
@@ -45,12 +47,14 @@ DEFAULT_MAX_TOKENS = {"cpu": 2048, "cuda": 8192}
 class Request:
     """A compile, read and checked: nothing is traced or compiled yet.
 
+    `origin` is the commit on the hub that the checkpoint is, as in "org/name@COMMIT", and "" for a local folder.
     `decided` are the providers of calls that a log says, the given one or that of the artifact that is compiled again.
     `options` are those of `compile_model` with what stands for "auto" and for defaults filled in, as JSON values: with
     them the same request is read again.
     """
 
     checkpoint: Checkpoint
+    origin: str
     options: Mapping[str, Any]
     spec: ModelSpec
     limits: Limits
@@ -69,6 +73,7 @@ class Request:
     def read(
         checkpoint: str | Path,
         *,
+        revision: str | None = None,
         target: str = "auto",
         backend: str = "auto",
         dtype: str = "auto",
@@ -84,8 +89,12 @@ class Request:
         tune: bool = False,
         tuning_log: str | Path | Mapping[str, Any] | None = None,
         checkpoints: Mapping[str, str | Path] | None = None,
+        progress: OnProgress = lambda phase, done, total: None,
     ) -> "Request":
-        """Read the checkpoint's configuration and check every option against it. Raises IngotError."""
+        """Read the checkpoint's configuration and check every option against it. Raises IngotError.
+
+        A checkpoint on the hub is downloaded once its configuration and the options are known to be good.
+        """
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
         if kv_cache_dtype not in CACHE_DTYPES:
@@ -103,9 +112,10 @@ class Request:
         if log is not None:
             backends = tuple(with_choices(one, log.given()) for one in backends)
         _check_tunable(backends, machine, tune=tune)
-        opened = Checkpoint.open(checkpoint)
-        spec = read_spec(opened.config, str(opened.folder / "config.json"))
-        opened = _with_others(opened, checkpoints or {}, spec)
+        source = find_source(checkpoint, revision, progress)
+        spec = read_spec(read_config(source.folder), str(Path(source.folder) / "config.json"))
+        _check_others(checkpoints or {}, spec)
+        others = {alias: find_source(one, None, progress) for alias, one in (checkpoints or {}).items()}
         if dtype != "auto":
             spec = replace(spec, dtype=getattr(torch, dtype))
         _check_dtype(spec, machine)
@@ -117,8 +127,12 @@ class Request:
         limits = Limits(spec.max_position if max_seq_len is None else max_seq_len, max_batch, max_tokens)
         _check_limits(limits, spec)
         _check_budget(weight_budget)
+        opened = Checkpoint.open(source.fetch(progress))
+        if others:
+            opened = opened.beside({alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()})
         return Request(
             checkpoint=opened,
+            origin=source.origin,
             options={
                 "target": machine.name,
                 "backend": _first_name(backend, BACKEND_CHOICES[machine.device]),
@@ -134,7 +148,7 @@ class Request:
                 "trace": trace,
                 "tune": tune,
                 "tuning_log": None if log is None else log.model_dump(mode="json"),
-                "checkpoints": {alias: str(one.folder.absolute()) for alias, one in opened.others.items()},
+                "checkpoints": {alias: _again(one) for alias, one in others.items()},
             },
             spec=spec,
             limits=limits,
@@ -152,8 +166,8 @@ class Request:
 
     @staticmethod
     def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
-        """The request that `artifact` answers, on the checkpoint folder that it was compiled from unless another is
-        given. Raises ArtifactError where it does not say, and CheckpointError where there is no such checkpoint."""
+        """The request that `artifact` answers, on the checkpoint that it was compiled from unless another is given.
+        Raises ArtifactError where it does not say, and CheckpointError where there is no such checkpoint."""
         made: Any = artifact.read_json(REQUEST)
         if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
             raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
@@ -221,24 +235,30 @@ def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
     return next(name for name, among in choices.items() if among == choices[choice])
 
 
-def _with_others(opened: Checkpoint, given: Mapping[str, str | Path], spec: ModelSpec) -> Checkpoint:
-    """The checkpoint with those beside it that the model's definition asks for. Raises OptionError where others are
-    given."""
+def _again(source: Source) -> str:
+    """What finds the same checkpoint again, from another folder too."""
+    return source.origin or str(Path(source.folder).absolute())
+
+
+def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
+    """Raises OptionError where other checkpoints are given than the model's definition asks for."""
     asked = ARCHITECTURES[spec.architecture].definition.checkpoints
     if odd := sorted(given.keys() ^ set(asked)):
         what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not asked for")
         raise OptionError(
             what, where=f"checkpoints of {spec.family}", expected=", ".join(asked) or "none beside the model's own"
         )
-    return opened.beside({alias: Checkpoint.open(folder) for alias, folder in given.items()}) if given else opened
 
 
 def _compiled_from(artifact: Artifact) -> str:
-    """The checkpoint's folder when the artifact was compiled."""
+    """The checkpoint's folder when the artifact was compiled; where that is gone, its commit on the hub."""
     path = artifact.folder / TIMINGS
     timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}
     folder = timings.get("checkpoint") if isinstance(timings, dict) else None
     if not isinstance(folder, str) or not Path(folder).is_dir():
+        origin = timings.get("hub") if isinstance(timings, dict) else None
+        if isinstance(origin, str):
+            return origin
         raise CheckpointError(
             "the checkpoint that the artifact was compiled from is not there",
             where=str(folder or artifact.folder),

@@ -5,7 +5,7 @@ Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
     manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`
     golden/run.json   what the artifact computed when it was compiled (`ingot.ir.golden`): bits of that machine
-    timings.json      how long the compile took, and of which folder
+    timings.json      how long the compile took, and of which folder or commit on the hub
     request.json      "options" of the compile, with which the same request can be read again; "identity", the document
                       whose canonical text has the `request_key` as its SHA-256
     executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256

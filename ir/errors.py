@@ -29,6 +29,10 @@ class CheckpointError(IngotError):
     """A checkpoint whose files or tensors cannot be used."""
 
 
+class HubError(IngotError):
+    """A checkpoint's name that the Hugging Face hub does not know, or whose files cannot be had from there."""
+
+
 class OptionError(IngotError):
     """An option of a command, of `compile_model` or of a pass that is unknown or out of range."""
 

@@ -258,7 +258,7 @@ def _checkpoint(folder: Path) -> str:
         value = parse_json(_read_capped(path)) if path.is_file() else None
     except (OSError, ValueError, ArtifactError):
         value = None
-    found = value.get("checkpoint") if isinstance(value, dict) else None
+    found = value.get("hub", value.get("checkpoint")) if isinstance(value, dict) else None
     return shlex.quote(found) if isinstance(found, str) and found and found.isprintable() else "CHECKPOINT"
 
 

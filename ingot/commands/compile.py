@@ -22,6 +22,7 @@ def compile_checkpoint(
     /,
     *,
     output: Annotated[str, Parameter(name=("--output", "-o"))],
+    revision: str | None = None,
     target: str = "auto",
     backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
@@ -45,9 +46,13 @@ def compile_checkpoint(
     Parameters
     ----------
     checkpoint
-        A Hugging Face checkpoint folder: config.json, safetensors, and a tokenizer for text prompts.
+        A Hugging Face checkpoint folder: config.json, safetensors, and a tokenizer for text prompts. Or the name of one
+        on the Hugging Face hub, org/name or org/name@REVISION: what is needed of it is downloaded into the hub's cache.
+        A local folder of that name comes first.
     output
         The artifact folder to make, NAME.ingot. It must not exist yet.
+    revision
+        Branch, tag or commit of a checkpoint on the hub. Default: main.
     target
         The machine to compile for: auto takes the GPU when there is one, cuda insists; cpu; or any GPU by its
         capability, as in sm_90.
@@ -81,7 +86,7 @@ def compile_checkpoint(
     tuning_log
         Take tile sizes, and the providers of calls, from a compile that timed them: an artifact, or its tuning.json.
     checkpoints
-        Checkpoints beside the model's own, where its definition asks for any: draft=FOLDER, separated by commas.
+        Checkpoints beside the model's own, where its definition asks for any: draft=CHECKPOINT, separated by commas.
     jobs
         Compiler processes. Default: the cores.
     check_numerics
@@ -100,6 +105,7 @@ def compile_checkpoint(
         report = compile_model(
             checkpoint,
             output,
+            revision=revision,
             target=target,
             backend=backend,
             dtype=dtype,
@@ -123,12 +129,12 @@ def compile_checkpoint(
 
 
 def _folders(text: str | None) -> dict[str, str]:
-    """Folders by alias, from "alias=FOLDER,alias=FOLDER". Raises OptionError."""
+    """Folders or names by alias, from "alias=FOLDER,alias=org/name". Raises OptionError."""
     folders: dict[str, str] = {}
     for item in text.split(",") if text else ():
         alias, equals, folder = item.partition("=")
         if not (alias and equals and folder) or alias in folders:
-            raise OptionError(f"'{item}'", where="--checkpoints", expected="alias=FOLDER, each alias once")
+            raise OptionError(f"'{item}'", where="--checkpoints", expected="alias=CHECKPOINT, each alias once")
         folders[alias] = folder
     return folders
 
@@ -148,6 +154,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
             [
                 ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
                 ("nodes per provider", counts_text(report.nodes_per_provider)),
+                *([("checkpoint", report.origin)] if report.origin else []),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
                 *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),

@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError, Parameter
 from ingot.commands import ArtifactFolder, AsJson
 from ingot.commands.compile import compile_checkpoint
 from ingot.console import console, print_json
+from ingot.hub.name import hub_name
 from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def why_artifacts_differ(
     Parameters
     ----------
     b
-        Another, or a checkpoint folder: then what compiling that would ask for. Nothing is compiled.
+        Another, or a checkpoint, a folder or a name on the hub: then what compiling that would ask for. Nothing is
+        compiled.
     options
         With a checkpoint, the options of its compile, as `ingot compile` takes them.
     """
@@ -41,7 +43,7 @@ def why_artifacts_differ(
     from ingot.runtime.artifact import open_artifact
 
     first = open_artifact(a)
-    if (Path(b) / "config.json").is_file():
+    if (Path(b) / "config.json").is_file() or hub_name(b) is not None:
         found = why_requests_differ(identity_of(first), _requested(b, options))
     elif options:
         raise OptionError(

@@ -1,0 +1,153 @@
+"""Files of a commit into the hub's cache, several at once, with progress in bytes."""
+
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+from ingot.console import ByteCount, size_text
+from ingot.hub.errors import disk_full, hub_error
+from ingot.hub.name import HubName
+from ingot.progress import OnProgress
+
+_THREADS = 8  # as huggingface_hub's snapshot_download has
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as the hub lists it: its size in bytes, and its name among the blobs of the cache; "" when not told."""
+
+    size: int
+    blob: str
+
+
+@dataclass
+class _Batch:
+    """Files that threads take one after the other, until there are none or one could not be had."""
+
+    waiting: deque[str]
+    done: list[str] = field(default_factory=list)
+    failed: list[tuple[str, Exception]] = field(default_factory=list)
+
+    def work(self, get: Callable[[str], object]) -> None:
+        while self.waiting and not self.failed:
+            try:
+                file = self.waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                get(file)
+            except Exception as error:  # whatever the client and the libraries below it raise: the caller names it
+                self.failed.append((file, error))
+            else:
+                self.done.append(file)
+
+
+def download(
+    name: HubName,
+    folder: Path,
+    listing: Mapping[str, RemoteFile],
+    batches: Sequence[Sequence[str]],
+    progress: OnProgress,
+) -> None:
+    """Put files into `folder`, the snapshot of a commit in the hub's cache. Raises HubError.
+
+    A file appears there when it is whole, and a batch begins when all files of the one before are. Files that are there
+    already are left alone.
+    """
+    missing = [[file for file in batch if not (folder / file).is_file()] for batch in batches]
+    files = [file for batch in missing for file in batch]
+    if not files:
+        return
+    blobs = folder.parents[1] / "blobs"
+    coming = {file: listing[file] for file in files if not _has_blob(blobs, listing[file])}
+    total = sum(one.size for one in coming.values())
+    _check_room(folder, total)
+    label = f"download {len(files)} file{'s' * (len(files) > 1)} of {name}, {size_text(total)}"
+    finished: list[str] = []
+
+    def tell(batch: _Batch) -> None:
+        whole = {*finished, *batch.done}
+        held = sum(one.size if file in whole else _partly(blobs, one) for file, one in coming.items())
+        progress(label, ByteCount(min(held, total)), ByteCount(total))
+
+    with _no_bars_of_the_client():
+        for some in missing:
+            batch = _Batch(deque(some))
+            _run(batch, lambda file: hf_hub_download(name.repository, file, revision=folder.name), tell)
+            if batch.failed:
+                file, error = batch.failed[0]
+                raise hub_error(error, name, file) from error
+            finished += batch.done
+
+
+def download_one(name: HubName, file: str) -> Path:
+    """The path in the hub's cache of a small file at the revision that `name` says, which the cache then knows.
+
+    Raises HubError.
+    """
+    with _no_bars_of_the_client():
+        try:
+            return Path(hf_hub_download(name.repository, file, revision=name.revision))
+        except Exception as error:
+            raise hub_error(error, name, file) from error
+
+
+def _run(batch: _Batch, get: Callable[[str], object], tell: Callable[[_Batch], None]) -> None:
+    """Have threads do the batch, and look on from this one, so that an interrupt ends it at once."""
+    tell(batch)
+    count = min(_THREADS, len(batch.waiting))
+    # Daemons: nobody waits for gigabytes that are not wanted any more.
+    threads = [threading.Thread(target=batch.work, args=(get,), daemon=True, name="hub") for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    while threads and not batch.failed:
+        threads[0].join(_SECONDS_BETWEEN_LOOKS)
+        threads = [thread for thread in threads if thread.is_alive()]
+        tell(batch)
+
+
+def _has_blob(blobs: Path, file: RemoteFile) -> bool:
+    """Whether another commit brought the file already."""
+    return bool(file.blob) and (blobs / file.blob).is_file()
+
+
+def _partly(blobs: Path, file: RemoteFile) -> int:
+    """How much of a file has come: the client writes it beside the blobs, under a name that ends in `.incomplete`."""
+    if not file.blob:
+        return 0
+    held = 0
+    for part in blobs.glob(f"{file.blob}*"):
+        try:
+            found = part.stat()
+        except OSError:  # it became the blob just now
+            return file.size
+        held = max(held, min(found.st_size, found.st_blocks * 512))  # hf_xet writes into holes
+    return min(held, file.size)
+
+
+def _check_room(folder: Path, total: int) -> None:
+    at = next(parent for parent in folder.parents if parent.is_dir())
+    free = shutil.disk_usage(at).free
+    if free < total:
+        raise disk_full(f": {size_text(total)} are to be downloaded, {size_text(free)} are free")
+
+
+@contextmanager
+def _no_bars_of_the_client() -> Iterator[None]:
+    """The client draws a bar for each file otherwise, into the progress of ours."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

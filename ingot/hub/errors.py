@@ -1,0 +1,154 @@
+"""What goes wrong at the hub, in words that say what to do. Importing this brings in huggingface_hub."""
+
+import errno
+from collections.abc import Iterator
+
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ingot.hub.name import HubName
+from ingot.ir.errors import HubError
+
+_DISK_FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
+_OFFLINE = "offline mode is set (HF_HUB_OFFLINE)"
+_TOKEN = "set HF_TOKEN to a token of yours, or log in with `hf auth login`"
+
+
+def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
+    """The HubError for what the client of the hub raised when it was to get `file`, or without one to find `name`.
+
+    The client has changed its HTTP library twice, so an error of the network is known by being none of the others.
+    """
+    for one in _chain(error):
+        found = _of_disk(one) or _of_repository(one, name) or _of_status(one, name)
+        if found is not None:
+            return found
+    if not file:
+        return HubError(
+            f"there is no folder '{name}', and the hub cannot be asked for a repository: {_reason(error)}",
+            where=constants.ENDPOINT,
+            expected="a network that reaches the hub, or a local folder",
+            hint="check the path, the network, and HF_ENDPOINT and the proxy where they are set",
+        )
+    return HubError(
+        f"the download of '{file}' broke off: {_reason(error)}",
+        where=_page(name),
+        hint="try again: files that are whole are kept, and not downloaded a second time",
+    )
+
+
+def unreached(error: BaseException, name: HubName) -> str:
+    """Why the hub did not tell what `name` is, for a message that says what its cache has."""
+    for one in _chain(error):
+        if isinstance(one, OfflineModeIsEnabled):
+            return _OFFLINE
+        if (found := _of_repository(one, name) or _of_status(one, name)) is not None:
+            return found.what
+    return f"the hub cannot be asked: {_reason(error)}"
+
+
+def disk_full(needed: str = "") -> HubError:
+    """The HubError for a cache without room; `needed` says how much there should be."""
+    return HubError(
+        f"the disk is full{needed}",
+        where=f"the hub's cache, {constants.HF_HUB_CACHE}",
+        hint="make room, or set HF_HOME to a folder with room; files that are whole are kept",
+    )
+
+
+def _of_disk(error: BaseException) -> HubError | None:
+    number = error.errno if isinstance(error, OSError) else None
+    # hf_xet is written in Rust, and its errors have no number.
+    if number in _DISK_FULL or any(text in str(error) for text in _DISK_FULL.values()):
+        return disk_full()
+    if isinstance(error, OSError) and error.filename is not None:  # which errors of the network have not
+        return HubError(
+            f"the hub's cache cannot be written: {error.strerror}",
+            where=str(error.filename),
+            hint="set HF_HOME to a folder of yours",
+        )
+    return None
+
+
+def _of_repository(error: BaseException, name: HubName) -> HubError | None:
+    repository = name.repository
+    if isinstance(error, OfflineModeIsEnabled):
+        return HubError(
+            f"there is no folder '{name}', and the hub may not be asked for a repository: {_OFFLINE}",
+            where=f"the hub's cache, {constants.HF_HUB_CACHE}",
+            expected=f"'{name}' in that cache, or a local folder",
+            hint="unset HF_HUB_OFFLINE, or download the repository where there is a network",
+        )
+    if isinstance(error, GatedRepoError):
+        access = f"then {_TOKEN}" if get_token() is None else "the token that was sent has none yet"
+        return HubError(
+            f"the repository '{repository}' is gated: its files are for those who were granted access",
+            where=_page(name),
+            hint=f"ask for access on that page; {access}",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return HubError(
+            f"the repository '{repository}' has no revision '{name.revision}'",
+            where=_page(name),
+            expected="one of its branches, tags or commits",
+        )
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
+        seen, login = ("", f"; if it is private, {_TOKEN}") if get_token() is None else (" that your token may see", "")
+        return HubError(
+            f"there is no folder '{name}', and no repository '{repository}' on the hub{seen}",
+            where=constants.ENDPOINT,
+            expected="a local folder with config.json, or the name of a repository, as in org/name",
+            hint=f"check the path or the name{login}",
+        )
+    if isinstance(error, DisabledRepoError):
+        return HubError(f"the repository '{repository}' was disabled by the hub", where=_page(name))
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        return HubError(f"the hub lists a file of '{repository}' that it does not have", where=_page(name))
+    return None
+
+
+def _of_status(error: BaseException, name: HubName) -> HubError | None:
+    status = getattr(error.response, "status_code", 0) if isinstance(error, HfHubHTTPError) else 0
+    where = f"{_page(name)}, status {status}"
+    if status in (401, 403):
+        what = "asks for a token" if get_token() is None else "refuses the token that was sent"
+        return HubError(f"the hub {what}", where=where, hint=f"{_TOKEN}; it must be one that may read this repository")
+    if status == 429:
+        login = f", or {_TOKEN}: with one more requests are allowed" if get_token() is None else ""
+        return HubError(
+            "the hub takes no more requests from here for now", where=where, hint=f"wait some minutes{login}"
+        )
+    if status >= 500:
+        return HubError("the hub is out of order", where=where, hint="try again later")
+    return None
+
+
+def _page(name: HubName) -> str:
+    return f"{constants.ENDPOINT}/{name.repository}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it."""
+    at: BaseException | None = error
+    seen: set[int] = set()
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def _reason(error: BaseException) -> str:
+    """What was the matter, in a line. Of a file that is not in the cache it is the error that kept it from coming."""
+    told = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
+    lines = str(told).strip().splitlines()
+    return f"{type(told).__name__}: {lines[0][:300]}" if lines else type(told).__name__

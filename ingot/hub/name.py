@@ -1,0 +1,79 @@
+"""The name of a repository on the hub, told from the path of a folder. Importing this brings in no HTTP library."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.ir.errors import HubError, OptionError
+
+DEFAULT_REVISION = "main"
+
+# What the hub takes (huggingface_hub, utils/_validators.py, validate_repo_id), and always with an organisation: all
+# models are in one, and a single word is more often a folder that is not there.
+_WORD = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+_REPOSITORY = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
+_REVISION = re.compile(r"[\w][\w./+-]{0,254}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NO_NAMES = (".ingot", ".git")  # an artifact that is not there; the hub refuses the other
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository and one of its branches, tags or commits."""
+
+    repository: str
+    revision: str = DEFAULT_REVISION
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit, which never becomes another."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+    def __str__(self) -> str:
+        return self.repository if self.revision == DEFAULT_REVISION else f"{self.repository}@{self.revision}"
+
+
+def hub_name(checkpoint: str | Path, revision: str | None = None) -> HubName | None:
+    """The repository that `checkpoint` names, "org/name" or "org/name@REVISION"; None when it is the path of a folder.
+
+    What is there locally wins, and a Path is always local. `revision` says the same as the part after "@". Raises
+    OptionError for a revision of a folder, HubError for a name that only a slash keeps from being one.
+    """
+    text = str(checkpoint)
+    repository, at, after = text.partition("@")
+    if isinstance(checkpoint, Path) or is_there(text) or not _is_repository(repository):
+        if revision is not None:
+            raise OptionError(
+                f"the revision {revision!r} of {text[:200]!r}",
+                expected="a revision of a repository on the hub, as in org/name; a folder has none",
+                hint="leave the revision out, or check the name: a local folder of that name comes first",
+            )
+        if text.endswith("/") and _is_repository(text.rstrip("/")) and not is_there(text):
+            raise HubError(
+                f"there is no folder {text!r}, and a repository on the hub is named without the slash at the end",
+                hint=f"give {text.rstrip('/')!r} for the repository, or check the path",
+            )
+        return None
+    if at and revision is not None:
+        raise OptionError(f"two revisions, {after!r} and {revision!r}", where=text, expected="one of them")
+    asked = after if at else DEFAULT_REVISION if revision is None else revision
+    if not _REVISION.fullmatch(asked) or ".." in asked:
+        raise OptionError(f"the revision {asked[:200]!r}", where=text, expected="a branch, a tag or a commit")
+    return HubName(repository, asked)
+
+
+def _is_repository(text: str) -> bool:
+    return (
+        _REPOSITORY.fullmatch(text) is not None
+        and not text.endswith(_NO_NAMES)
+        and "--" not in text
+        and ".." not in text
+    )
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether a file or a folder of this name can be seen."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name too long, a NUL in it, no permission
+        return False

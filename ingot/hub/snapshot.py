@@ -1,0 +1,206 @@
+"""A commit of a repository on the hub: which of its files a checkpoint needs, and where the hub's cache has them."""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import RevisionNotFoundError
+
+from ingot.frontend.checkpoint_files import (
+    CONFIG,
+    CONVERT,
+    INDEX,
+    PICKLE_SUFFIXES,
+    SINGLE,
+    TOKENIZER_FILES,
+    name_files,
+    read_index,
+)
+from ingot.hub.download import RemoteFile, download, download_one
+from ingot.hub.errors import hub_error, unreached
+from ingot.hub.name import HubName
+from ingot.ir.errors import CheckpointError, ConfigError, HubError
+from ingot.progress import OnProgress
+
+# A cache that others filled may lack these though the repository has them, and a model without them ends and samples
+# otherwise, or takes no text. The cache remembers of a commit that it has no such file.
+_TELLING = ("generation_config.json", "tokenizer.json")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A commit whose config.json is in the hub's cache, in `folder`; the other files come with `fetch`.
+
+    `listing` are the files of the commit; None when the cache alone was asked, for the reason `unreached`, or because
+    it has all of a commit that was named.
+    """
+
+    name: HubName
+    folder: Path
+    listing: Mapping[str, RemoteFile] | None = None
+    unreached: str = ""
+
+    @property
+    def commit(self) -> str:
+        return self.folder.name
+
+    @property
+    def origin(self) -> str:
+        """The commit as a name that `LLM` and `compile-model` take."""
+        return f"{self.name.repository}@{self.commit}"
+
+    def fetch(self, progress: OnProgress) -> Path:
+        """The folder, with the tokenizer's files and the weights. Raises HubError."""
+        if self.listing is None:
+            self._check_cache()
+            return self.folder
+        small = [file for file in TOKENIZER_FILES if file in self.listing]
+        if INDEX in self.listing:
+            if not (self.folder / INDEX).is_file():
+                download_one(self._pinned(), INDEX)
+            weights = sorted(set(read_index(self.folder / INDEX).values()))
+            if absent := [file for file in weights if file not in self.listing]:
+                raise CheckpointError(
+                    f"{len(absent)} of {len(weights)} shards are not in the repository: {name_files(absent)}",
+                    where=f"{INDEX} of {self.origin}",
+                    expected="every shard that the index names",
+                )
+        else:
+            weights = [SINGLE]
+        # Weights last: where they are, the cache can be used without the hub.
+        download(self.name, self.folder, self.listing, [small, weights], progress)
+        return self.folder
+
+    def missing(self) -> list[str]:
+        """The files that a checkpoint needs and the cache lacks, by what the cache knows of the commit."""
+        weights = [SINGLE]
+        if (self.folder / INDEX).is_file():
+            weights = sorted(set(read_index(self.folder / INDEX).values()))
+        lacking = [file for file in weights if not (self.folder / file).is_file()]
+        telling = [file for file in _TELLING if _cached(self._pinned(), file) is None]
+        return [*telling, *(f"{SINGLE}, or {INDEX} and its shards" if file == SINGLE else file for file in lacking)]
+
+    def _check_cache(self) -> None:
+        """Raises HubError when the cache, which alone can be asked, lacks a file."""
+        missing = self.missing() if self.unreached else []
+        if missing:
+            raise HubError(
+                f"the hub's cache has not all of '{self.name}', and {self.unreached}; missing: {name_files(missing)}",
+                where=str(self.folder),
+                expected="each file of the checkpoint, or a mark in the cache that the repository has none of that name",
+                hint="let the hub be asked once; or give that folder as the checkpoint, if it is complete",
+            )
+
+    def _pinned(self) -> HubName:
+        return HubName(self.name.repository, self.commit)
+
+
+def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
+    """The commit that `name` stands for, with its config.json downloaded and nothing else.
+
+    The hub is asked which one that is, and its cache where the hub cannot be reached; a commit that is named, and that
+    the cache has all of, takes no question. Raises HubError; CheckpointError for a repository without safetensors, and
+    ConfigError for one without config.json.
+    """
+    if name.pinned and (folder := _cached_folder(name)) is not None:
+        here = Snapshot(name, folder)
+        if not here.missing():
+            return here
+    progress(f"look for {name} on the hub", 0, 0)
+    try:
+        commit, listing = _list(name)
+    except Exception as error:  # whatever the client and the libraries below it raise
+        folder = None if isinstance(error, RevisionNotFoundError) else _cached_folder(name)
+        if folder is None:
+            raise hub_error(error, name) from error
+        why = unreached(error, name)
+        progress(f"take commit {folder.name[:8]} of {name} from the hub's cache: {why}", 0, 0)
+        return Snapshot(name, folder, unreached=why)
+    _check_files(listing, name)
+    folder = _cached_folder(name)
+    if folder is None or folder.name != commit:
+        # By the revision, and not by the commit: so the cache knows what the revision stands for.
+        folder = download_one(name, CONFIG).parent
+        if folder.name != commit:  # it moved on meanwhile
+            return open_snapshot(HubName(name.repository, folder.name), progress)
+    for file in _TELLING:
+        if file not in listing:
+            _remember_absence(HubName(name.repository, commit), file)
+    return Snapshot(name, folder, listing)
+
+
+def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
+    """The commit and its files. Raises what the client does."""
+    found = HfApi(library_name="ingot").model_info(
+        name.repository, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    )
+    if found.sha is None or found.siblings is None:
+        raise ValueError("the answer has no commit or no files: what HF_ENDPOINT names may be no hub")
+    files = {
+        one.rfilename: RemoteFile(one.size or 0, (one.lfs.sha256 if one.lfs else one.blob_id) or "")
+        for one in found.siblings
+    }
+    return found.sha, files
+
+
+def _check_files(files: Collection[str], name: HubName) -> None:
+    """Raises CheckpointError or ConfigError for a repository that is no checkpoint of ours, by its files alone."""
+    where = f"{constants.ENDPOINT}/{name.repository}"
+    if SINGLE not in files and INDEX not in files:
+        pickles = [file for file in files if file.endswith(PICKLE_SUFFIXES)]
+        gguf = [file for file in files if file.endswith(".gguf")]
+        other = [file for file in files if file.endswith(".safetensors")]
+        expected = f"{SINGLE}, or {INDEX} and its shards"
+        if other:
+            raise CheckpointError(
+                f"the repository's safetensors are none of a checkpoint for transformers: {name_files(other)}",
+                where=where,
+                expected=expected,
+                hint="look for a repository of the same model in transformers' form",
+            )
+        if gguf:
+            raise CheckpointError(
+                f"the repository's weights are GGUF files: {name_files(gguf)}",
+                where=where,
+                expected=expected,
+                hint="name the repository that they were made from",
+            )
+        if pickles:
+            raise CheckpointError(
+                f"the repository's weights are pickle files: {name_files(pickles)}",
+                where=where,
+                expected=expected,
+                hint=f"look for a revision with safetensors, or {CONVERT}",
+            )
+        raise CheckpointError(
+            "the repository holds no weights", where=where, expected=expected, hint=f"found there: {name_files(files)}"
+        )
+    if CONFIG not in files:
+        raise ConfigError(
+            f"the repository has no {CONFIG}",
+            where=where,
+            expected="a checkpoint for transformers",
+            hint=f"found there: {name_files(files)}",
+        )
+
+
+def _cached(name: HubName, file: str) -> Path | bool | None:
+    """The path of a file in the hub's cache; False when it knows that there is none, None when it knows nothing."""
+    found = try_to_load_from_cache(name.repository, file, revision=name.revision)
+    return Path(found) if isinstance(found, str) else None if found is None else False
+
+
+def _cached_folder(name: HubName) -> Path | None:
+    """The snapshot in the hub's cache that the revision stood for last, if its config.json is there."""
+    found = _cached(name, CONFIG)
+    return found.parent if isinstance(found, Path) else None
+
+
+def _remember_absence(pinned: HubName, file: str) -> None:
+    """Ask for a file that a commit does not have: so the hub's cache knows of it when the hub cannot be asked."""
+    if _cached(pinned, file) is not None:
+        return
+    with contextlib.suppress(HubError):  # it does not exist, which the cache now knows
+        download_one(pinned, file)

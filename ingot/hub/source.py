@@ -1,0 +1,42 @@
+"""Where a checkpoint comes from: a local folder, or a commit on the hub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingot.hub.name import hub_name
+
+if TYPE_CHECKING:
+    from ingot.hub.snapshot import Snapshot
+    from ingot.progress import OnProgress
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint whose config.json can be read in `folder`; its weights may still be on the hub."""
+
+    folder: str | Path
+    snapshot: "Snapshot | None" = None
+
+    @property
+    def origin(self) -> str:
+        """The commit, as in "org/name@COMMIT"; "" for a local folder."""
+        return "" if self.snapshot is None else self.snapshot.origin
+
+    def fetch(self, progress: "OnProgress") -> str | Path:
+        """The folder, with all that a checkpoint needs. Raises HubError."""
+        return self.folder if self.snapshot is None else self.snapshot.fetch(progress)
+
+
+def find_source(checkpoint: str | Path, revision: str | None, progress: "OnProgress") -> Source:
+    """The source of what a user calls a checkpoint; of one on the hub nothing but config.json is downloaded.
+
+    Raises HubError, CheckpointError, ConfigError and OptionError.
+    """
+    name = hub_name(checkpoint, revision)
+    if name is None:
+        return Source(checkpoint)
+    from ingot.hub.snapshot import open_snapshot  # with an HTTP library, which local folders need not
+
+    snapshot = open_snapshot(name, progress)
+    return Source(snapshot.folder, snapshot)

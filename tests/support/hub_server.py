@@ -1,0 +1,227 @@
+"""A Hugging Face hub in this process: what the client asks of one, over HTTP, and ways in which it can fail.
+
+The addresses and headers are those that huggingface_hub reads (file_download.py, hf_api.py, utils/_http.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_of_the_test"
+
+
+@dataclass
+class Repository:
+    """Commits by their hashes, and what branches and tags stand for. `private` and `gated` ask for TOKEN.
+
+    `broken` are files whose download ends in the middle; `status` is what every question is answered with, if any.
+    """
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict)
+    private: bool = False
+    gated: bool = False
+    broken: set[str] = field(default_factory=set)
+    status: int = 0
+
+    def commit(self, files: Mapping[str, bytes], revision: str = "main") -> str:
+        """A new commit of these files, to which the branch moves."""
+        made = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits[made] = dict(files)
+        self.revisions[revision] = made
+        return made
+
+
+@dataclass
+class Hub:
+    """The repositories of a hub that runs, and what was asked: "GET file" and "HEAD file", or "LIST org/name"."""
+
+    url: str
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def add(self, name: str, folder: Path | Mapping[str, bytes]) -> Repository:
+        """A repository with one commit, of a folder's files."""
+        files = folder if isinstance(folder, Mapping) else {one.name: one.read_bytes() for one in folder.iterdir()}
+        made = self.repositories[name] = Repository()
+        made.commit(files)
+        return made
+
+    def fetched(self) -> list[str]:
+        """The files that were downloaded."""
+        return sorted(one.removeprefix("GET ") for one in self.asked if one.startswith("GET "))
+
+
+@contextmanager
+def running_hub() -> Iterator[Hub]:
+    """A hub on a port of this machine, until the block ends."""
+
+    class Handler(_Handler):
+        hub: Hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub = Handler.hub = Hub(f"http://127.0.0.1:{server.server_address[1]}")
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Refusal(Exception):
+    def __init__(self, status: int, code: str = "", message: str = "", commit: str = "") -> None:
+        self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        try:
+            parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
+            if parts[:2] == ["api", "models"]:
+                self._list("/".join(parts[2:4]), parts[5] if parts[4:5] == ["revision"] else "main")
+            else:
+                assert parts[2] == "resolve"
+                self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        except _Refusal as refusal:
+            self._send(refusal.status, b"", {key: value for key, value in refusal.headers.items() if value})
+
+    def _repository(self, name: str) -> Repository:
+        known = f"Bearer {TOKEN}" == self.headers.get("Authorization")
+        found = self.hub.repositories.get(name)
+        if found is not None and found.status:
+            raise _Refusal(found.status)
+        if found is None or (found.private and not known):
+            # To a stranger a private repository and none look alike.
+            raise _Refusal(404 if known else 401, "RepoNotFound", "Repository not found")
+        return found
+
+    def _commit(self, repository: Repository, revision: str) -> tuple[str, dict[str, bytes]]:
+        commit = repository.revisions.get(revision, revision)
+        if commit not in repository.commits:
+            raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return commit, repository.commits[commit]
+
+    def _list(self, name: str, revision: str) -> None:
+        self.hub.asked.append(f"LIST {name}")
+        commit, files = self._commit(self._repository(name), revision)
+        siblings = [{"rfilename": file, "size": len(data), "blobId": _etag(data)} for file, data in files.items()]
+        answer = {"id": name, "modelId": name, "sha": commit, "tags": [], "siblings": siblings}
+        self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, name: str, revision: str, file: str) -> None:
+        self.hub.asked.append(f"{self.command} {file}")
+        repository = self._repository(name)
+        if repository.gated and f"Bearer {TOKEN}" != self.headers.get("Authorization"):
+            message = f"Access to model {name} is restricted. You must be authenticated to access it."
+            raise _Refusal(403 if "Authorization" in self.headers else 401, "GatedRepo", message)
+        commit, files = self._commit(repository, revision)
+        if file not in files:
+            raise _Refusal(404, "EntryNotFound", "Entry not found", commit)
+        data = files[file]
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(data)}"', "Accept-Ranges": "bytes"}
+        status = 200
+        if (asked := self.headers.get("Range")) is not None:
+            begin = int(asked.removeprefix("bytes=").rstrip("-"))
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            data, status = data[begin:], 206
+        self._send(status, data, headers, cut=self.command == "GET" and file in repository.broken)
+
+    def _send(self, status: int, data: bytes, headers: Mapping[str, str], *, cut: bool = False) -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if cut:
+            self.close_connection = True
+
+
+def _etag(data: bytes) -> str:
+    """What git names such a blob."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Client:
+    """Runs Python and commands in processes that see the hub alone, with a cache of their own.
+
+    Processes, because the client of the hub reads its environment when it is imported.
+    """
+
+    folder: Path
+    url: str
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "hf" / "hub"
+
+    def run(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+        here = {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(self.folder / "hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_ETAG_TIMEOUT": "3",
+            "INGOT_CACHE": str(self.folder / "cache"),
+            "NO_PROXY": "127.0.0.1",
+        }
+        return subprocess.run(
+            [str(part) for part in command],
+            cwd=self.folder,
+            env={**inherited, **here, **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def fetch(self, name: str, revision: str | None = None, **environment: str) -> Any:
+        """What fetching a checkpoint gives: "folder", "origin" and "progress", or "error"."""
+        done = self.run(sys.executable, "-c", _FETCH, name, json.dumps(revision), **environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+_FETCH = """
+import json, sys
+from ingot.hub.source import find_source
+from ingot.ir.errors import IngotError
+phases = []
+def progress(phase, done, total):
+    phases.append([phase, int(done), int(total), str(done)])
+try:
+    source = find_source(sys.argv[1], json.loads(sys.argv[2]), progress)
+    answer = {"folder": str(source.fetch(progress)), "origin": source.origin}
+except IngotError as error:
+    answer = {"error": f"{type(error).__name__}: {error}"}
+assert "torch" not in sys.modules
+print(json.dumps({**answer, "progress": phases}))
+"""
