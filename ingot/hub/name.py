@@ -72,8 +72,10 @@ def _is_repository(text: str) -> bool:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether a file or a folder of this name can be seen."""
+    """Whether there is a file or a folder of this name, be it one that may not be read."""
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # a name too long, a NUL in it, no permission
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # a name too long, a NUL in it
         return False

@@ -89,8 +89,8 @@ class Snapshot:
             raise HubError(
                 f"the hub's cache has not all of '{self.name}', and {self.unreached}; missing: {name_files(missing)}",
                 where=str(self.folder),
-                expected="each file of the checkpoint, or a mark in the cache that the repository has none of that name",
-                hint="let the hub be asked once; or give that folder as the checkpoint, if it is complete",
+                expected="every file in the cache, or a mark there that the repository has none of that name",
+                hint="have the hub asked once; or give that folder as the checkpoint, if nothing in it is missing",
             )
 
     def _pinned(self) -> HubName:

@@ -21,12 +21,23 @@ from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_of_the_test"
 
+# The files of a checkpoint, by their names alone: what is in them is never read.
+CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
+SMALL = {
+    "config.json": CONFIG,
+    "generation_config.json": b"{ }",
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"[]",
+}
+WHOLE = {**SMALL, "model.safetensors": b"w" * 3_000_000}
+
 
 @dataclass
 class Repository:
     """Commits by their hashes, and what branches and tags stand for. `private` and `gated` ask for TOKEN.
 
-    `broken` are files whose download ends in the middle; `status` is what every question is answered with, if any.
+    `broken` are files whose download ends in the middle; `sizes` are false ones that are listed; `status` is what every
+    question is answered with, if any.
     """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -34,6 +45,7 @@ class Repository:
     private: bool = False
     gated: bool = False
     broken: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
     status: int = 0
 
     def commit(self, files: Mapping[str, bytes], revision: str = "main") -> str:
@@ -108,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
             if parts[:2] == ["api", "models"]:
                 self._list("/".join(parts[2:4]), parts[5] if parts[4:5] == ["revision"] else "main")
             else:
-                assert parts[2] == "resolve"
+                if parts[2:3] != ["resolve"]:
+                    raise _Refusal(404)
                 self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         except _Refusal as refusal:
             self._send(refusal.status, b"", {key: value for key, value in refusal.headers.items() if value})
@@ -131,8 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self, name: str, revision: str) -> None:
         self.hub.asked.append(f"LIST {name}")
-        commit, files = self._commit(self._repository(name), revision)
-        siblings = [{"rfilename": file, "size": len(data), "blobId": _etag(data)} for file, data in files.items()]
+        repository = self._repository(name)
+        commit, files = self._commit(repository, revision)
+        siblings = [
+            {"rfilename": file, "size": repository.sizes.get(file, len(data)), "blobId": _etag(data)}
+            for file, data in files.items()
+        ]
         answer = {"id": name, "modelId": name, "sha": commit, "tags": [], "siblings": siblings}
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 

@@ -1,0 +1,114 @@
+"""`LLM`, `compile-model` and `ingot why-miss` take the names of checkpoints on the hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from command_world import LIMITS, write_checkpoint
+from hub_server import Client, Hub
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+SERVE = """
+import json, sys
+from ingot import IngotError, LLM, SamplingParams
+try:
+    llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+except IngotError as error:
+    print(json.dumps({"error": str(error)}))
+else:
+    out = llm.generate("def ", SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))[0]
+    print(json.dumps({"path": str(llm.loaded.artifact.folder), "tokens": list(out.outputs[0].token_ids)}))
+"""
+OPTIONS = {"backend": "reference", "max_seq_len": 64, "max_batch": 4, "max_tokens": 64}
+
+
+def served(client: Client, model: str, options: dict[str, object] = OPTIONS, **environment: str) -> dict[str, object]:
+    """What LLM(model, **options) answers in a process of its own, and its "stderr"."""
+    done = client.run(sys.executable, "-c", SERVE, model, json.dumps(options), **environment)
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout), "stderr": done.stderr}
+
+
+@pytest.fixture
+def tiny(hub: Hub, tmp_path: Path) -> Path:
+    """The folder that the repository org/tiny was made of."""
+    folder = write_checkpoint(tmp_path / "origin")
+    (folder / "modeling_tiny.py").write_text("raise SystemExit('code of a checkpoint was run')")
+    hub.add("org/tiny", folder)
+    return folder
+
+
+def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -> None:
+    first = served(client, "org/tiny")
+    assert "modeling_tiny.py" not in hub.fetched() and "model.safetensors" in hub.fetched()
+    lines = str(first["stderr"]).splitlines()
+    assert lines[0] == "ingot: look for org/tiny on the hub"
+    assert sum("download" in line for line in lines) == 1  # quiet: it is no terminal
+    assert "ingot: passes and executables" in lines
+
+    hub.asked.clear()
+    again = served(client, "org/tiny")
+    offline = served(client, "org/tiny", HF_HUB_OFFLINE="1")
+    away = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny")
+    assert hub.fetched() == []
+    for one in (again, offline, away):
+        assert (one["path"], one["tokens"]) == (first["path"], first["tokens"])
+        assert "passes and executables" not in str(one["stderr"])
+    # The same files in a folder are the same request.
+    assert served(client, str(tiny))["path"] == first["path"]
+
+    commit = hub.repositories["org/tiny"].revisions["main"]
+    timings = json.loads((Path(str(first["path"])) / "timings.json").read_text())
+    assert timings["hub"] == f"org/tiny@{commit}"
+    assert timings["checkpoint"].endswith(f"/snapshots/{commit}")
+
+
+def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> None:
+    config = {**json.loads((tiny / "config.json").read_text()), "architectures": ["LlamaForCausalLLM"]}
+    hub.add("org/odd", {"config.json": json.dumps(config).encode(), "model.safetensors": b"w" * 1000})
+    for model, options, words in (
+        ("org/none", {}, ("no folder 'org/none'", "no repository 'org/none' on the hub")),
+        ("org/tiny/", {}, ("no folder 'org/tiny/'", "without the slash")),
+        ("none", {}, ("none is not there", "a repository on the hub, as in org/name")),
+        ("org/odd", {}, ("'LlamaForCausalLLM' is not supported", "nearest")),
+        ("org/tiny", {"max_seq_len": 1 << 20}, ("max_seq_len is",)),
+        ("org/tiny", {"revision": "v9"}, ("has no revision 'v9'",)),
+        (str(tiny), {"revision": "main"}, ("a folder has none",)),
+    ):
+        found = served(client, model, options)
+        assert all(word in str(found.get("error")) for word in words), found
+    assert set(hub.fetched()) == {"config.json"}
+
+
+def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: Client, tiny: Path) -> None:
+    tools = Path(sys.executable)
+    compile_model, ingot = tools.with_name("compile-model"), tools.with_name("ingot")
+    commit = hub.repositories["org/tiny"].commit({one.name: one.read_bytes() for one in tiny.iterdir()}, "v1")
+    limits = ["--backend", "reference", *LIMITS]
+    done = client.run(compile_model, "org/tiny", "--revision", "v1", "-o", "a.ingot", *limits)
+    assert done.returncode == 0, done.stderr
+    assert f"org/tiny@{commit}" in done.stdout
+    assert done.stderr.splitlines()[:3] == [
+        "ingot: start",
+        "ingot: look for org/tiny@v1 on the hub",
+        next(line for line in done.stderr.splitlines() if line.startswith("ingot: download ")),
+    ]
+    # The cache of the hub is gone, and the branch with it: the commit is found again.
+    shutil.rmtree(client.cache)
+    del hub.repositories["org/tiny"].revisions["v1"]
+    script = "import ingot; from ingot.request import Request as R; r = R.of_artifact(ingot.open_artifact('a.ingot'))"
+    again = client.run(sys.executable, "-c", f"{script}; print(r.origin, r.key(r.trace()))")
+    assert again.returncode == 0, again.stderr
+    key = json.loads((client.folder / "a.ingot" / "manifest.json").read_text())["request_key"]
+    assert again.stdout.split() == [f"org/tiny@{commit}", key]
+    same = client.run(ingot, "why-miss", "a.ingot", "org/tiny", *limits)
+    assert same.returncode == 0 and same.stdout == f"same request_key {key}\n", same.stderr
+
+    refused = client.run(compile_model, "org/none", "-o", "b.ingot", *limits)
+    assert refused.returncode == 2 and "error: there is no folder 'org/none'" in refused.stderr
+    assert not (client.folder / "b.ingot").exists()
