@@ -29,7 +29,7 @@ from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
-from ingot.progress import OnProgress
+from ingot.progress import OnProgress, no_progress
 from ingot.publish import ArtifactWriter, Sealed
 from ingot.request import Request
 from ingot.tuner import Tuner
@@ -98,7 +98,7 @@ def compile_model(
     checkpoints: Mapping[str, str | Path] | None = None,
     jobs: int | None = None,
     check_numerics: bool = False,
-    progress: OnProgress = lambda phase, done, total: None,
+    progress: OnProgress = no_progress,
     on_pass: OnPass | None = None,
 ) -> CompileReport:
     """Compile the Hugging Face checkpoint `checkpoint` into the artifact folder `output`.
@@ -159,7 +159,7 @@ def compile_cached(
     checkpoint: str | Path,
     *,
     jobs: int | None = None,
-    progress: OnProgress = lambda phase, done, total: None,
+    progress: OnProgress = no_progress,
     **options: Any,
 ) -> Path:
     """The artifact of `checkpoint`, a folder or a name on the hub, in the cache, by its `request_key`.

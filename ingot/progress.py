@@ -17,6 +17,10 @@ OnProgress = Callable[[str, int, int], None]
 _SECONDS_BETWEEN_LINES = 5.0
 
 
+def no_progress(phase: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
 @contextlib.contextmanager
 def live_progress() -> Iterator[OnProgress]:
     """A callback for `compile_model(progress=…)`: a moving line a phase on a terminal, plain lines in a pipe."""

@@ -30,7 +30,7 @@ from ingot.ir.trace import LEVELS, Level
 from ingot.ir.tuning import TuningLog
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
-from ingot.progress import OnProgress
+from ingot.progress import OnProgress, no_progress
 from ingot.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.tuning_log import artifact_log, read_log
@@ -89,7 +89,7 @@ class Request:
         tune: bool = False,
         tuning_log: str | Path | Mapping[str, Any] | None = None,
         checkpoints: Mapping[str, str | Path] | None = None,
-        progress: OnProgress = lambda phase, done, total: None,
+        progress: OnProgress = no_progress,
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError.
 

@@ -70,7 +70,8 @@ def download(
     coming = {file: listing[file] for file in files if not _has_blob(blobs, listing[file])}
     total = sum(one.size for one in coming.values())
     _check_room(folder, total)
-    label = f"download {len(files)} file{'s' * (len(files) > 1)} of {name}, {size_text(total)}"
+    size = f", {size_text(total)}" if total else ""  # a mirror of the hub may list no sizes
+    label = f"download {len(files)} file{'s' * (len(files) > 1)} of {name}{size}"
     finished: list[str] = []
 
     def tell(batch: _Batch) -> None:

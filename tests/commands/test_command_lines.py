@@ -96,7 +96,7 @@ def test_a_request_takes_what_compile_model_takes() -> None:
     from ingot.request import Request
 
     asked = dict(inspect.signature(compile_model).parameters)
-    for how in ("output", "jobs", "check_numerics", "progress", "on_pass"):  # decide nothing of what is made
+    for how in ("output", "jobs", "check_numerics", "on_pass"):  # decide nothing of what is made
         del asked[how]
     assert list(inspect.signature(Request.read).parameters.values()) == list(asked.values())
 

@@ -55,6 +55,13 @@ def test_progress_is_in_bytes_and_ends_with_all(hub: Hub, client: Client) -> Non
     assert steps[-1][1:] == [size, size, "3.0 MB"]
 
 
+def test_progress_moves_while_a_file_comes(hub: Hub, client: Client) -> None:
+    # The client writes pieces of 10 MB (huggingface_hub, constants.DOWNLOAD_CHUNK_SIZE).
+    hub.add("org/tiny", {**SMALL, "model.safetensors": b"w" * 48_000_000}).broken.add("model.safetensors")
+    seen = {done for _, done, total, _ in client.fetch("org/tiny")["progress"] if total}
+    assert any(10_000_000 <= done < 48_000_000 for done in seen)
+
+
 def test_a_second_time_asks_for_the_commit_alone(hub: Hub, client: Client) -> None:
     hub.add("org/tiny", WHOLE)
     first = client.fetch("org/tiny")

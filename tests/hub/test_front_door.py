@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,14 +53,10 @@ def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -
     assert sum("download" in line for line in lines) == 1  # quiet: it is no terminal
     assert "ingot: passes and executables" in lines
 
-    hub.asked.clear()
-    again = served(client, "org/tiny")
-    offline = served(client, "org/tiny", HF_HUB_OFFLINE="1")
-    away = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny")
-    assert hub.fetched() == []
-    for one in (again, offline, away):
-        assert (one["path"], one["tokens"]) == (first["path"], first["tokens"])
-        assert "passes and executables" not in str(one["stderr"])
+    again = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny")  # a port that nothing listens on
+    assert (again["path"], again["tokens"]) == (first["path"], first["tokens"])
+    assert "from the hub's cache: the hub cannot be asked" in str(again["stderr"])
+    assert "passes and executables" not in str(again["stderr"])
     # The same files in a folder are the same request.
     assert served(client, str(tiny))["path"] == first["path"]
 
@@ -71,11 +69,14 @@ def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -
 def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> None:
     config = {**json.loads((tiny / "config.json").read_text()), "architectures": ["LlamaForCausalLLM"]}
     hub.add("org/odd", {"config.json": json.dumps(config).encode(), "model.safetensors": b"w" * 1000})
+    quantized = {**json.loads((tiny / "config.json").read_text()), "quantization_config": {"quant_method": "fp8"}}
+    hub.add("org/fp8", {"config.json": json.dumps(quantized).encode(), "model.safetensors": b"w" * 1000})
     for model, options, words in (
         ("org/none", {}, ("no folder 'org/none'", "no repository 'org/none' on the hub")),
         ("org/tiny/", {}, ("no folder 'org/tiny/'", "without the slash")),
         ("none", {}, ("none is not there", "a repository on the hub, as in org/name")),
         ("org/odd", {}, ("'LlamaForCausalLLM' is not supported", "nearest")),
+        ("org/fp8", {}, ("quantized by 'fp8'",)),
         ("org/tiny", {"max_seq_len": 1 << 20}, ("max_seq_len is",)),
         ("org/tiny", {"revision": "v9"}, ("has no revision 'v9'",)),
         (str(tiny), {"revision": "main"}, ("a folder has none",)),
@@ -112,3 +113,20 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
     refused = client.run(compile_model, "org/none", "-o", "b.ingot", *limits)
     assert refused.returncode == 2 and "error: there is no folder 'org/none'" in refused.stderr
     assert not (client.folder / "b.ingot").exists()
+
+
+def test_an_interrupt_ends_a_download_at_once(hub: Hub, client: Client, tiny: Path) -> None:
+    weights = {"model.safetensors": b"w" * 4_000_000}
+    hub.add("org/tiny", {"config.json": (tiny / "config.json").read_bytes(), **weights}).stalled |= weights.keys()
+    command = [Path(sys.executable).with_name("compile-model"), "org/tiny", "-o", "a.ingot", "--backend", "reference"]
+    with client.start(*command) as child:
+        deadline = time.monotonic() + 60
+        while "GET model.safetensors" not in hub.asked and time.monotonic() < deadline:
+            time.sleep(0.05)
+        begin = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+        took = time.monotonic() - begin
+    assert child.returncode == 130 and err.endswith("error: interrupted\n")
+    assert took < 5  # the download waits for 10 s
+    assert [one.name for one in client.folder.iterdir() if "ingot" in one.name] == []

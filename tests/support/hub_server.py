@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_of_the_test"
+LARGE = 1_000_000
 
 # The files of a checkpoint, by their names alone: what is in them is never read.
 CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
@@ -36,7 +37,8 @@ WHOLE = {**SMALL, "model.safetensors": b"w" * 3_000_000}
 class Repository:
     """Commits by their hashes, and what branches and tags stand for. `private` and `gated` ask for TOKEN.
 
-    `broken` are files whose download ends in the middle; `sizes` are false ones that are listed; `status` is what every
+    Files from LARGE bytes on lie in another place, to which the hub redirects. `broken` are files whose download ends
+    in the middle, `stalled` those where it stops there; `sizes` are false ones that are listed; `status` is what every
     question is answered with, if any.
     """
 
@@ -45,6 +47,7 @@ class Repository:
     private: bool = False
     gated: bool = False
     broken: set[str] = field(default_factory=set)
+    stalled: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
     status: int = 0
 
@@ -63,6 +66,7 @@ class Hub:
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    closing: Event = field(default_factory=Event)
 
     def add(self, name: str, folder: Path | Mapping[str, bytes]) -> Repository:
         """A repository with one commit, of a folder's files."""
@@ -91,6 +95,7 @@ def running_hub() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -119,6 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
             parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
             if parts[:2] == ["api", "models"]:
                 self._list("/".join(parts[2:4]), parts[5] if parts[4:5] == ["revision"] else "main")
+            elif parts[0] == "elsewhere":
+                self._elsewhere("/".join(parts[1:3]), parts[3], "/".join(parts[4:]))
             else:
                 if parts[2:3] != ["resolve"]:
                     raise _Refusal(404)
@@ -147,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._repository(name)
         commit, files = self._commit(repository, revision)
         siblings = [
-            {"rfilename": file, "size": repository.sizes.get(file, len(data)), "blobId": _etag(data)}
+            {"rfilename": file, "size": repository.sizes.get(file, len(data)), "blobId": _git(data), **_large(data)}
             for file, data in files.items()
         ]
         answer = {"id": name, "modelId": name, "sha": commit, "tags": [], "siblings": siblings}
@@ -163,13 +170,32 @@ class _Handler(BaseHTTPRequestHandler):
         if file not in files:
             raise _Refusal(404, "EntryNotFound", "Entry not found", commit)
         data = files[file]
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(data)}"', "Accept-Ranges": "bytes"}
-        status = 200
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{_git(data)}"'}
+        if len(data) < LARGE:
+            self._bytes(repository, file, data, headers)
+            return
+        # To another host, which gets no token.
+        place = f"http://localhost:{self.server.server_address[1]}/elsewhere/{name}/{commit}/{file}"
+        linked = {"X-Linked-ETag": f'"{_large(data)["lfs"]["sha256"]}"', "X-Linked-Size": str(len(data))}
+        self._send(302, b"", {**headers, **linked, "Location": place})
+
+    def _elsewhere(self, name: str, commit: str, file: str) -> None:
+        self.hub.asked.append(f"{self.command} {file}")
+        assert "Authorization" not in self.headers, "a token was sent to another host"
+        repository = self.hub.repositories[name]
+        self._bytes(repository, file, repository.commits[commit][file], {})
+
+    def _bytes(self, repository: Repository, file: str, data: bytes, headers: Mapping[str, str]) -> None:
+        headers, status = {**headers, "Accept-Ranges": "bytes"}, 200
         if (asked := self.headers.get("Range")) is not None:
             begin = int(asked.removeprefix("bytes=").rstrip("-"))
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
             data, status = data[begin:], 206
-        self._send(status, data, headers, cut=self.command == "GET" and file in repository.broken)
+        cut = self.command == "GET" and file in repository.broken | repository.stalled
+        self._send(status, data, headers, cut=cut)
+        if cut and file in repository.stalled:
+            self.wfile.flush()
+            self.hub.closing.wait()
 
     def _send(self, status: int, data: bytes, headers: Mapping[str, str], *, cut: bool = False) -> None:
         self.send_response(status)
@@ -182,9 +208,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _etag(data: bytes) -> str:
+def _git(data: bytes) -> str:
     """What git names such a blob."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _large(data: bytes) -> dict[str, Any]:
+    """What the hub lists besides of a file that it keeps elsewhere."""
+    if len(data) < LARGE:
+        return {}
+    return {"lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}}
 
 
 @dataclass(frozen=True)
@@ -201,7 +234,7 @@ class Client:
     def cache(self) -> Path:
         return self.folder / "hf" / "hub"
 
-    def run(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    def environment(self, **more: str) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         here = {
             "HF_ENDPOINT": self.url,
@@ -209,15 +242,29 @@ class Client:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_ETAG_TIMEOUT": "3",
             "INGOT_CACHE": str(self.folder / "cache"),
-            "NO_PROXY": "127.0.0.1",
+            "NO_PROXY": "127.0.0.1,localhost",
         }
+        return {**inherited, **here, **more}
+
+    def run(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(part) for part in command],
             cwd=self.folder,
-            env={**inherited, **here, **environment},
+            env=self.environment(**environment),
             capture_output=True,
             text=True,
             timeout=240,
+        )
+
+    def start(self, *command: object) -> subprocess.Popen[str]:
+        """A process that goes on meanwhile, with pipes for what it prints."""
+        return subprocess.Popen(
+            [str(part) for part in command],
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def fetch(self, name: str, revision: str | None = None, **environment: str) -> Any:
