@@ -26,6 +26,7 @@ else:
     out = llm.generate("def ", SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))[0]
     print(json.dumps({"path": str(llm.loaded.artifact.folder), "tokens": list(out.outputs[0].token_ids)}))
 """
+INGOT = (sys.executable, "-m", "ingot")
 OPTIONS = {"backend": "reference", "max_seq_len": 64, "max_batch": 4, "max_tokens": 64}
 
 
@@ -87,11 +88,9 @@ def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> N
 
 
 def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: Client, tiny: Path) -> None:
-    tools = Path(sys.executable)
-    compile_model, ingot = tools.with_name("compile-model"), tools.with_name("ingot")
     commit = hub.repositories["org/tiny"].commit({one.name: one.read_bytes() for one in tiny.iterdir()}, "v1")
     limits = ["--backend", "reference", *LIMITS]
-    done = client.run(compile_model, "org/tiny", "--revision", "v1", "-o", "a.ingot", *limits)
+    done = client.run(*INGOT, "compile", "org/tiny", "--revision", "v1", "-o", "a.ingot", *limits)
     assert done.returncode == 0, done.stderr
     assert f"org/tiny@{commit}" in done.stdout
     assert done.stderr.splitlines()[:3] == [
@@ -107,10 +106,10 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
     assert again.returncode == 0, again.stderr
     key = json.loads((client.folder / "a.ingot" / "manifest.json").read_text())["request_key"]
     assert again.stdout.split() == [f"org/tiny@{commit}", key]
-    same = client.run(ingot, "why-miss", "a.ingot", "org/tiny", *limits)
+    same = client.run(*INGOT, "why-miss", "a.ingot", "org/tiny", *limits)
     assert same.returncode == 0 and same.stdout == f"same request_key {key}\n", same.stderr
 
-    refused = client.run(compile_model, "org/none", "-o", "b.ingot", *limits)
+    refused = client.run(*INGOT, "compile", "org/none", "-o", "b.ingot", *limits)
     assert refused.returncode == 2 and "error: there is no folder 'org/none'" in refused.stderr
     assert not (client.folder / "b.ingot").exists()
 
@@ -118,7 +117,7 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
 def test_an_interrupt_ends_a_download_at_once(hub: Hub, client: Client, tiny: Path) -> None:
     weights = {"model.safetensors": b"w" * 4_000_000}
     hub.add("org/tiny", {"config.json": (tiny / "config.json").read_bytes(), **weights}).stalled |= weights.keys()
-    command = [Path(sys.executable).with_name("compile-model"), "org/tiny", "-o", "a.ingot", "--backend", "reference"]
+    command = [*INGOT, "compile", "org/tiny", "-o", "a.ingot", "--backend", "reference"]
     with client.start(*command) as child:
         deadline = time.monotonic() + 60
         while "GET model.safetensors" not in hub.asked and time.monotonic() < deadline:

@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._bytes(repository, file, data, headers)
             return
         # To another host, which gets no token.
-        place = f"http://localhost:{self.server.server_address[1]}/elsewhere/{name}/{commit}/{file}"
+        place = f"{self.hub.url.replace('127.0.0.1', 'localhost')}/elsewhere/{name}/{commit}/{file}"
         linked = {"X-Linked-ETag": f'"{_large(data)["lfs"]["sha256"]}"', "X-Linked-Size": str(len(data))}
         self._send(302, b"", {**headers, **linked, "Location": place})
 
