@@ -102,17 +102,20 @@ def download_one(name: HubName, file: str) -> Path:
 
 
 def _run(batch: _Batch, get: Callable[[str], object], tell: Callable[[_Batch], None]) -> None:
-    """Have threads do the batch, and look on from this one, so that an interrupt ends it at once."""
+    """Run the batch in threads and report progress from this one, so that an interrupt ends it at once."""
     tell(batch)
     count = min(_THREADS, len(batch.waiting))
-    # Daemons: nobody waits for gigabytes that are not wanted any more.
+    # Daemons, so that the process can end while one of them is within gigabytes.
     threads = [threading.Thread(target=batch.work, args=(get,), daemon=True, name="hub") for _ in range(count)]
     for thread in threads:
         thread.start()
-    while threads and not batch.failed:
-        threads[0].join(_SECONDS_BETWEEN_LOOKS)
-        threads = [thread for thread in threads if thread.is_alive()]
-        tell(batch)
+    try:
+        while threads and not batch.failed:
+            threads[0].join(_SECONDS_BETWEEN_LOOKS)
+            threads = [thread for thread in threads if thread.is_alive()]
+            tell(batch)
+    finally:
+        batch.waiting.clear()  # after an interrupt no thread begins another file
 
 
 def _has_blob(blobs: Path, file: RemoteFile) -> bool:
@@ -143,7 +146,7 @@ def _check_room(folder: Path, total: int) -> None:
 
 @contextmanager
 def _no_bars_of_the_client() -> Iterator[None]:
-    """The client draws a bar for each file otherwise, into the progress of ours."""
+    """Without this the client draws a bar for each file, into Ingot's own progress."""
     if are_progress_bars_disabled():
         yield
         return

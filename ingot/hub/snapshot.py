@@ -1,7 +1,7 @@
 """A commit of a repository on the hub: which of its files a checkpoint needs, and where the hub's cache has them."""
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,13 @@ from ingot.hub.name import HubName
 from ingot.ir.errors import CheckpointError, ConfigError, HubError
 from ingot.progress import OnProgress
 
-# A cache that others filled may lack these though the repository has them, and a model without them ends and samples
-# otherwise, or takes no text. The cache remembers of a commit that it has no such file.
-_TELLING = ("generation_config.json", "tokenizer.json")
+# Other programs may have cached a part of a commit. A model without its generation_config.json samples and ends
+# otherwise, and one without its tokenizer.json takes no text: that they do not exist must be known.
+_DECISIVE = ("generation_config.json", "tokenizer.json")
+# What is asked for, so that the cache knows of files that do not exist, and the hub need not be asked again.
+_KNOWN = (*_DECISIVE, "tokenizer_config.json", "chat_template.jinja")
+# Each repository has this file, and only a download of all files brings it.
+_OF_ALL = ".gitattributes"
 
 
 @dataclass(frozen=True)
@@ -79,18 +83,26 @@ class Snapshot:
         if (self.folder / INDEX).is_file():
             weights = sorted(set(read_index(self.folder / INDEX).values()))
         lacking = [file for file in weights if not (self.folder / file).is_file()]
-        telling = [file for file in _TELLING if _cached(self._pinned(), file) is None]
-        return [*telling, *(f"{SINGLE}, or {INDEX} and its shards" if file == SINGLE else file for file in lacking)]
+        return [
+            *self.unknown(_DECISIVE),
+            *(f"{SINGLE}, or {INDEX} and its shards" if file == SINGLE else file for file in lacking),
+        ]
+
+    def unknown(self, files: Sequence[str]) -> list[str]:
+        """Those that the cache neither has nor knows not to exist."""
+        if (self.folder / _OF_ALL).is_file():
+            return []
+        return [file for file in files if _cached(self._pinned(), file) is None]
 
     def _check_cache(self) -> None:
         """Raises HubError when the cache, which alone can be asked, lacks a file."""
         missing = self.missing() if self.unreached else []
         if missing:
             raise HubError(
-                f"the hub's cache has not all of '{self.name}', and {self.unreached}; missing: {name_files(missing)}",
+                f"the hub's cache lacks files of '{self.name}', and {self.unreached}; missing: {name_files(missing)}",
                 where=str(self.folder),
-                expected="every file in the cache, or a mark there that the repository has none of that name",
-                hint="have the hub asked once; or give that folder as the checkpoint, if nothing in it is missing",
+                expected="each file in the cache, unless the cache knows that the repository does not have it",
+                hint="try again with the hub in reach; or give that folder as the checkpoint, if it needs no more",
             )
 
     def _pinned(self) -> HubName:
@@ -100,13 +112,13 @@ class Snapshot:
 def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
     """The commit that `name` stands for, with its config.json downloaded and nothing else.
 
-    The hub is asked which one that is, and its cache where the hub cannot be reached; a commit that is named, and that
-    the cache has all of, takes no question. Raises HubError; CheckpointError for a repository without safetensors, and
-    ConfigError for one without config.json.
+    The hub says which one that is, and its cache where the hub cannot be reached. A commit that is named, and whose
+    files are all in the cache, needs no request. Raises HubError; CheckpointError for a repository without safetensors,
+    and ConfigError for one without config.json.
     """
     if name.pinned and (folder := _cached_folder(name)) is not None:
         here = Snapshot(name, folder)
-        if not here.missing():
+        if not here.missing() and not here.unknown(_KNOWN):
             return here
     progress(f"look for {name} on the hub", 0, 0)
     try:
@@ -125,7 +137,7 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
         folder = download_one(name, CONFIG).parent
         if folder.name != commit:  # it moved on meanwhile
             return open_snapshot(HubName(name.repository, folder.name), progress)
-    for file in _TELLING:
+    for file in _KNOWN:
         if file not in listing:
             _remember_absence(HubName(name.repository, commit), file)
     return Snapshot(name, folder, listing)
@@ -199,7 +211,7 @@ def _cached_folder(name: HubName) -> Path | None:
 
 
 def _remember_absence(pinned: HubName, file: str) -> None:
-    """Ask for a file that a commit does not have: so the hub's cache knows of it when the hub cannot be asked."""
+    """Ask for a file that a commit does not have, after which the hub's cache knows that."""
     if _cached(pinned, file) is not None:
         return
     with contextlib.suppress(HubError):  # it does not exist, which the cache now knows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from hub_server import CONFIG, SMALL, TOKEN, WHOLE, Client, Hub
@@ -136,3 +137,30 @@ def test_files_that_a_repository_does_not_have_are_not_missed(hub: Hub, client: 
     hub.asked.clear()
     client.fetch("org/bare")
     assert hub.asked == ["LIST org/bare"]
+    client.fetch(first["origin"])
+    assert hub.asked == ["LIST org/bare"]
+
+
+def test_a_cache_that_another_program_filled(hub: Hub, client: Client) -> None:
+    bare = {".gitattributes": b"", "config.json": CONFIG, "model.safetensors": b"w"}
+    hub.add("org/bare", bare)
+    script = (
+        "import sys, huggingface_hub as hub; hub.snapshot_download('org/bare', allow_patterns=sys.argv[1:] or None)"
+    )
+    client.run(sys.executable, "-c", script, "*.safetensors", "config.json")
+    part = client.fetch("org/bare", HF_HUB_OFFLINE="1")
+    assert "missing: generation_config.json, tokenizer.json" in part["error"]
+    client.run(sys.executable, "-c", script)
+    whole = client.fetch("org/bare", HF_HUB_OFFLINE="1")
+    assert {file.name for file in Path(whole["folder"]).iterdir()} == bare.keys()
+    hub.asked.clear()
+    assert client.fetch(whole["origin"])["folder"] == whole["folder"]
+    assert hub.asked == []
+
+
+def test_a_named_commit_is_asked_for_while_files_of_it_are_unknown(hub: Hub, client: Client) -> None:
+    repository = hub.add("org/tiny", {**WHOLE, "chat_template.jinja": b"{{ messages }}"})
+    script = "import sys, huggingface_hub as hub; hub.snapshot_download('org/tiny', allow_patterns=sys.argv[1:])"
+    client.run(sys.executable, "-c", script, *WHOLE)
+    folder = Path(client.fetch(f"org/tiny@{repository.revisions['main']}")["folder"])
+    assert (folder / "chat_template.jinja").is_file()

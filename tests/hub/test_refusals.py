@@ -65,7 +65,7 @@ def test_offline_and_a_file_is_missing(hub: Hub, client: Client, lost: str) -> N
     hub.add("org/tiny", WHOLE)
     (Path(client.fetch("org/tiny")["folder"]) / lost).unlink()
     text = message(client.fetch("org/tiny", HF_HUB_OFFLINE="1"))
-    assert "has not all of 'org/tiny', and offline mode is set" in text and f"missing: {lost}" in text
+    assert "lacks files of 'org/tiny', and offline mode is set" in text and f"missing: {lost}" in text
 
 
 def test_offline_and_shards_are_missing(hub: Hub, client: Client) -> None:

@@ -122,7 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         try:
             parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
-            if parts[:2] == ["api", "models"]:
+            if parts[:2] == ["api", "models"] and parts[4:5] == ["tree"]:
+                self._tree("/".join(parts[2:4]), parts[5])
+            elif parts[:2] == ["api", "models"]:
                 self._list("/".join(parts[2:4]), parts[5] if parts[4:5] == ["revision"] else "main")
             elif parts[0] == "elsewhere":
                 self._elsewhere("/".join(parts[1:3]), parts[3], "/".join(parts[4:]))
@@ -159,6 +161,14 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         answer = {"id": name, "modelId": name, "sha": commit, "tags": [], "siblings": siblings}
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _tree(self, name: str, revision: str) -> None:
+        _, files = self._commit(self._repository(name), revision)
+        tree = [
+            {"type": "file", "path": file, "oid": _git(data), "size": len(data), **_large(data)}
+            for file, data in files.items()
+        ]
+        self._send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
 
     def _file(self, name: str, revision: str, file: str) -> None:
         self.hub.asked.append(f"{self.command} {file}")
@@ -217,7 +227,8 @@ def _large(data: bytes) -> dict[str, Any]:
     """What the hub lists besides of a file that it keeps elsewhere."""
     if len(data) < LARGE:
         return {}
-    return {"lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}}
+    digest = hashlib.sha256(data).hexdigest()
+    return {"lfs": {"sha256": digest, "oid": digest, "size": len(data), "pointerSize": 134}}
 
 
 @dataclass(frozen=True)
