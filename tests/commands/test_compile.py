@@ -92,3 +92,20 @@ def test_progress_in_a_log_is_sparse(monkeypatch: pytest.MonkeyPatch, capsys: py
         "ingot: weights, 2 of 900",
         "ingot: weights, 4 of 900",
     ]
+
+
+def test_progress_in_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import ingot.progress as progress_module
+    from ingot.console import ByteCount
+
+    def download() -> str:
+        with progress_module.live_progress() as progress:
+            for done in range(0, 3_000_000_001, 1_000_000_000):
+                progress("download", ByteCount(done), ByteCount(3_000_000_000))
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(progress_module, "_SECONDS_BETWEEN_LINES", 0.0)
+    assert download() == "ingot: download\n"  # quiet in a pipe, however long it takes
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "3.0 GB/3.0 GB" in download()

@@ -22,6 +22,7 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
     assert list(answer) == [
         "path",
         "name",
+        "hub",
         "schema_version",
         "model",
         "target",
@@ -35,7 +36,7 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
         "caches",
         "passes",
     ]
-    assert answer["tokenizer"] is True
+    assert answer["tokenizer"] is True and answer["hub"] is None
     assert answer["bytes"]["total"] == sum(file.stat().st_size for file in world.artifact.rglob("*") if file.is_file())
     assert sum(answer["nodes_per_provider"].values()) == sum(one["instructions"] for one in answer["buckets"])
     assert all(one["seconds"] is not None for one in answer["passes"])

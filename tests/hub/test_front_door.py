@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -98,6 +99,7 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
         "ingot: look for org/tiny@v1 on the hub",
         next(line for line in done.stderr.splitlines() if line.startswith("ingot: download ")),
     ]
+    assert re.search(rf"\ncheckpoint +org/tiny@{commit}\n", client.run(*INGOT, "inspect", "a.ingot").stdout)
     # The cache of the hub is gone, and the branch with it: the commit is found again.
     shutil.rmtree(client.cache)
     del hub.repositories["org/tiny"].revisions["v1"]

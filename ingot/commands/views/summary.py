@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def summary(artifact: Artifact) -> dict[str, Any]:
     """The summary as one JSON value; sizes in bytes, seconds None where the artifact lost its timings, and None for the
-    passes where it has no trace."""
+    passes where it has no trace. "hub" is the checkpoint's commit there, None for a local one."""
     manifest, plans = artifact.manifest, read_plans(artifact)
     providers: dict[str, int] = {}
     for _, bucket in buckets_of(plans):
@@ -26,6 +26,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
     return {
         "path": str(artifact.folder),
         "name": manifest.name,
+        "hub": _hub(artifact),
         "schema_version": manifest.schema_version,
         "model": dict(manifest.model),
         "target": dict(manifest.target),
@@ -53,6 +54,12 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "caches": CacheSummary.of(plans).to_json(),
         "passes": [_pass(run) for run in artifact.trace] if artifact.has_trace else None,
     }
+
+
+def _hub(artifact: Artifact) -> str | None:
+    timings = artifact.read_timings()
+    found = timings.get("hub") if isinstance(timings, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _pass(run: TraceEntry) -> dict[str, Any]:
@@ -94,6 +101,7 @@ def _identity(summary: dict[str, Any]) -> "Table":
     return facts(
         [
             ("artifact", summary["path"]),
+            *([("checkpoint", summary["hub"])] if summary["hub"] is not None else []),
             ("model", f"{model.get('architecture')} ({model.get('family')}), {model.get('dtype')}"),
             ("", ", ".join(f"{key} {value}" for key, value in rest.items())),
             ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
