@@ -33,7 +33,7 @@ def bisect_artifact(
     oracle
         Judges the model's definition too: `transformers`, or a Python file that defines `oracle(requests)`.
     checkpoint
-        The checkpoint folder that was compiled, where it has moved.
+        The checkpoint that was compiled, where it has moved: a folder, or a name on the hub.
     output
         The folder for what shows the fault by itself; NAME.bisect beside the artifact by default.
     """

@@ -138,8 +138,7 @@ def _partly(blobs: Path, file: RemoteFile) -> int:
 
 
 def _check_room(folder: Path, total: int) -> None:
-    at = next(parent for parent in folder.parents if parent.is_dir())
-    free = shutil.disk_usage(at).free
+    free = shutil.disk_usage(folder).free
     if free < total:
         raise disk_full(f": {size_text(total)} are to be downloaded, {size_text(free)} are free")
 

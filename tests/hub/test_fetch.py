@@ -88,6 +88,17 @@ def test_a_new_commit_brings_only_what_changed(hub: Hub, client: Client) -> None
     assert "download 4 files of org/tiny, 20 B" in {step[0] for step in second["progress"]}
 
 
+def test_a_branch_that_moves_meanwhile_gives_one_commit(hub: Hub, client: Client) -> None:
+    repository = hub.add("org/tiny", WHOLE)
+    first = repository.revisions["main"]
+    changed = {**WHOLE, "tokenizer.json": b"[]", "model.safetensors": b"v" * 1000}
+    repository.moves_to = repository.commit(changed)
+    repository.revisions["main"] = first
+    found = client.fetch("org/tiny")
+    assert found["origin"] == f"org/tiny@{repository.moves_to}"
+    assert {file.name: file.read_bytes() for file in Path(found["folder"]).iterdir()} == changed
+
+
 def test_revisions(hub: Hub, client: Client) -> None:
     repository = hub.add("org/tiny", WHOLE)
     pull = repository.commit({**WHOLE, "tokenizer.json": b"[]"}, "refs/pr/1")

@@ -69,23 +69,48 @@ def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -
 
 
 def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> None:
-    config = {**json.loads((tiny / "config.json").read_text()), "architectures": ["LlamaForCausalLLM"]}
-    hub.add("org/odd", {"config.json": json.dumps(config).encode(), "model.safetensors": b"w" * 1000})
-    quantized = {**json.loads((tiny / "config.json").read_text()), "quantization_config": {"quant_method": "fp8"}}
-    hub.add("org/fp8", {"config.json": json.dumps(quantized).encode(), "model.safetensors": b"w" * 1000})
     for model, options, words in (
         ("org/none", {}, ("no folder 'org/none'", "no repository 'org/none' on the hub")),
         ("org/tiny/", {}, ("no folder 'org/tiny/'", "without the slash")),
         ("none", {}, ("none is not there", "a repository on the hub, as in org/name")),
-        ("org/odd", {}, ("'LlamaForCausalLLM' is not supported", "nearest")),
-        ("org/fp8", {}, ("quantized by 'fp8'",)),
-        ("org/tiny", {"max_seq_len": 1 << 20}, ("max_seq_len is",)),
-        ("org/tiny", {"revision": "v9"}, ("has no revision 'v9'",)),
-        (str(tiny), {"revision": "main"}, ("a folder has none",)),
     ):
         found = served(client, model, options)
         assert all(word in str(found.get("error")) for word in words), found
-    assert set(hub.fetched()) == {"config.json"}
+
+
+READ = """
+import json, sys
+from ingot.ir.errors import IngotError
+from ingot.request import Request
+for model, options in json.loads(sys.argv[1]):
+    try:
+        Request.read(model, **options)
+    except IngotError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: Hub, client: Client, tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    for name, changes in (
+        ("org/odd", {"architectures": ["LlamaForCausalLLM"]}),
+        ("org/fp8", {"quantization_config": {"quant_method": "fp8"}}),
+    ):
+        changed = json.dumps({**config, **changes}).encode()
+        hub.add(name, {"config.json": changed, "model.safetensors": b"w" * 1000})
+    cases: dict[str, tuple[str, dict[str, object]]] = {
+        "'LlamaForCausalLLM' is not supported": ("org/odd", {}),
+        "quantized by 'fp8'": ("org/fp8", {}),
+        "max_seq_len is 1048576": ("org/tiny", {"max_seq_len": 1 << 20}),
+        "the checkpoint 'draft' is not asked for": ("org/tiny", {"checkpoints": {"draft": "org/odd"}}),
+        "has no revision 'v9'": ("org/tiny", {"revision": "v9"}),
+        "a folder has none": (str(tiny), {"revision": "main"}),
+        "unknown dtype": ("org/none", {"dtype": "float8"}),
+    }
+    done = client.run(sys.executable, "-c", READ, json.dumps(list(cases.values())))
+    for words, message in zip(cases, done.stdout.splitlines(), strict=True):
+        assert words in message, done.stderr
+    assert set(hub.fetched()) == {"config.json"} and "LIST org/none" not in hub.asked
 
 
 def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: Client, tiny: Path) -> None:

@@ -38,8 +38,8 @@ class Repository:
     """Commits by their hashes, and what branches and tags stand for. `private` and `gated` ask for TOKEN.
 
     Files from LARGE bytes on lie in another place, to which the hub redirects. `broken` are files whose download ends
-    in the middle, `stalled` those where it stops there; `sizes` are false ones that are listed; `status` is what every
-    question is answered with, if any.
+    in the middle, `stalled` those where it stops there; `sizes` are false ones that are listed. When the files were
+    listed, main moves on to the commit `moves_to`. `status` is what every question is answered with, if any.
     """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class Repository:
     broken: set[str] = field(default_factory=set)
     stalled: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
+    moves_to: str = ""
     status: int = 0
 
     def commit(self, files: Mapping[str, bytes], revision: str = "main") -> str:
@@ -160,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
             for file, data in files.items()
         ]
         answer = {"id": name, "modelId": name, "sha": commit, "tags": [], "siblings": siblings}
+        if repository.moves_to:
+            repository.revisions["main"] = repository.moves_to
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _tree(self, name: str, revision: str) -> None:
