@@ -73,7 +73,7 @@ def _of_disk(error: BaseException) -> HubError | None:
         return disk_full()
     if isinstance(error, OSError) and error.filename is not None:  # which errors of the network have not
         return HubError(
-            f"the hub's cache cannot be written: {error.strerror}",
+            f"the hub's cache cannot be used: {error.strerror}",
             where=str(error.filename),
             hint="set HF_HOME to a folder of yours",
         )

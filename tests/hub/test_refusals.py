@@ -123,11 +123,11 @@ def test_a_disk_without_room_is_said_before_anything_is_downloaded(hub: Hub, cli
     assert hub.fetched() == ["config.json"]
 
 
-def test_a_cache_that_cannot_be_written(hub: Hub, client: Client) -> None:
+def test_a_cache_that_cannot_be_used(hub: Hub, client: Client) -> None:
     hub.add("org/tiny", WHOLE)
     (client.folder / "file").write_text("")
     text = message(client.fetch("org/tiny", HF_HOME=str(client.folder / "file")))
-    assert "the hub's cache cannot be written: Not a directory" in text and "set HF_HOME" in text
+    assert "the hub's cache cannot be used: Not a directory" in text and "set HF_HOME" in text
 
 
 @pytest.mark.parametrize(("status", "words"), [(500, "out of order"), (429, "no more requests"), (401, "HF_TOKEN")])
