@@ -67,6 +67,7 @@ class SequencePages:
         self._beyond = unit - 1 + self.pages_for(blocks.denoised)
         self._scratch: list[tuple[int, Request, range]] = []  # places of sequences, by group, in the step being made
         self._fed_with_scratch: set[Request] = set()  # by the step that was made last
+        self._num_sequences = 0  # that hold pages
         self.windows = [(place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.forgets]
 
     @property
@@ -150,18 +151,20 @@ class SequencePages:
             self._tables.add_pages(place, request.row, pages, 0)
             request.pages[place] += pages
         request.given_back = [0] * len(self.groups)
+        self._num_sequences += 1
         if self.slots is not None:
             self.slots.begin(request, found.slot)
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False, feeding: bool = False) -> None:
         """Give a sequence pages for so many tokens in every group; `keeping`: in those that keep every token. With
         `feeding` the step that is being made feeds up to them, so that scratch pages may stand for what no later step
-        reads; they do where the pool is short, since the prefix cache finds what lies in its pages."""
+        reads. They do where the pool would be left without a page for each sequence: the prefix cache finds what lies
+        in its pages, and sequences that decode need some before those of this step come back."""
         count = self.pages_for(num_tokens)
         for place, pool in self.numbered:
             held = request.pages[place]
             if (more := count - len(held)) > 0 and not (keeping and self.groups[place].forgets):
-                if feeding and more > pool.num_free:
+                if feeding and more > pool.num_free - self._num_sequences:
                     more = self._take_scratch(request, place, num_tokens)
                 pages = pool.allocate(more)
                 self._tables.add_pages(place, request.row, pages, len(held))
@@ -171,12 +174,14 @@ class SequencePages:
         """Put scratch pages where the step alone reads; pages that the sequence got there stand after them. Gives how
         many it lacks then."""
         held, pool, begin = request.pages[place], self.pools[place], self.pages_for(request.num_computed)
-        unread = min(self._unread(request, place, num_tokens), self.pages_for(num_tokens) - len(held))
+        lacking = self.pages_for(num_tokens) - len(held)
+        if (unread := min(self._unread(request, place, num_tokens), lacking)) == 0:
+            return lacking
         places, got = range(begin, begin + unread), held[begin:]
         held[begin:] = [*[0] * unread, *got]
         self._tables.add_pages(place, request.row, [*pool.take_scratch(unread), *got], begin)
         self._scratch.append((place, request, places))
-        return self.pages_for(num_tokens) - len(held)
+        return lacking - unread
 
     def scratch_end(self, request: Request) -> int:
         """In the step that is being made, the place after the last scratch page of a sequence; 0 where it has none."""
@@ -245,6 +250,7 @@ class SequencePages:
             pool.free(own, busy_until)
         request.pages = [[] for _ in self.groups]
         self._fed_with_scratch.discard(request)
+        self._num_sequences -= 1
         if self.slots is not None:
             self.slots.release(request, busy_until, worthless=worthless)
 

@@ -176,7 +176,7 @@ def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingot.request.Request, "buckets", lambda self, entry: BUCKETS)
-    backends = {"reference": lambda: Wanting(APART), "rowwise": Rowwise}
+    backends = {"reference": lambda asked: Wanting(APART), "rowwise": Rowwise}
     monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
     options: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 256, "max_seq_len": 160}
     one = compile_model(checkpoint(NAME), tmp_path / "one.ingot", **options)
