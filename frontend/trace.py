@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from ingot.frontend.tracer import Tracer
 from ingot.ir.errors import ConfigError, InternalError, VerifyError
@@ -13,6 +14,7 @@ from ingot.ir.program import Model, ModelSpec, ParamSpec, Program, Stage
 from ingot.ir.recipe import Recipe, cast
 from ingot.ir.types import DTYPES, Dim, TensorType
 from ingot.models.architectures import ARCHITECTURES, Entry
+from ingot.models.params import declaration
 
 
 @dataclass(frozen=True)
@@ -33,31 +35,15 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, limits.max_seq_len)
-        main = Entry(module, definition.expected_matches(spec.dims))
-        entries = {"main": main, **definition.more_entries(spec.dims, module)}
+        entries = {"main": Entry(module), **definition.more_entries(spec.dims, module)}
     if unknown := [name for name in definition.round if name not in entries]:
         raise InternalError(
             f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries)
         )
-    recipes = definition.weight_map(spec.dims, limits.max_seq_len)
-    parameters = dict(module.named_parameters())
-    if recipes.keys() != parameters.keys():
-        odd = sorted(recipes.keys() ^ parameters.keys())
-        raise InternalError(f"weight map and definition of {spec.family} differ in {', '.join(odd)}")
-    params = {
-        name: ParamSpec(
-            TensorType(parameter.dtype, tuple(parameter.shape)),
-            _in_dtype(recipes[name], parameter.dtype, stored or {}),
-            split=definition.split(spec.dims, name),
-        )
-        for name, parameter in parameters.items()
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    programs = {
+        name: _Entry(spec.family, name, entry, limits).program(names, stored or {}) for name, entry in entries.items()
     }
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    programs: dict[str, Program] = {}
-    for name, entry in entries.items():
-        tracing = _Entry(spec.family, name, entry, limits)
-        own = tracing.own_params(names, stored or {})
-        programs[name] = tracing.program({**params, **own}, names)
     expected = {name: entry.expected_matches for name, entry in entries.items()}
     return Model(spec, programs, expected, definition.round)
 
@@ -81,25 +67,21 @@ class _Entry:
             line = ""
         return f"definition {self.family}, entry {self.name}{line}"
 
-    def own_params(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> dict[str, ParamSpec]:
-        """The parameters that this entry alone has: "NAME.PARAMETER". Raises ConfigError where one has no recipe, or a
-        recipe no parameter."""
-        module, weights = self.entry.module, self.entry.weights
-        own = {name: value for name, value in module.named_parameters() if id(value) not in names}
-        if odd := sorted(own.keys() ^ weights.keys()):
-            has = "no recipe" if odd[0] in own else "a recipe, and the module has no such parameter of its own"
+    def param(self, called: str, parameter: nn.Parameter, stored: Mapping[str, torch.dtype]) -> ParamSpec:
+        """What a parameter of the module declares. Raises ConfigError where it declares nothing."""
+        declared = declaration(parameter)
+        if declared is None:
             raise ConfigError(
-                f"the parameter '{odd[0]}' has {has}", where=self.where, expected="a recipe for each in Entry.weights"
+                f"the parameter '{called}' has no recipe",
+                where=self.where,
+                expected="parameters that ingot.models.params.parameter makes",
             )
-        return {
-            f"{self.name}.{name}": ParamSpec(
-                TensorType(value.dtype, tuple(value.shape)), _in_dtype(weights[name], value.dtype, dict(stored))
-            )
-            for name, value in own.items()
-        }
+        made = TensorType(parameter.dtype, tuple(parameter.shape))
+        return ParamSpec(made, _in_dtype(declared.recipe, parameter.dtype, stored), split=declared.split)
 
-    def program(self, params: Mapping[str, ParamSpec], names: Mapping[int, str]) -> Program:
-        """The traced program. `names` tells a parameter of `main`, by its identity, from what the module calls it."""
+    def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:
+        """The traced program. `names` tells a parameter of `main` by its identity; one that this entry alone has is
+        called "ENTRY.PARAMETER"."""
         module, inputs, outputs = self.entry.module, self.entry.inputs, self.entry.outputs
         self._check()
         bounds = {"T": self.limits.max_tokens, "L": self.limits.max_tokens, "B": self.limits.max_batch}
@@ -109,7 +91,7 @@ class _Entry:
         tracer = Tracer(program, module, f"definition {self.family}, entry {self.name}")
         for called, parameter in module.named_parameters():
             name = names.get(id(parameter), f"{self.name}.{called}")
-            tracer.add_param(parameter, name, params[name])
+            tracer.add_param(parameter, name, self.param(called, parameter, stored))
         given = tracer.run(inputs)
         if len(given) != len(outputs):
             raise ConfigError(
@@ -151,11 +133,11 @@ class _Entry:
             )
 
 
-def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: dict[str, torch.dtype]) -> Recipe:
+def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: Mapping[str, torch.dtype]) -> Recipe:
     return recipe if _dtype_of(recipe, dtype, stored) == dtype else cast(recipe, dtype)
 
 
-def _dtype_of(recipe: Recipe, default: torch.dtype, stored: dict[str, torch.dtype]) -> torch.dtype:
+def _dtype_of(recipe: Recipe, default: torch.dtype, stored: Mapping[str, torch.dtype]) -> torch.dtype:
     """The dtype of what a recipe makes; `default` for a source that the checkpoint lacks, and for a table."""
     if recipe.step == "source":
         return stored.get(str(recipe.attr("name")), default)

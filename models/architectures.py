@@ -11,10 +11,10 @@ from torch import nn
 from ingot.ir.errors import ConfigError
 from ingot.ir.features.feature import SAMPLED, EndingUse
 from ingot.ir.program import ModelSpec
-from ingot.ir.recipe import Recipe
-from ingot.ir.types import Split, TensorType
+from ingot.ir.types import TensorType
 from ingot.models import dense, families
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
+from ingot.models.matches import expected_matches
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
 INPUTS: Mapping[str, TensorType] = {
@@ -25,20 +25,22 @@ INPUTS: Mapping[str, TensorType] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A program of a model: the module that is traced, and what passes owe it.
+    """A program of a model: the module that is traced, whose parameters carry their declarations.
 
     inputs    types of the module's arguments, by name; tokens, positions, sequences and rows of logits by default
     outputs   names of what the module returns, in order: a tensor, or a tuple of them
     ending    what becomes of the outputs
-    weights   the recipe of each parameter that the module of `main` does not have, by its name in this module
     """
 
     module: nn.Module
-    expected_matches: Mapping[str, int]
     inputs: Mapping[str, TensorType] = field(default_factory=lambda: INPUTS)
     outputs: tuple[str, ...] = ("logits",)
     ending: EndingUse = SAMPLED
-    weights: Mapping[str, Recipe] = field(default_factory=dict)
+
+    @property
+    def expected_matches(self) -> dict[str, int]:
+        """How often each pass must match, by its name."""
+        return {"insert-ending": 1, **expected_matches(self.module)}
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,13 @@ class Definition:
     """What the rest of Ingot asks of a model definition, as functions of its own spec.
 
     `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module. One
-    named `main` takes the place of what `build` and `expected_matches` say of it. `round` names the entries that run in
-    each step, in order. `checkpoints` are aliases of checkpoints beside the model's own, whose tensors recipes name
-    "alias:tensor".
-    `split` says how a mesh splits the parameter of a name; None: every rank has it whole.
+    named `main` is traced in place of the module that `build` gives. `ignored` are patterns of tensors that a
+    checkpoint may have and nothing reads. `round` names the entries that run in each step, in order. `checkpoints` are
+    aliases of checkpoints beside the model's own, whose tensors recipes name "alias:tensor".
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
-    weight_map: Callable[[Any, int], dict[str, Recipe]]
     ignored: Callable[[Any], tuple[str, ...]]
-    split: Callable[[Any, str], Split | None]
-    expected_matches: Callable[[Any], dict[str, int]]
     more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
     round: tuple[str, ...] = ("main",)
     checkpoints: tuple[str, ...] = ()
@@ -64,10 +62,7 @@ class Definition:
 
 DENSE = Definition(
     build=dense.DenseDecoder,
-    weight_map=dense.weight_map,
     ignored=lambda spec: dense.IGNORED_WHEN_TIED if spec.tied else dense.IGNORED,
-    split=dense.split,
-    expected_matches=dense.expected_matches,
 )
 
 

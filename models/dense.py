@@ -1,8 +1,8 @@
-"""The dense decoder: one definition with flags for all Llama-like models, with its weight map and sharding plan."""
+"""The dense decoder: one definition with flags for all Llama-like models."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -11,6 +11,8 @@ from ingot.ir import ops, recipe
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Split
 from ingot.models.config import RopeSpec
+from ingot.models.matches import Block
+from ingot.models.params import Place, parameter
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,28 @@ class DenseSpec:
     fused_weights: bool = False
 
 
-class Linear(nn.Module):
-    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype, bias: bool = False) -> None:
+class Linear(Block):
+    def __init__(self, place: Place, inputs: int, outputs: int, bias: bool = False, split: Split | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
+        self.weight = parameter((outputs, inputs), place.source("weight"), place.dtype, split)
+        along_outputs = split if split is not None and split.dim == 0 else None
+        self.bias = parameter((outputs,), place.source("bias"), place.dtype, along_outputs) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, self.weight, self.bias)
 
 
-class Norm(nn.Module):
-    def __init__(self, spec: DenseSpec, dtype: torch.dtype, *shape: int) -> None:
+def merges(*linears: Linear) -> int:
+    """How many linears are left of those that read one value, beyond those that stay alone."""
+    alike = Counter(linear.bias is None for linear in linears)
+    return sum(count > 1 for count in alike.values())
+
+
+class Norm(Block):
+    def __init__(self, spec: DenseSpec, place: Place, *shape: int, split: Split | None = None) -> None:
         super().__init__()
         wide = spec.norm_wide or spec.norm_offset
-        self.weight = nn.Parameter(torch.empty(*shape, dtype=torch.float32 if wide else dtype))
+        self.weight = parameter(shape, _gains(spec, place), torch.float32 if wide else place.dtype, split)
         self.op = ops.layer_norm if spec.norm == "layer" else ops.rms_norm
         self.eps = spec.norm_eps
 
@@ -95,18 +104,42 @@ class Norm(nn.Module):
         return self.op(x, self.weight, eps=self.eps)
 
 
-class Attention(nn.Module):
-    def __init__(self, spec: DenseSpec, index: int, dtype: torch.dtype) -> None:
+def _gains(spec: DenseSpec, place: Place) -> Recipe:
+    stored = place.source("weight")
+    if not spec.norm_offset:
+        return stored
+    # In float32: 1 + w in bfloat16 would lose most of w.
+    return recipe.affine(recipe.cast(stored, torch.float32), 1.0, spec.norm_offset)
+
+
+class Attention(Block):
+    """Heads of k and v may be repeated on a mesh, except where one norm goes over all of them."""
+
+    def __init__(self, spec: DenseSpec, place: Place, index: int) -> None:
         super().__init__()
         self.spec, self.layer, self.index = spec, spec.layers[index], index
-        q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self.q = Linear(spec.hidden, q_size, dtype, spec.qkv_bias)
-        self.k = Linear(spec.hidden, kv_size, dtype, spec.qkv_bias)
-        self.v = Linear(spec.hidden, kv_size, dtype, spec.qkv_bias)
-        self.o = Linear(q_size, spec.hidden, dtype, spec.o_bias)
+        sizes = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        of_q = Split("tp", 0, unit=spec.head_dim)
+        of_kv = replace(of_q, repeat=spec.qk_norm != "full")
+        stored = (place / "qkv_proj").split(*sizes) if spec.fused_weights else [place / f"{one}_proj" for one in "qkv"]
+        self.q = Linear(stored[0], spec.hidden, sizes[0], spec.qkv_bias, of_q)
+        self.k = Linear(stored[1], spec.hidden, sizes[1], spec.qkv_bias, of_kv)
+        self.v = Linear(stored[2], spec.hidden, sizes[2], spec.qkv_bias, of_kv)
+        self.o = Linear(place / "o_proj", sizes[0], spec.hidden, spec.o_bias, replace(of_q, dim=1))
         if spec.qk_norm is not None:
-            self.q_norm = Norm(spec, dtype, *_qk_norm_shape(spec, spec.heads))
-            self.k_norm = Norm(spec, dtype, *_qk_norm_shape(spec, spec.kv_heads))
+            self.q_norm = self._norm(place / "q_norm", spec.heads, repeat=False)
+            self.k_norm = self._norm(place / "k_norm", spec.kv_heads, repeat=True)
+
+    def _norm(self, place: Place, heads: int, *, repeat: bool) -> Norm:
+        spec = self.spec
+        if spec.qk_norm == "full":
+            return Norm(spec, place, heads * spec.head_dim)
+        if spec.norm == "layer":  # with gains of its own for each head (Cohere); RMS norms share them (Qwen3, Gemma 3)
+            return Norm(spec, place, heads, spec.head_dim, split=Split("tp", 0, repeat=repeat))
+        return Norm(spec, place, spec.head_dim)
+
+    def matches(self) -> dict[str, int]:
+        return {"insert-paged-kv": 1, "merge-linears": merges(self.q, self.k, self.v)}
 
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, ropes: list[nn.Parameter]
@@ -139,13 +172,17 @@ class Attention(nn.Module):
         return self.o(attended.view(-1, spec.heads * spec.head_dim))
 
 
-class MLP(nn.Module):
-    def __init__(self, spec: DenseSpec, dtype: torch.dtype) -> None:
+class MLP(Block):
+    def __init__(self, spec: DenseSpec, place: Place) -> None:
         super().__init__()
         self.activation = spec.activation
-        self.gate = Linear(spec.hidden, spec.ffn, dtype, spec.mlp_bias)
-        self.up = Linear(spec.hidden, spec.ffn, dtype, spec.mlp_bias)
-        self.down = Linear(spec.ffn, spec.hidden, dtype, spec.mlp_bias)
+        gate, up = _gate_and_up(spec, place)
+        self.gate = Linear(gate, spec.hidden, spec.ffn, spec.mlp_bias, Split("tp", 0))
+        self.up = Linear(up, spec.hidden, spec.ffn, spec.mlp_bias, Split("tp", 0))
+        self.down = Linear(place / "down_proj", spec.ffn, spec.hidden, spec.mlp_bias, Split("tp", 1))
+
+    def matches(self) -> dict[str, int]:
+        return {"merge-linears": merges(self.gate, self.up)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate(x), self.up(x)
@@ -154,16 +191,34 @@ class MLP(nn.Module):
         return self.down(ops.gelu_mul(gate, up, approximate="tanh" if self.activation == "gelu_tanh" else "none"))
 
 
-class Layer(nn.Module):
+def _gate_and_up(spec: DenseSpec, place: Place) -> Sequence[Place]:
+    if spec.fused_weights:
+        return (place / "gate_up_proj").split(spec.ffn, spec.ffn)
+    return place / "gate_proj", place / "up_proj"
+
+
+class Layer(Block):
     """Attention and a gated MLP, each added to the stream."""
 
-    def __init__(self, spec: DenseSpec, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DenseSpec, place: Place, index: int) -> None:
         super().__init__()
         self.spec = spec
-        self.attention = Attention(spec, index, dtype)
-        self.mlp = MLP(spec, dtype)
-        for name in _layer_norms(spec):
-            self.add_module(name, Norm(spec, dtype, spec.hidden))
+        self.attention = Attention(spec, place / "self_attn", index)
+        self.mlp = MLP(spec, place / "mlp")
+        for name, stored in _layer_norms(spec).items():
+            self.add_module(name, Norm(spec, place / stored, spec.hidden))
+
+    @property
+    def begins_with_rms_norm(self) -> bool:
+        return self.spec.pre_norm and self.spec.norm == "rms"
+
+    def matches(self) -> dict[str, int]:
+        """Of the norms the one that follows the first sum; in a parallel layer both parts read one value."""
+        if not self.spec.parallel:
+            return {"fuse-add-rms-norm": int(self.begins_with_rms_norm)}
+        attention, mlp = self.attention, self.mlp
+        apart = (attention.q, attention.k, attention.v), (mlp.gate, mlp.up)
+        return {"merge-linears": merges(*apart[0], *apart[1]) - sum(merges(*linears) for linears in apart)}
 
     def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return getattr(self, name)(x) if hasattr(self, name) else x
@@ -182,23 +237,27 @@ class Layer(nn.Module):
         return h + self._scaled(self._normed("mlp_post_norm", self.mlp(self._normed("mlp_norm", h))))
 
 
-class DenseDecoder(nn.Module):
+class DenseDecoder(Block):
     """Token ids to logits. Build it on the meta device; weights are of `dtype`, rotary tables of float32."""
 
     def __init__(self, spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> None:
         super().__init__()
         self.spec = spec
+        model, of_vocab = Place("model", dtype), Split("tp", 0, needed=False)
         self.embed = nn.Module()
-        self.embed.weight = nn.Parameter(torch.empty(spec.vocab, spec.hidden, dtype=dtype))
-        self.layers = nn.ModuleList(Layer(spec, index, dtype) for index in range(len(spec.layers)))
-        self.norm = Norm(spec, dtype, spec.hidden)
-        self.head = None if spec.tied else Linear(spec.hidden, spec.vocab, dtype)
-        self.ropes = nn.ParameterList(
-            nn.Parameter(torch.empty(max_seq_len, rope.rotary_dim), requires_grad=False) for rope in spec.ropes
-        )
+        embeddings = (model / "embed_tokens").source("weight")
+        self.embed.weight = parameter((spec.vocab, spec.hidden), embeddings, dtype, of_vocab)
+        self.layers = nn.ModuleList(Layer(spec, model / "layers" / index, index) for index in range(len(spec.layers)))
+        self.norm = Norm(spec, model / "norm", spec.hidden)
+        self.head = None if spec.tied else Linear(Place("lm_head", dtype), spec.hidden, spec.vocab, split=of_vocab)
+        self.ropes = nn.ParameterList(rope_table(rope, max_seq_len) for rope in spec.ropes)
         self.embed_scale = spec.embed_scale
         if spec.embed_scale is not None and spec.embed_scale_rounded:
             self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype, device="cpu").item()
+
+    def matches(self) -> dict[str, int]:
+        """A norm in front of a layer follows the sum at the end of the layer before."""
+        return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in list(self.layers)[1:])}
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
@@ -229,135 +288,19 @@ def _layer_norms(spec: DenseSpec) -> dict[str, str]:
     return {**in_front, **behind} if spec.pre_norm else behind
 
 
-def _qk_norm_shape(spec: DenseSpec, heads: int) -> tuple[int, ...]:
-    if spec.qk_norm == "full":
-        return (heads * spec.head_dim,)
-    # A layer norm over heads has gains of its own for each head (Cohere), an RMS norm shares them (Qwen3, Gemma 3).
-    return (heads, spec.head_dim) if spec.norm == "layer" else (spec.head_dim,)
+def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
+    """The rotary table f32[max_seq_len, rotary_dim]."""
+    made = recipe.table(
+        kind="rope",
+        rope_type=rope.rope_type,
+        positions=max_seq_len,
+        theta=rope.theta,
+        rotary_dim=rope.rotary_dim,
+        **dict(rope.constants),
+    )
+    return parameter((max_seq_len, rope.rotary_dim), made, torch.float32)
 
 
-# Our names of a layer's linears, and Hugging Face's.
-_LINEAR_NAMES = {
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.o": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 # Tensors that some checkpoints carry and no dense decoder reads: derived tables, and the copy of a tied head.
 IGNORED = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 IGNORED_WHEN_TIED = (*IGNORED, r"lm_head\.weight")
-
-
-def weight_map(spec: DenseSpec, max_seq_len: int) -> dict[str, Recipe]:
-    """The recipe of each parameter, from tensors in Hugging Face's names."""
-    recipes = {
-        "embed.weight": recipe.source("model.embed_tokens.weight"),
-        "norm.weight": _norm_recipe(spec, "model.norm.weight"),
-    }
-    for index, rope in enumerate(spec.ropes):
-        recipes[f"ropes.{index}"] = recipe.table(
-            kind="rope",
-            rope_type=rope.rope_type,
-            positions=max_seq_len,
-            theta=rope.theta,
-            rotary_dim=rope.rotary_dim,
-            **dict(rope.constants),
-        )
-    if not spec.tied:
-        recipes["head.weight"] = recipe.source("lm_head.weight")
-    for index in range(len(spec.layers)):
-        ours, theirs = f"layers.{index}", f"model.layers.{index}"
-        for name, stored in _layer_norms(spec).items():
-            recipes[f"{ours}.{name}.weight"] = _norm_recipe(spec, f"{theirs}.{stored}.weight")
-        if spec.qk_norm is not None:
-            for name in ("q_norm", "k_norm"):
-                recipes[f"{ours}.attention.{name}.weight"] = _norm_recipe(spec, f"{theirs}.self_attn.{name}.weight")
-        for name, stored in _LINEAR_NAMES.items():
-            recipes[f"{ours}.{name}.weight"] = recipe.source(f"{theirs}.{stored}.weight")
-            if _has_bias(spec, name):
-                recipes[f"{ours}.{name}.bias"] = recipe.source(f"{theirs}.{stored}.bias")
-        if spec.fused_weights:
-            recipes.update(_fused_recipes(spec, ours, theirs))
-    return recipes
-
-
-def _norm_recipe(spec: DenseSpec, stored: str) -> Recipe:
-    source = recipe.source(stored)
-    if not spec.norm_offset:
-        return source
-    # In float32: 1 + w in bfloat16 would lose most of w.
-    return recipe.affine(recipe.cast(source, torch.float32), 1.0, spec.norm_offset)
-
-
-def _has_bias(spec: DenseSpec, linear: str) -> bool:
-    if linear == "attention.o":
-        return spec.o_bias
-    return spec.qkv_bias if linear.startswith("attention.") else spec.mlp_bias
-
-
-def _fused_recipes(spec: DenseSpec, ours: str, theirs: str) -> dict[str, Recipe]:
-    """Parts of the tensors that Phi-3 stores merged, in the order in which they are stored."""
-    q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    parts = {
-        "self_attn.qkv_proj": {"attention.q": q_size, "attention.k": kv_size, "attention.v": kv_size},
-        "mlp.gate_up_proj": {"mlp.gate": spec.ffn, "mlp.up": spec.ffn},
-    }
-    recipes = {}
-    for stored, sizes in parts.items():
-        source, begin = recipe.source(f"{theirs}.{stored}.weight"), 0
-        for name, size in sizes.items():
-            recipes[f"{ours}.{name}.weight"] = recipe.take_slice(source, 0, begin, begin + size)
-            begin += size
-    return recipes
-
-
-# The axis along which tensor parallelism splits each parameter, by its last two names; what is not listed is whole on
-# every rank. Embedding and head are split over the vocabulary.
-TP_DIMS: Mapping[str, int] = {
-    **{f"{name}.{part}": 0 for name in ("q", "k", "v", "gate", "up") for part in ("weight", "bias")},
-    "o.weight": 1,
-    "down.weight": 1,
-    "head.weight": 0,
-    "embed.weight": 0,
-}
-
-
-def split(spec: DenseSpec, name: str) -> Split | None:
-    """How a mesh splits the parameter `name`: by `TP_DIMS`, and what stays together are the heads of q, k, v and o.
-
-    Heads of k and v may be repeated, except where one norm goes over all of them. A vocabulary that does not divide is
-    not split. Gains of one row for each head are split with the heads.
-    """
-    end = ".".join(name.split(".")[-2:])
-    if end in ("q_norm.weight", "k_norm.weight"):
-        by_head = spec.qk_norm == "head" and len(_qk_norm_shape(spec, spec.heads)) == 2
-        return Split("tp", 0, repeat=end == "k_norm.weight") if by_head else None
-    if end not in TP_DIMS:
-        return None
-    options: dict[str, Any] = {}
-    match end.partition(".")[0]:
-        case "q" | "o":
-            options = {"unit": spec.head_dim}
-        case "k" | "v":
-            options = {"unit": spec.head_dim, "repeat": spec.qk_norm != "full"}
-        case "embed" | "head":
-            options = {"needed": False}
-    return Split("tp", TP_DIMS[end], **options)
-
-
-def expected_matches(spec: DenseSpec) -> dict[str, int]:
-    """How often each pass must match: fewer is an error, for a silently inert pass is lost speed."""
-    layers = len(spec.layers)
-    merges = layers if spec.parallel and spec.qkv_bias == spec.mlp_bias else 2 * layers  # q, k, v and gate, up
-    # Both norms in front follow an add, save the first layer's first, which follows the embedding. The final norm
-    # follows the selection of rows.
-    fusions = 2 * layers - 1 if spec.pre_norm and not spec.parallel and spec.norm == "rms" else 0
-    return {
-        "insert-paged-kv": layers,
-        "insert-ending": 1,
-        "merge-linears": merges,
-        "fuse-add-rms-norm": fusions,
-    }

@@ -20,6 +20,7 @@ from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import TensorType
 from ingot.merged_plans import merged_plans
 from ingot.models.architectures import INPUTS, Entry
+from ingot.models.params import parameter
 from ingot.passes.manager import Lowered
 
 CONFIG = TINY["llama-plain"].config
@@ -31,21 +32,26 @@ class Guess(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(CONFIG["vocab_size"], 2, dtype=torch.float32))
+        self.table = parameter((CONFIG["vocab_size"], 2), recipe.source("draft:table"), torch.float32)
 
     def forward(self, last_tokens: torch.Tensor) -> torch.Tensor:
         return ops.embedding(last_tokens, self.table)
 
 
-def guess(**changes: Any) -> Callable[[Any, nn.Module], dict[str, Entry]]:
+class Undeclared(Guess):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(CONFIG["vocab_size"], 2))
+
+
+def guess(made: type[nn.Module] = Guess, **changes: Any) -> Callable[[Any, nn.Module], dict[str, Entry]]:
     def entries(spec: Any, module: nn.Module) -> dict[str, Entry]:
         fields: dict[str, Any] = {
             "inputs": BY_ROW,
             "outputs": ("proposed",),
             "ending": EndingUse("propose"),
-            "weights": {"table": recipe.source("draft:table")},
         }
-        return {"guess": Entry(Guess(), {}, **{**fields, **changes})}
+        return {"guess": Entry(made(), **{**fields, **changes})}
 
     return entries
 
@@ -85,10 +91,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an unknown ending": ({"ending": EndingUse("rank")}, "unknown ending 'rank'"),
     "an unknown feature": ({"ending": EndingUse("propose", (), ("hue",))}, "unknown feature 'hue'"),
-    "a parameter without a recipe": ({"weights": {}}, "the parameter 'table' has no recipe"),
-    "a recipe without a parameter": (
-        {"weights": {name: recipe.source(f"draft:{name}") for name in ("table", "chair")}},
-        "the parameter 'chair' has a recipe, and the module has no such parameter",
+    "a parameter without a recipe": (
+        {"made": Undeclared},
+        r"the parameter 'table' has no recipe.*ingot\.models\.params\.parameter",
     ),
     "fewer outputs than are declared": (
         {"outputs": ("proposed", "hidden")},
@@ -102,13 +107,13 @@ def test_an_entry_that_cannot_be_traced(case: str, monkeypatch: pytest.MonkeyPat
     changes, said = REFUSED[case]
     with pytest.raises(ConfigError, match=f"(?s){said}") as caught:
         trace_with(monkeypatch, more_entries=guess(**changes))
-    line = inspect.getsourcelines(Guess)[1]
+    line = inspect.getsourcelines(changes.get("made", Guess))[1]
     assert caught.value.where == f"definition llama, entry guess, {__file__}:{line}"
 
 
 def test_main_is_checked_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def entries(spec: Any, module: nn.Module) -> dict[str, Entry]:
-        return {"main": Entry(module, {}, outputs=("logits", "hidden"))}
+        return {"main": Entry(module, outputs=("logits", "hidden"))}
 
     with pytest.raises(ConfigError, match="the module returns 1 tensors, and 2 outputs") as caught:
         trace_with(monkeypatch, more_entries=entries)

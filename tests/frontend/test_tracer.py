@@ -57,7 +57,7 @@ def traced(module: nn.Module) -> Program:
 
 def by_torch_export(module: nn.Module, program: Program) -> Program:
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    return exported_program("main", Entry(module, {}, INPUTS, program.outputs), program, program.params, names)
+    return exported_program("main", Entry(module, INPUTS, program.outputs), program, program.params, names)
 
 
 def without_origins(program: Program) -> str:

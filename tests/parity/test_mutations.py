@@ -20,9 +20,8 @@ from tiny import TINY
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.errors import CheckpointError, IngotError
-from ingot.ir.harness import InterpreterRun, teacher_forced
-from ingot.ir.program import ModelSpec, Program
-from ingot.models import dense
+from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.program import ModelSpec
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.config import RopeSpec
 from ingot.models.dense import DenseSpec, LayerSpec
@@ -283,20 +282,13 @@ def _spec(folder: Path) -> ModelSpec:
     return read_spec(json.loads((folder / "config.json").read_text()))
 
 
-@functools.cache
-def _traced(spec: ModelSpec, max_seq_len: int) -> Program:
-    return trace(spec, Limits(max_seq_len, 8, 1024)).entries["main"]
-
-
 def _logprobs(folder: Path, name: str, mutation: Mutation | None = None) -> list[torch.Tensor]:
     opened = Checkpoint.open(folder)
     spec = read_spec(opened.config)
     if mutation is not None:
         spec = replace(spec, dims=mutation.spec(spec.dims))
     max_seq_len = TINY[name].max_seq_len
-    # Of the constants of rope only the recipes of tables know, so all of them share a trace, which takes a second.
-    shared = _ropes(lambda rope: replace(rope, rope_type="default", theta=1.0, constants=()))
-    program = _traced(replace(spec, dims=shared(spec.dims)), max_seq_len)
+    program = trace(spec, Limits(max_seq_len, 8, 1024)).entries["main"]
 
     def read(stored: str) -> torch.Tensor:
         kind = stored.split(".")[-2]
@@ -304,7 +296,7 @@ def _logprobs(folder: Path, name: str, mutation: Mutation | None = None) -> list
             stored = stored.replace(kind, STAND_INS[kind])
         return opened.read(stored)
 
-    params = {param: recipe.execute(read) for param, recipe in dense.weight_map(spec.dims, max_seq_len).items()}
+    params = load_params(program.params, read)
     if mutation is not None:
         mutation.params(params, spec.dims)
     logits = teacher_forced(program.input_types(), InterpreterRun(program, params), TINY[name].prompts())

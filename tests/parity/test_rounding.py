@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny import TINY
 
-from ingot.ir.recipe import Recipe
 from ingot.models import dense
 from ingot.models.architectures import read_spec
 from ingot.models.dense import DenseSpec
+from ingot.models.params import Place, declaration
 
 WITH_NORMS = {TINY[name].family: name for name in reversed(TINY)}
 
@@ -58,9 +58,10 @@ def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Cal
 
 
 def _norm(dims: DenseSpec, gains: torch.Tensor, dtype: torch.dtype) -> dense.Norm:
-    norm = dense.Norm(dims, dtype, dims.hidden)
-    recipe: Recipe = dense.weight_map(dims, 16)["norm.weight"]
-    norm.weight.data = recipe.execute(lambda stored: gains).to(norm.weight.dtype)
+    norm = dense.Norm(dims, Place("model.norm", dtype), dims.hidden)
+    declared = declaration(norm.weight)
+    assert declared is not None
+    norm.weight.data = declared.recipe.execute(lambda stored: gains).to(norm.weight.dtype)
     return norm
 
 

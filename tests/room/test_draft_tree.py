@@ -29,7 +29,8 @@ from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
-from ingot.models.dense import DenseSpec, expected_matches
+from ingot.models.dense import DenseSpec
+from ingot.models.params import parameter
 
 pytestmark = pytest.mark.xdist_group("draft-tree")
 NAME, DRAFTS, NEW_TOKENS = "llama-plain", 9, 40
@@ -59,8 +60,9 @@ class Draft(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.tokens, self.parents = (nn.Parameter(torch.empty(VOCAB, DRAFTS, dtype=dtype)) for _ in range(2))
-        self.by_hidden = nn.Parameter(torch.empty(DRAFTS, HIDDEN, dtype=dtype))
+        source = lambda name: recipe.source(f"draft:{name}")  # noqa: E731
+        self.tokens, self.parents = (parameter((VOCAB, DRAFTS), source(one), dtype) for one in ("tokens", "parents"))
+        self.by_hidden = parameter((DRAFTS, HIDDEN), source("by_hidden"), dtype)
 
     def forward(self, last_tokens: torch.Tensor, hidden: torch.Tensor) -> Any:
         parents = ops.embedding(last_tokens, self.parents) + ops.linear(hidden, self.by_hidden)
@@ -70,14 +72,12 @@ class Draft(nn.Module):
 def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
     dtype = module.embed.weight.dtype
     verify = EndingUse("verify_tree", (("drafted", DRAFTS),), ("hidden",))
-    main = Entry(DecoderWithHidden(module), expected_matches(spec), outputs=("logits", "hidden"), ending=verify)
+    main = Entry(DecoderWithHidden(module), outputs=("logits", "hidden"), ending=verify)
     draft = Entry(
         Draft(dtype),
-        {"insert-ending": 1},
         inputs={"last_tokens": TensorType(torch.int32, ("B",)), "hidden": TensorType(dtype, ("B", HIDDEN))},
         outputs=("proposed", "proposed_parents"),
         ending=EndingUse("propose_tree"),
-        weights={name: recipe.source(f"draft:{name}") for name in ("tokens", "parents", "by_hidden")},
     )
     return {"main": main, "draft": draft}
 

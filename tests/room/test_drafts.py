@@ -30,7 +30,8 @@ from ingot.ir.ops import Op, Sample, define
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
-from ingot.models.dense import DenseSpec, expected_matches
+from ingot.models.dense import DenseSpec
+from ingot.models.params import parameter
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.token_counts import Recount
 
@@ -63,8 +64,8 @@ class Draft(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.by_token = nn.Parameter(torch.empty(VOCAB, DRAFTS * VOCAB, dtype=dtype))
-        self.by_hidden = nn.Parameter(torch.empty(DRAFTS * VOCAB, HIDDEN, dtype=dtype))
+        self.by_token = parameter((VOCAB, DRAFTS * VOCAB), recipe.source("draft:by_token"), dtype)
+        self.by_hidden = parameter((DRAFTS * VOCAB, HIDDEN), recipe.source("draft:by_hidden"), dtype)
 
     def forward(self, last_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         scores = ops.embedding(last_tokens, self.by_token) + ops.linear(hidden, self.by_hidden)
@@ -76,17 +77,14 @@ def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
     return {
         "main": Entry(
             DecoderWithHidden(module),
-            expected_matches(spec),
             outputs=("logits", "hidden"),
             ending=EndingUse("verify", (("drafted", DRAFTS),), ("hidden",)),
         ),
         "draft": Entry(
             Draft(dtype),
-            {"insert-ending": 1},
             inputs={"last_tokens": TensorType(torch.int32, ("B",)), "hidden": TensorType(dtype, ("B", HIDDEN))},
             outputs=("proposed",),
             ending=EndingUse("propose"),
-            weights={name: recipe.source(f"draft:{name}") for name in ("by_token", "by_hidden")},
         ),
     }
 

@@ -18,7 +18,7 @@ from command_text import command_text
 from harmed_pass import Fault, calls, check_named, planted
 from safetensors.torch import load_file, save_file
 from tiny import TINY
-from torch import fx, nn
+from torch import fx
 
 from ingot import LLM, SamplingParams, bisect, compile_model
 from ingot.backends.reference import load as reference_load
@@ -32,6 +32,8 @@ from ingot.ir.tables import make_table
 from ingot.models.architectures import ARCHITECTURES, Architecture, Definition
 from ingot.models.dense import DenseSpec
 from ingot.models.families import llama
+from ingot.models.matches import Block
+from ingot.models.params import parameter
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
 pytestmark = pytest.mark.xdist_group("latent-cache")
@@ -56,13 +58,17 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return found
 
 
-class Decoder(nn.Module):
+class Decoder(Block):
     def __init__(self, spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> None:
         super().__init__()
         self.eps = spec.norm_eps
-        self.table = nn.Parameter(torch.empty(max_seq_len, ROTARY), requires_grad=False)
+        table = recipe.table(kind="rope", rope_type="default", positions=max_seq_len, theta=1e4, rotary_dim=ROTARY)
+        self.table = parameter((max_seq_len, ROTARY), table, torch.float32)
         for name, shape in shapes().items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype)))
+            self.register_parameter(name, parameter(shape, recipe.source(name), dtype))
+
+    def matches(self) -> dict[str, int]:
+        return {"insert-paged-kv": 2, "merge-linears": 2}
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
         weights = {name: getattr(self, name) for name in shapes()}
@@ -82,18 +88,7 @@ class Decoder(nn.Module):
         return ops.cast(ops.linear(x, weights["head"]), dtype=torch.float32)
 
 
-def weight_map(spec: DenseSpec, max_seq_len: int) -> dict[str, recipe.Recipe]:
-    table = recipe.table(kind="rope", rope_type="default", positions=max_seq_len, theta=1e4, rotary_dim=ROTARY)
-    return {"table": table, **{name: recipe.source(name) for name in shapes()}}
-
-
-DEFINITION = Definition(
-    build=Decoder,
-    weight_map=weight_map,
-    ignored=lambda spec: (),
-    split=lambda spec, name: None,
-    expected_matches=lambda spec: {"insert-paged-kv": 2, "merge-linears": 2},
-)
+DEFINITION = Definition(build=Decoder, ignored=lambda spec: ())
 
 
 def oracle(folder: Path, tokens: Sequence[int]) -> torch.Tensor:

@@ -23,10 +23,11 @@ from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
 from ingot.ir.tolerances import compare
 from ingot.ir.types import Dim, TensorType
-from ingot.models import architectures, dense, families
+from ingot.models import architectures, families
 from ingot.models.architectures import ARCHITECTURES, Architecture, read_spec
 from ingot.models.config import ConfigReader
 from ingot.models.dense import DenseDecoder, DenseSpec, Linear
+from ingot.models.params import Place, parameter
 from ingot.runtime.loader import load_artifact
 
 # One worker, for the artifacts that the tests share.
@@ -157,12 +158,18 @@ class MoESpec(DenseSpec):
 class MoE(nn.Module):
     """What stands in the place of a layer's MLP."""
 
-    def __init__(self, spec: MoESpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: MoESpec, place: Place) -> None:
         super().__init__()
         self.top_k = spec.top_k
-        self.router = Linear(spec.hidden, spec.experts, dtype)
-        self.gate_up = nn.Parameter(torch.empty(spec.experts, 2 * spec.ffn, spec.hidden, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(spec.experts, spec.hidden, spec.ffn, dtype=dtype))
+        self.router = Linear(place / "gate", spec.hidden, spec.experts)
+        # Experts lie one by one in the checkpoint, and are stacked.
+        gate, down, up = (
+            [(place / "experts" / expert / part).source("weight") for expert in range(spec.experts)]
+            for part in ("w1", "w2", "w3")
+        )
+        both = recipe.stack([recipe.concat([*pair]) for pair in zip(gate, up, strict=True)])
+        self.gate_up = parameter((spec.experts, 2 * spec.ffn, spec.hidden), both, place.dtype)
+        self.down = parameter((spec.experts, spec.hidden, spec.ffn), recipe.stack(down), place.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = ops.cast(self.router(x), dtype=torch.float32)
@@ -176,35 +183,12 @@ def read(config: ConfigReader) -> MoESpec:
 
 def build_decoder(spec: MoESpec, dtype: torch.dtype, max_seq_len: int) -> nn.Module:
     decoder = DenseDecoder(spec, dtype, max_seq_len)
-    for layer in decoder.layers:
-        layer.mlp = MoE(spec, dtype)
+    for index, layer in enumerate(decoder.layers):
+        layer.mlp = MoE(spec, Place(f"model.layers.{index}.block_sparse_moe", dtype))
     return decoder
 
 
-def weight_map(spec: MoESpec, max_seq_len: int) -> dict[str, recipe.Recipe]:
-    """Experts lie one by one in the checkpoint, and are stacked."""
-    recipes = {name: one for name, one in dense.weight_map(spec, max_seq_len).items() if ".mlp." not in name}
-    for layer in range(len(spec.layers)):
-        stored, ours = f"model.layers.{layer}.block_sparse_moe", f"layers.{layer}.mlp"
-        part = [[recipe.source(f"{stored}.experts.{e}.w{i}.weight") for e in range(spec.experts)] for i in (1, 2, 3)]
-        recipes[f"{ours}.router.weight"] = recipe.source(f"{stored}.gate.weight")
-        recipes[f"{ours}.gate_up"] = recipe.stack(
-            [recipe.concat([gate, up]) for gate, up in zip(part[0], part[2], strict=True)]
-        )
-        recipes[f"{ours}.down"] = recipe.stack(part[1])
-    return recipes
-
-
-MIXTRAL = Architecture(
-    "toy",
-    read,
-    replace(
-        architectures.DENSE,
-        build=build_decoder,
-        weight_map=weight_map,
-        expected_matches=lambda spec: {"insert-paged-kv": 2, "merge-linears": 2, "fuse-add-rms-norm": 3},
-    ),
-)
+MIXTRAL = Architecture("toy", read, replace(architectures.DENSE, build=build_decoder))
 PROMPTS = [[7], list(range(3, 20)), [(i * 37) % 211 for i in range(41)]]
 
 

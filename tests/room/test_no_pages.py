@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import TINY
 from torch import nn
-from toy_conv import WIDTH, conv_artifact
+from toy_conv import conv_artifact, taps
 
 from ingot import LLM, SamplingParams
 from ingot.ir import ops
@@ -32,7 +32,7 @@ class Convolution(nn.Module):
     def __init__(self, decoder: DenseDecoder) -> None:
         super().__init__()
         self.embed, self.norm, self.head = decoder.embed, decoder.norm, decoder.head
-        self.conv = nn.Parameter(torch.empty(WIDTH, self.embed.weight.shape[1], dtype=self.embed.weight.dtype))
+        self.conv = taps(decoder)
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
         h = OPS["toy_causal_conv"](ops.embedding(tokens, self.embed.weight), self.conv, positions)

@@ -54,31 +54,27 @@ NEW_TOKENS = 40
 PAGE, PAGES = 16, 24
 
 
-class Draft(nn.Module):
-    """The first layers of a decoder, its norm and its head."""
+class SomeLayers(nn.Module):
+    """Some layers of a decoder, its norm and its head."""
 
-    def __init__(self, decoder: DenseDecoder) -> None:
+    def __init__(self, decoder: DenseDecoder, layers: slice) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.embed, self.layers, self.ropes = decoder.embed, decoder.layers[layers], decoder.ropes
+        self.norm, self.head = decoder.norm, decoder.head
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        return some_layers(self.decoder, slice(0, DRAFT_LAYERS), tokens, positions, token_seqs, logit_rows)
+        h = ops.embedding(tokens, self.embed.weight)
+        for layer in self.layers:
+            h = layer(h, positions, token_seqs, list(self.ropes))
+        x = self.norm(ops.select_rows(h, logit_rows))
+        logits = ops.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        return ops.cast(logits, dtype=torch.float32)
 
 
-def some_layers(decoder: DenseDecoder, layers: slice, tokens: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-    positions, token_seqs, logit_rows = rest
-    h = ops.embedding(tokens, decoder.embed.weight)
-    for layer in decoder.layers[layers]:
-        h = layer(h, positions, token_seqs, list(decoder.ropes))
-    x = decoder.norm(ops.select_rows(h, logit_rows))
-    logits = ops.linear(x, decoder.embed.weight) if decoder.head is None else decoder.head(x)
-    return ops.cast(logits, dtype=torch.float32)
-
-
-def draft_entry(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
-    return {"draft": Entry(Draft(module), {"insert-paged-kv": DRAFT_LAYERS, "merge-linears": 2 * DRAFT_LAYERS})}
+def draft_entry(spec: DenseSpec, module: DenseDecoder) -> dict[str, Entry]:
+    return {"draft": Entry(SomeLayers(module, slice(0, DRAFT_LAYERS)))}
 
 
 def accept_op() -> dict[str, Op]:
@@ -309,39 +305,15 @@ def test_one_name_is_one_weight() -> None:
     assert caught.value.where == "program verify" and 'source(name="a")' in caught.value.expected
 
 
-class Part(DenseDecoder):
-    """A decoder that runs its first layers only: another entry runs the others."""
-
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
-    ) -> torch.Tensor:
-        return some_layers(self, slice(0, DRAFT_LAYERS), tokens, positions, token_seqs, logit_rows)
-
-
-class Rest(nn.Module):
-    """The layers of a decoder from the second on, its norm and its head."""
-
-    def __init__(self, decoder: DenseDecoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
-    ) -> torch.Tensor:
-        return some_layers(self.decoder, slice(1, None), tokens, positions, token_seqs, logit_rows)
-
-
 def test_memory_is_planned_for_the_states_of_all_entries(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each entry has a cache that the other one lacks."""
-    matches = {"insert-paged-kv": 2, "merge-linears": 4}
+    parts = {"main": slice(0, DRAFT_LAYERS), "rest": slice(1, None)}
     change_definition(
         monkeypatch,
         "LlamaForCausalLM",
-        build=Part,
-        expected_matches=lambda spec: matches,
-        more_entries=lambda spec, module: {"rest": Entry(Rest(module), matches)},
+        more_entries=lambda spec, module: {name: Entry(SomeLayers(module, part)) for name, part in parts.items()},
     )
     output = tmp_path / "parted.ingot"
     compile_model(checkpoint(NAME), output, backend="reference", max_batch=4, max_tokens=64, max_seq_len=64)

@@ -27,7 +27,7 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.commands.memory_view import memory_rows
 from ingot.console import size_text
 from ingot.frontend.trace import Limits, trace
-from ingot.ir import ops, recipe
+from ingot.ir import ops
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS, Op, Sample, define
@@ -36,9 +36,11 @@ from ingot.ir.record import Numerics
 from ingot.ir.tolerances import compare
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
-from ingot.models import architectures, dense
+from ingot.models import architectures
 from ingot.models.architectures import ARCHITECTURES
 from ingot.models.dense import DenseDecoder, DenseSpec, Linear
+from ingot.models.matches import Block
+from ingot.models.params import Place, parameter
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.manager import run_pipeline
@@ -163,47 +165,30 @@ class InsertConvState(Pass):
         program.set_outputs({**program.output_nodes(), **written})
 
 
-class ConvMixer(nn.Module):
+class ConvMixer(Block):
     """What stands in the place of attention."""
 
-    def __init__(self, spec: DenseSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DenseSpec, place: Place) -> None:
         super().__init__()
-        self.gate = Linear(spec.hidden, spec.hidden, dtype)
-        self.conv = nn.Parameter(torch.empty(spec.hidden, WIDTH, dtype=dtype))
-        self.o = Linear(spec.hidden, spec.hidden, dtype)
+        self.gate = Linear(place / "gate", spec.hidden, spec.hidden)
+        self.conv = parameter((spec.hidden, WIDTH), place.source("conv"), place.dtype)
+        self.o = Linear(place / "out", spec.hidden, spec.hidden)
+
+    def matches(self) -> dict[str, int]:
+        return {InsertConvState.name: 1}
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, ropes: Any) -> torch.Tensor:
         mixed = OPS["toy_conv"](x, self.conv, token_seqs, layer=LAYER)
         return self.o(ops.silu_mul(self.gate(x), mixed))
 
 
-CONV_WEIGHTS = {"gate.weight": "gate", "conv": "conv", "o.weight": "out"}  # our names, and the checkpoint's
-
-
 def build(spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> nn.Module:
     decoder = DenseDecoder(spec, dtype, max_seq_len)
-    decoder.layers[LAYER].attention = ConvMixer(spec, dtype)
+    decoder.layers[LAYER].attention = ConvMixer(spec, Place(f"model.layers.{LAYER}.mixer", dtype))
     return decoder
 
 
-def weight_map(spec: DenseSpec, max_seq_len: int) -> dict[str, recipe.Recipe]:
-    prefix = f"layers.{LAYER}.attention."
-    recipes = {k: v for k, v in dense.weight_map(spec, max_seq_len).items() if not k.startswith(prefix)}
-    return recipes | {prefix + k: recipe.source(f"model.layers.{LAYER}.mixer.{v}") for k, v in CONV_WEIGHTS.items()}
-
-
-def expected_matches(spec: DenseSpec) -> dict[str, int]:
-    attentions = len(spec.layers) - 1
-    # gate and up of every layer, q, k and v of those with attention
-    merges = attentions + len(spec.layers)
-    return {"insert-paged-kv": attentions, InsertConvState.name: 1, "merge-linears": merges}
-
-
-HYBRID = replace(
-    ARCHITECTURES["LlamaForCausalLM"],
-    family="toy",
-    definition=replace(architectures.DENSE, build=build, weight_map=weight_map, expected_matches=expected_matches),
-)
+HYBRID = replace(ARCHITECTURES["LlamaForCausalLM"], family="toy", definition=replace(architectures.DENSE, build=build))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -225,7 +210,11 @@ def source(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         del tensors[name]
     hidden = TINY[NAME].config["hidden_size"]
     g = torch.Generator().manual_seed(5)
-    for name, shape in {"gate": (hidden, hidden), "conv": (hidden, WIDTH), "out": (hidden, hidden)}.items():
+    for name, shape in {
+        "gate.weight": (hidden, hidden),
+        "conv": (hidden, WIDTH),
+        "out.weight": (hidden, hidden),
+    }.items():
         tensors[f"model.layers.{LAYER}.mixer.{name}"] = torch.randn(shape, generator=g) * 1.5 / shape[1] ** 0.5
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({**TINY[NAME].config, "architectures": [ARCHITECTURE]}))
@@ -245,7 +234,9 @@ def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def oracle(source: Path) -> Callable[[Sequence[int]], torch.Tensor]:
     """Logits of every position of a sequence."""
     tensors = load_file(source / "model.safetensors")
-    gate, conv, out = (tensors.pop(f"model.layers.{LAYER}.mixer.{name}") for name in ("gate", "conv", "out"))
+    gate, conv, out = (
+        tensors.pop(f"model.layers.{LAYER}.mixer.{name}") for name in ("gate.weight", "conv", "out.weight")
+    )
 
     class Mixer(nn.Module):
         def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:

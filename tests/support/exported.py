@@ -18,7 +18,7 @@ def exported(model: Model, limits: Limits) -> dict[str, Program]:
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, limits.max_seq_len)
-        entries = {"main": Entry(module, {}), **definition.more_entries(spec.dims, module)}
+        entries = {"main": Entry(module), **definition.more_entries(spec.dims, module)}
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {
         name: exported_program(name, entry, model.entries[name], model.params, names) for name, entry in entries.items()

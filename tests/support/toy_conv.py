@@ -23,6 +23,7 @@ from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.record import Numerics
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.models.architectures import Entry
+from ingot.models.params import parameter
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
@@ -110,6 +111,13 @@ class InsertConvState(Pass):
         program.set_outputs({**program.output_nodes(), "conv": written})
 
 
+def taps(decoder: Any) -> nn.Parameter:
+    """The weight [WIDTH, C] of a convolution: rows of the decoder's embedding."""
+    embedding = decoder.embed.weight
+    rows = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
+    return parameter((WIDTH, embedding.shape[1]), rows, embedding.dtype)
+
+
 @contextmanager
 def conv_artifact(
     folder: Path,
@@ -118,16 +126,14 @@ def conv_artifact(
     module: Callable[[Any], nn.Module],
     target: str,
     *,
-    expected: Callable[[Any], dict[str, int]] = lambda spec: {},
     max_tokens: int,
     **definition: Any,
 ) -> Iterator[tuple[Path, InterpreterRun]]:
-    """A Llama whose entry `main` is `module` of the decoder, with taps that are rows of its embedding: the artifact,
-    and the traced program. `definition` are further fields of the definition."""
-    taps = recipe.take_slice(recipe.source("model.embed_tokens.weight"), 0, 7, 7 + WIDTH)
+    """A Llama whose entry `main` is `module` of the decoder: the artifact, and the traced program. `definition` are
+    further fields of the definition."""
 
     def entries(spec: Any, decoder: Any) -> dict[str, Entry]:
-        return {"main": Entry(module(decoder), expected(spec), weights={"conv": taps})}
+        return {"main": Entry(module(decoder))}
 
     change_definition(patch, "LlamaForCausalLM", more_entries=entries, **definition)
     patch.setattr(pipeline, "load_user_pass", {InsertConvState.name: InsertConvState}.get)

@@ -41,14 +41,14 @@ class Misprint:
 _OF_ATTENTION, _OF_LAYER = "self.index", "self.attention.index"
 _SCALED = "self._scaled(attended)"
 MISPRINTS = (
-    Misprint("wrong rope theta", "", "weight_map", "theta=rope.theta", "theta=rope.theta * 2"),
-    Misprint("dropped offset", "", "_norm_recipe", "1.0, spec.norm_offset", "1.0, 0.0"),
+    Misprint("wrong rope theta", "", "rope_table", "theta=rope.theta", "theta=rope.theta * 2"),
+    Misprint("dropped offset", "", "_gains", "1.0, spec.norm_offset", "1.0, 0.0"),
     Misprint(
         "swapped gate and up",
         "",
-        "_fused_recipes",
-        '"mlp.gate": spec.ffn, "mlp.up": spec.ffn',
-        '"mlp.up": spec.ffn, "mlp.gate": spec.ffn',
+        "_gate_and_up",
+        ".split(spec.ffn, spec.ffn)",
+        ".split(spec.ffn, spec.ffn)[::-1]",
     ),
     Misprint("missing residual", "Layer", "forward", f"return h + {_SCALED}", f"return {_SCALED}", _OF_LAYER),
     Misprint("missing residual", "Layer", "forward", f"= h + {_SCALED}", f"= {_SCALED}", _OF_LAYER),

@@ -1,0 +1,55 @@
+"""Parameters of a definition: each is declared once, with the recipe that makes it and how a mesh splits it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ingot.ir import recipe
+from ingot.ir.recipe import Recipe
+from ingot.ir.types import Split
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The recipe of a parameter, and how a mesh splits it; None: every rank has it whole."""
+
+    recipe: Recipe
+    split: Split | None = None
+
+
+def parameter(shape: tuple[int, ...], recipe: Recipe, dtype: torch.dtype, split: Split | None = None) -> nn.Parameter:
+    """A parameter of a definition, which carries its declaration. A definition has no other parameters."""
+    made = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+    made.declaration = Declaration(recipe, split)  # type: ignore[attr-defined]
+    return made
+
+
+def declaration(made: nn.Parameter) -> Declaration | None:
+    """What `parameter` was given; None for a parameter that was made without it."""
+    return getattr(made, "declaration", None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block finds its tensors in the checkpoint, and the dtype of its weights.
+
+    `place / "mlp"` is the place below. Tensors at a place with `rows` are those rows of what is stored there.
+    """
+
+    prefix: str
+    dtype: torch.dtype
+    rows: tuple[int, int] | None = None
+
+    def __truediv__(self, name: str | int) -> "Place":
+        return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype)
+
+    def split(self, *sizes: int) -> list["Place"]:
+        """Consecutive rows of what is stored here: linears of these sizes, merged into one."""
+        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+        return [replace(self, rows=(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+
+    def source(self, tensor: str) -> Recipe:
+        """The recipe of a tensor that is stored here: source("weight") reads "PREFIX.weight"."""
+        found = recipe.source(f"{self.prefix}.{tensor}")
+        return found if self.rows is None else recipe.take_slice(found, 0, *self.rows)
