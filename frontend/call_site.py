@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
+from torch import nn
 
 from ingot import ir
 
@@ -20,8 +21,8 @@ _NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__fil
 
 @dataclass(frozen=True)
 class CallSite:
-    """`at` is the file and line of the call itself; `place` the line of the layer, or else of the definition, in which
-    it is made: one that not all calls of a shared module have in common."""
+    """`at` is the file and line of the call itself; `place` the line of the layer's innermost block, or else of the
+    definition, in which it is made: one that not all calls of a shared module have in common."""
 
     at: str = ""
     layer: str = ""
@@ -29,7 +30,7 @@ class CallSite:
 
     @property
     def origin(self) -> str:
-        """In words: "layer 3, models/dense.py:176"."""
+        """In words: "layer 3, blocks/attention.py:112"."""
         return ", ".join([f"layer {self.layer}"] * bool(self.layer) + [self.place] * bool(self.place))
 
 
@@ -42,11 +43,14 @@ def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
         if _is_theirs(frame.f_code.co_filename):
             frames.append(frame)
         frame = frame.f_back
-    layer, place = "", frames[-1] if frames else None
+    layer, place, block = "", frames[-1] if frames else None, None
     for one in frames:  # from the call outwards
-        found = _LAYER.search(modules.get(id(_first_argument(one)), ""))
-        if found and layer in ("", found[1]):
+        module = _first_argument(one)
+        found = _LAYER.search(modules.get(id(module), ""))
+        if found and layer in ("", found[1]) and block in (None, module):
             layer, place = found[1], one
+            if isinstance(module, nn.Module) and any(True for _ in module.children()):  # no linear, no norm
+                block = module
     at = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
     return CallSite(at, layer, f"{_short(place.f_code.co_filename)}:{place.f_lineno}" if place else "")
 
@@ -64,5 +68,5 @@ def _is_theirs(file: str) -> bool:
 
 @lru_cache
 def _short(file: str) -> str:
-    """The file and its folder: "models/dense.py"."""
+    """The file and its folder: "blocks/attention.py"."""
     return "/".join(Path(file).parts[-2:])

@@ -1,4 +1,4 @@
-"""Where a call comes from, in words: "layer 3, models/dense.py:176", or the pass that made it."""
+"""Where a call comes from, in words: "layer 3, blocks/attention.py:176", or the pass that made it."""
 
 import re
 

@@ -286,7 +286,7 @@ def op_counts(program: Program) -> dict[str, int]:
 class ModelSpec:
     """What a config.json says of a model, in one vocabulary for all architectures; no weights.
 
-    `dims` is the definition's own frozen description (for a dense decoder `ingot.models.dense.DenseSpec`). `config`
+    `dims` is the definition's own frozen description (of a decoder `ingot.models.blocks.decoder.DecoderSpec`). `config`
     holds the fields of the config.json that were looked at, as they stand there.
     """
 

@@ -12,9 +12,10 @@ from ingot.ir.errors import ConfigError
 from ingot.ir.features.feature import SAMPLED, EndingUse
 from ingot.ir.program import ModelSpec
 from ingot.ir.types import TensorType
-from ingot.models import dense, families
+from ingot.models.blocks.block import expected_matches
+from ingot.models.blocks.decoder import Decoder, DecoderSpec
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
-from ingot.models.matches import expected_matches
+from ingot.models.families import cohere, exaone, gemma, granite, llama, olmo, phi, qwen
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
 INPUTS: Mapping[str, TensorType] = {
@@ -60,10 +61,7 @@ class Definition:
     checkpoints: tuple[str, ...] = ()
 
 
-DENSE = Definition(
-    build=dense.DenseDecoder,
-    ignored=lambda spec: dense.IGNORED_WHEN_TIED if spec.tied else dense.IGNORED,
-)
+DECODER = Definition(build=Decoder, ignored=DecoderSpec.ignored)
 
 
 @dataclass(frozen=True)
@@ -76,27 +74,27 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "Cohere2ForCausalLM": Architecture("cohere2", families.cohere2, DENSE),
-    "CohereForCausalLM": Architecture("cohere", families.cohere, DENSE),
-    "CwmForCausalLM": Architecture("cwm", families.cwm, DENSE),
-    "Ernie4_5ForCausalLM": Architecture("ernie4_5", families.ernie4_5, DENSE),
-    "Exaone4ForCausalLM": Architecture("exaone4", families.exaone4, DENSE),
-    "Gemma2ForCausalLM": Architecture("gemma2", families.gemma2, DENSE),
-    "Gemma3ForCausalLM": Architecture("gemma3", families.gemma3, DENSE),
-    "GemmaForCausalLM": Architecture("gemma", families.gemma, DENSE),
-    "GraniteForCausalLM": Architecture("granite", families.granite, DENSE),
-    "HeliumForCausalLM": Architecture("helium", families.helium, DENSE),
-    "HyperCLOVAXForCausalLM": Architecture("hyperclovax", families.hyperclovax, DENSE),
-    "LlamaForCausalLM": Architecture("llama", families.llama, DENSE),
-    "MinistralForCausalLM": Architecture("ministral", families.ministral, DENSE),
-    "MistralForCausalLM": Architecture("mistral", families.mistral, DENSE),
-    "Olmo2ForCausalLM": Architecture("olmo2", families.olmo2, DENSE),
-    "Olmo3ForCausalLM": Architecture("olmo3", families.olmo3, DENSE),
-    "Phi3ForCausalLM": Architecture("phi3", families.phi3, DENSE),
-    "Qwen2ForCausalLM": Architecture("qwen2", families.qwen2, DENSE),
-    "Qwen3ForCausalLM": Architecture("qwen3", families.qwen3, DENSE),
-    "SeedOssForCausalLM": Architecture("seed_oss", families.seed_oss, DENSE),
-    "SmolLM3ForCausalLM": Architecture("smollm3", families.smollm3, DENSE),
+    "Cohere2ForCausalLM": Architecture("cohere2", cohere.cohere2, DECODER),
+    "CohereForCausalLM": Architecture("cohere", cohere.cohere, DECODER),
+    "CwmForCausalLM": Architecture("cwm", llama.cwm, DECODER),
+    "Ernie4_5ForCausalLM": Architecture("ernie4_5", llama.ernie4_5, DECODER),
+    "Exaone4ForCausalLM": Architecture("exaone4", exaone.exaone4, DECODER),
+    "Gemma2ForCausalLM": Architecture("gemma2", gemma.gemma2, DECODER),
+    "Gemma3ForCausalLM": Architecture("gemma3", gemma.gemma3, DECODER),
+    "GemmaForCausalLM": Architecture("gemma", gemma.gemma, DECODER),
+    "GraniteForCausalLM": Architecture("granite", granite.granite, DECODER),
+    "HeliumForCausalLM": Architecture("helium", llama.helium, DECODER),
+    "HyperCLOVAXForCausalLM": Architecture("hyperclovax", granite.hyperclovax, DECODER),
+    "LlamaForCausalLM": Architecture("llama", llama.llama, DECODER),
+    "MinistralForCausalLM": Architecture("ministral", llama.ministral, DECODER),
+    "MistralForCausalLM": Architecture("mistral", llama.mistral, DECODER),
+    "Olmo2ForCausalLM": Architecture("olmo2", olmo.olmo2, DECODER),
+    "Olmo3ForCausalLM": Architecture("olmo3", olmo.olmo3, DECODER),
+    "Phi3ForCausalLM": Architecture("phi3", phi.phi3, DECODER),
+    "Qwen2ForCausalLM": Architecture("qwen2", qwen.qwen2, DECODER),
+    "Qwen3ForCausalLM": Architecture("qwen3", qwen.qwen3, DECODER),
+    "SeedOssForCausalLM": Architecture("seed_oss", llama.seed_oss, DECODER),
+    "SmolLM3ForCausalLM": Architecture("smollm3", llama.smollm3, DECODER),
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.tables import ROPE_TYPES
 from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES
+from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
+from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.config import ConfigReader
-from ingot.models.dense import DenseSpec
 from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
@@ -45,7 +46,7 @@ In the order in which they run. From LOWERED on they run once per bucket class. 
 ARCHITECTURES_INTRO = """\
 ## Architectures
 
-What a config.json with nothing but sizes gives: the flags of the definition that are not at their defaults, and which
+What a config.json with nothing but sizes gives: the fields of a model's specs that are not as Llama has them, and which
 of the layers have a window or no rotation. Most of it, biases too, can be changed by the config's own fields.
 """
 _EVERY_OP = ("reference", "rowwise")
@@ -170,7 +171,7 @@ _ROPE: Mapping[str, Any] = {
 
 def _architectures() -> Iterator[str]:
     yield from _intro(ARCHITECTURES_INTRO)
-    rows = []
+    rows, usual = [], _traits(ARCHITECTURES["LlamaForCausalLM"].read(ConfigReader(_SIZES)))
     for name, architecture in ARCHITECTURES.items():
         spec = architecture.read(ConfigReader(_SIZES))
         ropes = [kind for kind in ROPE_TYPES if _reads(architecture.read, kind)]
@@ -178,12 +179,12 @@ def _architectures() -> Iterator[str]:
             (
                 f"`{name}`",
                 architecture.family,
-                ", ".join(_flags(spec)) or "–",
+                ", ".join(_differences(_traits(spec), usual)) or "–",
                 _layers(spec),
                 "all" if len(ropes) == len(ROPE_TYPES) else ", ".join(ropes),
             )
         )
-    yield from table(("architecture", "family", "flags", "layers", "rope types"), rows)
+    yield from table(("architecture", "family", "other than Llama", "layers", "rope types"), rows)
     yield from ["", f"Rope types: {', '.join(ROPE_TYPES)}."]
 
 
@@ -195,22 +196,47 @@ def _reads(read: Any, kind: str) -> bool:
     return True
 
 
-def _flags(spec: DenseSpec) -> Iterator[str]:
-    """The fields that have a default and another value; numbers by name alone, since they come from sizes."""
-    for field in fields(spec):
-        value = getattr(spec, field.name)
-        if field.default is MISSING or value == field.default:
+# Sizes, what the column of layers tells, and the parts whose fields stand for themselves.
+_NO_TRAITS = ("heads", "kv_heads", "head_dim", "width", "eps", "branches", "window", "rotary", "table")
+
+
+def _traits(spec: DecoderSpec) -> dict[str, Any]:
+    """What a decoder's specs say, by "KIND.FIELD", apart from sizes; of the first layer."""
+    layer, *others = spec.layers[0], spec.norm, spec.embedding, spec.head
+    blocks = [branch.block for branch in layer.branches]
+    traits: dict[str, Any] = {}
+    for branch in layer.branches:
+        traits |= {f"{branch.name}_norm": branch.norm is not None, f"{branch.name}_post_norm": bool(branch.post_norm)}
+    rotaries = {attention.rotary for attention in _attentions(spec) if attention.rotary is not None}
+    for one in (layer, *blocks, *rotaries, *others):
+        kind = type(one).__name__.removesuffix("Spec").lower()
+        names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]
+        traits |= {f"{kind}.{name}": getattr(one, name) for name in names}
+    return traits
+
+
+def _attentions(spec: DecoderSpec) -> list[AttentionSpec]:
+    blocks = [branch.block for layer in spec.layers for branch in layer.branches]
+    return [block for block in blocks if isinstance(block, AttentionSpec)]
+
+
+def _differences(traits: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
+    """The traits that are not the usual ones; numbers by name alone, since they come from sizes."""
+    for name, value in traits.items():
+        if name in usual and value == usual[name]:
             continue
-        if value is True or isinstance(value, float | tuple):
-            yield f"`{field.name}`"
+        if isinstance(value, QKNormSpec):
+            value = value.over
+        if value is True or isinstance(value, float) or is_dataclass(value):
+            yield f"`{name}`"
         else:
-            yield f"`{field.name}={value}`"
+            yield f"`{name}={value}`"
 
 
-def _layers(spec: DenseSpec) -> str:
+def _layers(spec: DecoderSpec) -> str:
     count = len(spec.layers)
-    windows = sum(layer.window is not None for layer in spec.layers)
-    unrotated = sum(layer.rope is None for layer in spec.layers)
+    windows = sum(attention.window is not None for attention in _attentions(spec))
+    unrotated = sum(attention.rotary is None for attention in _attentions(spec))
     found = []
     for number, what in ((windows, "have a window"), (unrotated, "no rotation")):
         if number:

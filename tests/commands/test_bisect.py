@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from ingot.debug.bisect.programs import oracles
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import ops
 from ingot.ir.errors import OptionError, OutputError
-from ingot.models import dense
+from ingot.models.blocks import attention, feed_forward
 
 pytestmark = pytest.mark.xdist_group("bisect")
 
@@ -107,23 +108,27 @@ def _swapped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "other", "module"),
-    [("attention", _wrong_scale, "model.layers.0.self_attn"), ("silu_mul", _swapped, "model.layers.0.mlp")],
+    ("name", "other", "block", "module"),
+    [
+        ("attention", _wrong_scale, attention, "model.layers.0.self_attn"),
+        ("silu_mul", _swapped, feed_forward, "model.layers.0.mlp"),
+    ],
 )
 def test_transformers_finds_what_is_wrong_in_a_definition(
     name: str,
     other: Callable[..., Any],
+    block: ModuleType,
     module: str,
     checkpoint: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(dense, "ops", _Ops(name, other))
+        patch.setattr(block, "ops", _Ops(name, other))
         compile_model(checkpoint("llama-plain"), tmp_path / "a.ingot", **OPTIONS)
         verdict = bisect(tmp_path / "a.ingot", oracle="transformers")
     assert (verdict.kind, verdict.node, verdict.layer) == (Kind.DEFINITION, name, 0)
-    assert verdict.origin.startswith("layer 0, models/dense.py:") and module in verdict.found
+    assert verdict.origin.startswith(f"layer 0, blocks/{Path(block.__file__ or '').name}:") and module in verdict.found
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def names(text: str) -> list[str]:
 def test_tables(ask: Callable[..., str]) -> None:
     text = ask("--step", "T=4,context=100")
     assert text.startswith("any: 4 tokens of 4 sequences, context 100\n")
-    assert "linear" in text and "rowwise 1e+09" in text and "layer 0, models/dense.py" in text
+    assert "linear" in text and "rowwise 1e+09" in text and "layer 0, blocks/attention.py" in text
     assert "\nflops " in text and "\nbytes " in text and "the median of steps of 22, 16, 3, 3, 3 tokens" in text
     misses = text.partition("\npass ")[2].splitlines()
     fused = next(line for line in misses if line.startswith("fuse-qk-norm-rope"))

@@ -133,7 +133,7 @@ def test_a_shared_region_names_the_layer_of_each_call(artifact: Artifacts, tmp_p
     first, second = ([call for call in extend.calls if call.region == name] for name in ("region_r0", "region_r0_1"))
     assert [call.name for call in first] == [call.name for call in second]
     assert {call.layer for call in first} == {0} and {call.layer for call in second} == {5}
-    assert all(call.origin.startswith("layer 5, models/") for call in second)
+    assert all(call.origin.startswith("layer 5, blocks/") for call in second)
     assert all(call.seconds is None for call in extend.calls) and extend.seconds() is None
 
 

@@ -132,7 +132,7 @@ def other_compiler(_: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def other_definition(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """The model's definition gives another program, as an edit of models/dense.py would."""
+    """The model's definition gives another program, as an edit of blocks/attention.py would."""
     printed = ingot.identity.print_program
     patch.setattr(ingot.identity, "print_program", lambda program: printed(program).replace("eps=", "epsilon="))
 

@@ -117,7 +117,7 @@ def test_main_is_checked_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ConfigError, match="the module returns 1 tensors, and 2 outputs") as caught:
         trace_with(monkeypatch, more_entries=entries)
-    assert "entry main" in caught.value.where and "dense.py:" in caught.value.where
+    assert "entry main" in caught.value.where and "blocks/decoder.py:" in caught.value.where
 
 
 def test_a_round_of_unknown_entries(monkeypatch: pytest.MonkeyPatch) -> None:

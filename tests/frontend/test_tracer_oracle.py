@@ -35,7 +35,7 @@ def both_texts(config: Mapping[str, Any]) -> tuple[str, str]:
 def test_a_definition_is_traced_as_torch_export_traces_it(name: str) -> None:
     ours, theirs = both_texts(TINY[name].config)
     assert ours == theirs
-    assert "layer 0, models/dense.py:" in ours
+    assert "layer 0, blocks/attention.py:" in ours
 
 
 @pytest.mark.slow

@@ -24,12 +24,12 @@ param down: bf16[16, 32] = source(name="down")
 input tokens: i32[T]
 input logit_rows: i32[L]
 %embedding = ingot.embedding(%tokens, %embed) : bf16[T, 16]
-%rms_norm = ingot.rms_norm(%embedding, %norm, eps=1e-05) : bf16[T, 16]  # layer 1, models/dense.py:10
-%linear = ingot.linear(%rms_norm, %gate) : bf16[T, 32]  # layer 1, models/dense.py:11
-%linear_1 = ingot.linear(%rms_norm, %up) : bf16[T, 32]  # layer 1, models/dense.py:11
-%silu_mul = ingot.silu_mul(%linear, %linear_1) : bf16[T, 32]  # layer 1, models/dense.py:11
-%linear_2 = ingot.linear(%silu_mul, %down) : bf16[T, 16]  # layer 1, models/dense.py:11
-%add = aten.add.Tensor(%embedding, %linear_2) : bf16[T, 16]  # layer 1, models/dense.py:12
+%rms_norm = ingot.rms_norm(%embedding, %norm, eps=1e-05) : bf16[T, 16]  # layer 1, blocks/attention.py:10
+%linear = ingot.linear(%rms_norm, %gate) : bf16[T, 32]  # layer 1, blocks/attention.py:11
+%linear_1 = ingot.linear(%rms_norm, %up) : bf16[T, 32]  # layer 1, blocks/attention.py:11
+%silu_mul = ingot.silu_mul(%linear, %linear_1) : bf16[T, 32]  # layer 1, blocks/attention.py:11
+%linear_2 = ingot.linear(%silu_mul, %down) : bf16[T, 16]  # layer 1, blocks/attention.py:11
+%add = aten.add.Tensor(%embedding, %linear_2) : bf16[T, 16]  # layer 1, blocks/attention.py:12
 %select_rows = ingot.select_rows(%add, %logit_rows) : bf16[L, 16]
 %linear_3 = ingot.linear(%select_rows, %embed) : bf16[L, 64]
 %cast = ingot.cast(%linear_3, dtype=f32) : f32[L, 64]
@@ -71,7 +71,7 @@ def test_a_changed_constant_is_one_line_and_nothing_that_follows() -> None:
             old="1e-05",
             new="1e-06",
             layers=(1,),
-            origin="layer 1, models/dense.py:10",
+            origin="layer 1, blocks/attention.py:10",
         ),
     )
     assert found.changed[0].layer == 1
@@ -110,7 +110,7 @@ def test_a_changed_constant_is_one_line_and_nothing_that_follows() -> None:
             "~ %linear_2 = ingot.linear(...) layer 1: x %silu_mul -> %linear_1",
         ),
         (
-            [("bf16[T, 32]  # layer 1, models/dense.py:11\n%silu", "f32[T, 32]\n%silu")],
+            [("bf16[T, 32]  # layer 1, blocks/attention.py:11\n%silu", "f32[T, 32]\n%silu")],
             "~ %linear_1 = ingot.linear(...): type bf16[T, 32] -> f32[T, 32]",
         ),
         (
@@ -177,16 +177,16 @@ region r0 @inductor {
   input in0: f32[T, 16]
   input in1: f32[16]
   input in2: f32[16, 16]
-  %rms_norm = ingot.rms_norm(%in0, %in1, eps=0.1) : f32[T, 16]  # layer 0, models/dense.py:10
-  %linear = ingot.linear(%rms_norm, %in2) : f32[T, 16]  # layer 0, models/dense.py:11
+  %rms_norm = ingot.rms_norm(%in0, %in1, eps=0.1) : f32[T, 16]  # layer 0, blocks/attention.py:10
+  %linear = ingot.linear(%rms_norm, %in2) : f32[T, 16]  # layer 0, blocks/attention.py:11
   return out0=%linear
 }
-%region_r0 = region.r0(%x, %n0, %w0) : f32[T, 16] @inductor  # layer 0, models/dense.py:10 … models/dense.py:11
-%soft_cap = ingot.soft_cap(%region_r0, cap=5.0) : f32[T, 16] @reference  # layer 0, models/dense.py:12
-%region_r0_1 = region.r0(%soft_cap, %n1, %w1) : f32[T, 16] @inductor  # layer 1, models/dense.py:10
-%soft_cap_1 = ingot.soft_cap(%region_r0_1, cap=5.0) : f32[T, 16] @reference  # layer 1, models/dense.py:12
-%region_r0_2 = region.r0(%soft_cap_1, %n2, %w2) : f32[T, 16] @inductor  # layer 2, models/dense.py:10
-%soft_cap_2 = ingot.soft_cap(%region_r0_2, cap=5.0) : f32[T, 16] @reference  # layer 2, models/dense.py:12
+%region_r0 = region.r0(%x, %n0, %w0) : f32[T, 16] @inductor  # layer 0, blocks/attention.py:10 … blocks/attention.py:11
+%soft_cap = ingot.soft_cap(%region_r0, cap=5.0) : f32[T, 16] @reference  # layer 0, blocks/attention.py:12
+%region_r0_1 = region.r0(%soft_cap, %n1, %w1) : f32[T, 16] @inductor  # layer 1, blocks/attention.py:10
+%soft_cap_1 = ingot.soft_cap(%region_r0_1, cap=5.0) : f32[T, 16] @reference  # layer 1, blocks/attention.py:12
+%region_r0_2 = region.r0(%soft_cap_1, %n2, %w2) : f32[T, 16] @inductor  # layer 2, blocks/attention.py:10
+%soft_cap_2 = ingot.soft_cap(%region_r0_2, cap=5.0) : f32[T, 16] @reference  # layer 2, blocks/attention.py:12
 return y=%soft_cap_2
 """
 IN_ALL = "in layers 0–2:\n  "
@@ -221,7 +221,7 @@ IN_ALL = "in layers 0–2:\n  "
             [
                 ("  %linear =", "  %unused ="),
                 ("out0=%linear", "out0=%rms_norm"),
-                ("  %unused = ingot.linear(%rms_norm, %in2) : f32[T, 16]  # layer 0, models/dense.py:11\n", ""),
+                ("  %unused = ingot.linear(%rms_norm, %in2) : f32[T, 16]  # layer 0, blocks/attention.py:11\n", ""),
                 ("  input in2: f32[16, 16]\n", ""),
                 ("(%x, %n0, %w0)", "(%x, %n0)"),
                 ("(%soft_cap, %n1, %w1)", "(%soft_cap, %n1)"),
@@ -455,7 +455,7 @@ def _layers(count: int, eps: float) -> str:
             for j in range(5)
         ]
         calls += [f"%y{i} = aten.add.Tensor({value}, %s{i}_4)"]
-        lines += [f"{call}{of}  # layer {i}, models/dense.py:{number}" for number, call in enumerate(calls)]
+        lines += [f"{call}{of}  # layer {i}, blocks/attention.py:{number}" for number, call in enumerate(calls)]
         value = f"%y{i}"
     return "\n".join([*lines, f"return y={value}"]) + "\n"
 

@@ -223,7 +223,7 @@ def test_an_op_that_fails_says_which_and_where(traced: Program) -> None:
     given["tokens"] = given["tokens"] + 96
     with pytest.raises(VerifyError, match=r"ingot\.embedding failed: ") as caught:
         interpret(traced, given)
-    assert caught.value.where == "%embedding, embed, models/dense.py:40"
+    assert caught.value.where == "%embedding, embed, blocks/decoder.py:40"
 
 
 def test_an_aten_op_that_fails_says_which() -> None:

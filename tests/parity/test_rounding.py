@@ -9,15 +9,15 @@ import pytest
 import torch
 from tiny import TINY
 
-from ingot.models import dense
 from ingot.models.architectures import read_spec
-from ingot.models.dense import DenseSpec
+from ingot.models.blocks.decoder import Decoder, DecoderSpec
+from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.params import Place, declaration
 
 WITH_NORMS = {TINY[name].family: name for name in reversed(TINY)}
 
 
-def _dims(folder: Path) -> DenseSpec:
+def _dims(folder: Path) -> DecoderSpec:
     return read_spec(json.loads((folder / "config.json").read_text())).dims
 
 
@@ -44,35 +44,35 @@ def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Cal
     x = torch.randn(64, dims.hidden, generator=generator).to(dtype)
     with torch.no_grad():
         theirs.model.norm.weight.copy_(gains)
-        found, expected = _norm(dims, gains, dtype)(x), theirs.model.norm(x)
+        found, expected = _norm(dims.norm, gains, dtype)(x), theirs.model.norm(x)
         assert torch.equal(found, expected)
-        changed = replace(dims, norm_wide=not dims.norm_wide)
-        if not dims.norm_offset:
-            assert not torch.equal(_norm(changed, gains, dtype)(x), expected), "norm_wide shows nothing"
+        changed = replace(dims.norm, wide=not dims.norm.wide)
+        if not dims.norm.offset:
+            assert not torch.equal(_norm(changed, gains, dtype)(x), expected), "NormSpec.wide shows nothing"
         tokens = torch.arange(dims.vocab, dtype=torch.int32)
         embedded = theirs.model.embed_tokens(tokens)
         assert torch.equal(_embedded(dims, theirs, dtype), _multiplied(dims, theirs, embedded))
-        if dims.embed_scale_rounded:
-            changed = replace(dims, embed_scale_rounded=False)
-            assert not torch.equal(_embedded(changed, theirs, dtype), embedded), "embed_scale_rounded shows nothing"
+        if dims.embedding.rounded:
+            exact = replace(dims, embedding=replace(dims.embedding, rounded=False))
+            assert not torch.equal(_embedded(exact, theirs, dtype), embedded), "EmbeddingSpec.rounded shows nothing"
 
 
-def _norm(dims: DenseSpec, gains: torch.Tensor, dtype: torch.dtype) -> dense.Norm:
-    norm = dense.Norm(dims, Place("model.norm", dtype), dims.hidden)
+def _norm(spec: NormSpec, gains: torch.Tensor, dtype: torch.dtype) -> Norm:
+    norm = Norm(spec, Place("model", dtype), len(gains))
     declared = declaration(norm.weight)
     assert declared is not None
     norm.weight.data = declared.recipe.execute(lambda stored: gains).to(norm.weight.dtype)
     return norm
 
 
-def _embedded(dims: DenseSpec, theirs: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
+def _embedded(dims: DecoderSpec, theirs: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
     with torch.device("meta"):
-        scale = dense.DenseDecoder(dims, dtype, 16).embed_scale
+        scale = Decoder(dims, dtype, 16).embed.scale
     rows = theirs.model.embed_tokens.weight
     return rows if scale is None else rows * scale
 
 
-def _multiplied(dims: DenseSpec, theirs: torch.nn.Module, embedded: torch.Tensor) -> torch.Tensor:
+def _multiplied(dims: DecoderSpec, theirs: torch.nn.Module, embedded: torch.Tensor) -> torch.Tensor:
     """Gemma's embeddings come scaled, Granite scales them in the model's forward."""
     multiplier = getattr(theirs.model, "embedding_multiplier", None)
     return embedded if multiplier is None else embedded * multiplier

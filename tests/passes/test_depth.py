@@ -11,11 +11,13 @@ import pytest
 import torch
 from drawn import drawn
 from safetensors.torch import save_file
+from specs import specs
 from staged import BUCKET, staged, traced
 
 from ingot.compiler import compile_model
 from ingot.ir.text import print_region_body
 from ingot.models.architectures import ARCHITECTURES
+from ingot.models.blocks.attention import AttentionSpec
 
 # What is promised of depth.
 MOST_REGIONS = 4  # of layers that are all alike; each further kind of rotation adds one
@@ -44,7 +46,7 @@ def test_16_layers_need_no_more_code_than_8(architecture: str) -> None:
     texts = []
     for layers in (8, 16):  # kinds of layers take turns in periods of up to six
         model = traced(_config(architecture, layers))
-        kinds = len({layer.rope for layer in model.spec.dims.layers})
+        kinds = len({attention.rotary for attention in specs(model.spec.dims, AttentionSpec)})
         _, lowered = staged(model)
         program = lowered.programs[BUCKET.name]
         assert 1 < len(program.regions) <= MOST_REGIONS + kinds - 1

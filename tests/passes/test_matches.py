@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from drawn import drawn
+from specs import specs
 from staged import BACKENDS, pass_context, staged, traced
 from tiny import TINY
 
 from ingot.backends.cpu.emit import Cpu
 from ingot.ir.program import Stage
 from ingot.models.architectures import ARCHITECTURES, read_spec
+from ingot.models.blocks.attention import AttentionSpec
 from ingot.passes.manager import run_pipeline
 
 GOLDENS: dict[str, dict[str, int]] = json.loads(
@@ -109,8 +111,8 @@ def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(ca
     context = pass_context(backends=(Cpu(), *BACKENDS), bucket=None)
     lowered = run_pipeline(traced(CASES[case]), context, (), upto=Stage.FUSED)
     (record,) = (record for record in lowered.records if record.name == "fuse-qk-norm-rope")
-    layers = read_spec(CASES[case]).dims.layers
-    assert record.matches == sum(layer.rope is not None for layer in layers)
+    attentions = specs(read_spec(CASES[case]).dims, AttentionSpec)
+    assert record.matches == sum(attention.rotary is not None for attention in attentions)
     assert {refusal.reason for refusal in record.refusals} <= {
         f"{name} is not rotated: it is the result of {what}"
         for name in "qk"

@@ -99,9 +99,9 @@ def test_strings_and_comments_may_hold_any_sign() -> None:
 @pytest.mark.parametrize(
     ("origin", "name", "layer"),
     [
-        ("layer 7, models/dense.py:61", "", 7),
+        ("layer 7, blocks/attention.py:61", "", 7),
         ("layer 7, a.py:1 … layer 9, a.py:1", "", 7),
-        ("models/dense.py:206", "", None),
+        ("blocks/decoder.py:106", "", None),
         ("", "layers.11.mlp.gate.weight", 11),
         ("", "draft.layers.2.norm", 2),
         ("", "players.2.norm", None),

@@ -14,15 +14,16 @@ from changed_definition import change_definition
 from command_text import command_text
 from recorded_steps import RecordedSteps
 from safetensors.torch import load_file, save_file
+from specs import changed
 from tiny import TINY
 from torch import nn
 
 from ingot import LLM, SamplingParams, bisect, compile_model
-from ingot.ir import ops
 from ingot.ir.errors import IngotError, OptionError, RequestError
 from ingot.ir.features.feature import EndingUse
 from ingot.models.architectures import Entry
-from ingot.models.dense import Attention, DenseDecoder, DenseSpec
+from ingot.models.blocks.attention import Attention, AttentionSpec
+from ingot.models.blocks.decoder import Decoder, DecoderSpec
 from ingot.models.params import Place
 
 pytestmark = pytest.mark.xdist_group("block-denoising")
@@ -34,22 +35,21 @@ PARAMS = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for
 
 
 class BlockAttention(Attention):
-    def forward(self, x: Any, positions: Any, token_seqs: Any, ropes: Any) -> torch.Tensor:
-        spec = self.spec
-        q, k, v = (linear(x).view(-1, spec.heads, spec.head_dim) for linear in (self.q, self.k, self.v))
-        q, k = ops.rope(q, positions, ropes[0]), ops.rope(k, positions, ropes[0])
-        options: Any = {"scale": spec.head_dim**-0.5, "layer": self.index, "mask": f"block_causal_{BLOCK}"}
-        return self.o(ops.attention(q, k, v, positions, token_seqs, **options).view(-1, spec.heads * spec.head_dim))
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "mask": f"block_causal_{BLOCK}"}
 
 
-def build(spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> DenseDecoder:
-    decoder = DenseDecoder(spec, dtype, max_seq_len)
-    for index, layer in enumerate(decoder.layers):
-        layer.attention = BlockAttention(spec, Place(f"model.layers.{index}.self_attn", dtype), index)
-    return decoder
+class BlockAttentionSpec(AttentionSpec):
+    def build(self, place: Place, hidden: int, layer: int) -> BlockAttention:
+        return BlockAttention(self, place / self.names.place, hidden, layer)
 
 
-def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
+def build(spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> Decoder:
+    by_block = changed(spec, AttentionSpec, lambda one: BlockAttentionSpec(**vars(one)))
+    return Decoder(by_block, dtype, max_seq_len)
+
+
+def entries(spec: Any, module: nn.Module) -> dict[str, Entry]:
     attributes = {"block": BLOCK, "mask_token": MASK_TOKEN, "steps": STEPS, "sure_percent": SURE}
     return {"main": Entry(module, ending=EndingUse("block", tuple(attributes.items())))}
 

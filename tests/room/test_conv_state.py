@@ -16,10 +16,9 @@ from torch import nn
 from toy_conv import conv_artifact, taps
 
 from ingot import LLM, SamplingParams
-from ingot.ir import ops
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS
-from ingot.models.dense import DenseDecoder
+from ingot.models.blocks.decoder import Decoder
 
 pytestmark = pytest.mark.xdist_group("conv-state")
 NAME = "llama-plain"
@@ -28,14 +27,14 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 class Mixed(nn.Module):
-    def __init__(self, decoder: DenseDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder, self.conv = decoder, taps(decoder)
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
-        h = OPS["toy_causal_conv"](ops.embedding(tokens, self.decoder.embed.weight), self.conv, positions)
-        logits, _ = decode_embeddings(self.decoder, h, positions, token_seqs, logit_rows)
-        return logits
+        at = self.decoder.at(positions, token_seqs)
+        h = OPS["toy_causal_conv"](self.decoder.embed(tokens, at), self.conv, positions)
+        return decode_embeddings(self.decoder, h, at, logit_rows)[0]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -29,7 +29,6 @@ from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
-from ingot.models.dense import DenseSpec
 from ingot.models.params import parameter
 
 pytestmark = pytest.mark.xdist_group("draft-tree")
@@ -69,7 +68,7 @@ class Draft(nn.Module):
         return tuple(ops.OPS["toy_whole"](one) for one in (ops.embedding(last_tokens, self.tokens), parents))
 
 
-def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
+def entries(spec: Any, module: nn.Module) -> dict[str, Entry]:
     dtype = module.embed.weight.dtype
     verify = EndingUse("verify_tree", (("drafted", DRAFTS),), ("hidden",))
     main = Entry(DecoderWithHidden(module), outputs=("logits", "hidden"), ending=verify)

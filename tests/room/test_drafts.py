@@ -30,7 +30,6 @@ from ingot.ir.ops import Op, Sample, define
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
-from ingot.models.dense import DenseSpec
 from ingot.models.params import parameter
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.token_counts import Recount
@@ -72,7 +71,7 @@ class Draft(nn.Module):
         return ops.OPS["toy_argmax"](scores, parts=DRAFTS)
 
 
-def entries(spec: DenseSpec, module: nn.Module) -> dict[str, Entry]:
+def entries(spec: Any, module: nn.Module) -> dict[str, Entry]:
     dtype = module.embed.weight.dtype
     return {
         "main": Entry(

@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from changed_definition import change_definition
 from command_text import command_text
 from safetensors.torch import load_file
+from specs import changed
 from tiny import TINY
 from torch import nn
 
 from ingot import LLM, IngotError, PoolingParams, compile_model
-from ingot.ir import ops
 from ingot.ir.features import EndingUse
 from ingot.ir.types import TensorType
-from ingot.models.architectures import DENSE, Entry
-from ingot.models.dense import DenseDecoder
+from ingot.models.architectures import Entry
+from ingot.models.blocks.attention import Attention, AttentionSpec
+from ingot.models.blocks.decoder import Decoder, DecoderSpec
+from ingot.models.params import Place
 
 pytestmark = pytest.mark.xdist_group("encoder")
 NAME = "llama-plain"
@@ -29,26 +31,32 @@ LENGTHS = (1, 13, 3, 16, 9, 2, 33, 48, 96, 5)
 PROMPTS = [[(7 * i * length + length) % 211 for i in range(length)] for length in LENGTHS]
 
 
-class Encoder(nn.Module):
-    """The layers of a decoder, in which attention looks ahead."""
+class AheadAttention(Attention):
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "mask": "bidirectional"}
 
-    def __init__(self, decoder: DenseDecoder) -> None:
+
+class AheadSpec(AttentionSpec):
+    def build(self, place: Place, hidden: int, layer: int) -> AheadAttention:
+        return AheadAttention(self, place / self.names.place, hidden, layer)
+
+
+def build(spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> Decoder:
+    """A decoder in which attention looks ahead."""
+    return Decoder(changed(spec, AttentionSpec, lambda one: AheadSpec(**vars(one))), dtype, max_seq_len)
+
+
+class Encoder(nn.Module):
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any) -> torch.Tensor:
-        decoder = self.decoder
-        h = ops.embedding(tokens, decoder.embed.weight)
-        for layer in decoder.layers:
-            mix = layer.attention
-            x, dim = layer.attention_norm(h), mix.spec.head_dim
-            q, k, v = (part(x).view(-1, part.weight.shape[0] // dim, dim) for part in (mix.q, mix.k, mix.v))
-            q, k = (ops.rope(part, positions, decoder.ropes[0]) for part in (q, k))
-            options = {"scale": dim**-0.5, "layer": mix.index, "mask": "bidirectional"}
-            mixed = ops.attention(q, k, v, positions, token_seqs, **options)
-            h = h + mix.o(mixed.view(-1, mix.spec.heads * dim))
-            h = h + layer.mlp(layer.mlp_norm(h))
-        return decoder.norm(h)
+        at = self.decoder.at(positions, token_seqs)
+        h = self.decoder.embed(tokens, at)
+        for layer in self.decoder.layers:
+            h = layer(h, at)
+        return self.decoder.norm(h)
 
 
 def expected(folder: Path, prompt: list[int], pooling: str) -> torch.Tensor:
@@ -95,11 +103,11 @@ def made(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkey
     inputs = {name: TensorType(torch.int32, ("T",)) for name in ("tokens", "positions", "token_seqs")}
     ending = EndingUse("pool", (("pooling", pooling),))
 
-    def entries(spec: Any, decoder: DenseDecoder) -> dict[str, Entry]:
+    def entries(spec: Any, decoder: Decoder) -> dict[str, Entry]:
         return {"main": Entry(Encoder(decoder), inputs, ("hidden",), ending)}
 
-    without_head = lambda spec: (*DENSE.ignored(spec), r"lm_head\.weight")  # noqa: E731
-    change_definition(monkeypatch, "LlamaForCausalLM", more_entries=entries, ignored=without_head)
+    without_head = lambda spec: (*DecoderSpec.ignored(spec), r"lm_head\.weight")  # noqa: E731
+    change_definition(monkeypatch, "LlamaForCausalLM", build=build, more_entries=entries, ignored=without_head)
     limits = {"max_batch": 4, "max_tokens": most, "max_seq_len": most + 8}
     options: dict[str, Any] = {"target": target, "backend": backend, "dtype": "float32", **limits}
     compile_model(checkpoint(NAME), tmp_path / "encoder.ingot", **options)

@@ -30,9 +30,9 @@ from ingot.ir.program import Program
 from ingot.ir.record import Rewrite
 from ingot.ir.tables import make_table
 from ingot.models.architectures import ARCHITECTURES, Architecture, Definition
-from ingot.models.dense import DenseSpec
-from ingot.models.families import llama
-from ingot.models.matches import Block
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.families.llama import llama
 from ingot.models.params import parameter
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
@@ -59,9 +59,9 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 class Decoder(Block):
-    def __init__(self, spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
         super().__init__()
-        self.eps = spec.norm_eps
+        self.eps = spec.norm.eps
         table = recipe.table(kind="rope", rope_type="default", positions=max_seq_len, theta=1e4, rotary_dim=ROTARY)
         self.table = parameter((max_seq_len, ROTARY), table, torch.float32)
         for name, shape in shapes().items():

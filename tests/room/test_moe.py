@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from specs import changed
 from torch import nn
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
@@ -23,10 +24,15 @@ from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
 from ingot.ir.tolerances import compare
 from ingot.ir.types import Dim, TensorType
-from ingot.models import architectures, families
-from ingot.models.architectures import ARCHITECTURES, Architecture, read_spec
+from ingot.models.architectures import ARCHITECTURES, DECODER, Architecture, read_spec
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.feed_forward import GatedSpec
+from ingot.models.blocks.layer import BranchSpec
+from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.positions import Positions
 from ingot.models.config import ConfigReader
-from ingot.models.dense import DenseDecoder, DenseSpec, Linear
+from ingot.models.families.llama import mistral
 from ingot.models.params import Place, parameter
 from ingot.runtime.loader import load_artifact
 
@@ -148,47 +154,50 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 @dataclass(frozen=True)
-class MoESpec(DenseSpec):
-    """A dense decoder's spec whose MLPs are mixtures."""
+class MoESpec:
+    """A mixture of gated parts, each `width` elements wide."""
 
-    experts: int = 0
-    top_k: int = 0
+    width: int
+    experts: int
+    top_k: int
+
+    def build(self, place: Place, hidden: int, layer: int) -> "MoE":
+        return MoE(self, place / "block_sparse_moe", hidden)
 
 
-class MoE(nn.Module):
-    """What stands in the place of a layer's MLP."""
-
-    def __init__(self, spec: MoESpec, place: Place) -> None:
+class MoE(Block):
+    def __init__(self, spec: MoESpec, place: Place, hidden: int) -> None:
         super().__init__()
         self.top_k = spec.top_k
-        self.router = Linear(place / "gate", spec.hidden, spec.experts)
+        self.router = Linear(place / "gate", hidden, spec.experts)
         # Experts lie one by one in the checkpoint, and are stacked.
         gate, down, up = (
             [(place / "experts" / expert / part).source("weight") for expert in range(spec.experts)]
             for part in ("w1", "w2", "w3")
         )
         both = recipe.stack([recipe.concat([*pair]) for pair in zip(gate, up, strict=True)])
-        self.gate_up = parameter((spec.experts, 2 * spec.ffn, spec.hidden), both, place.dtype)
-        self.down = parameter((spec.experts, spec.hidden, spec.ffn), recipe.stack(down), place.dtype)
+        self.gate_up = parameter((spec.experts, 2 * spec.width, hidden), both, place.dtype)
+        self.down = parameter((spec.experts, hidden, spec.width), recipe.stack(down), place.dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         logits = ops.cast(self.router(x), dtype=torch.float32)
         return ops.moe(x, logits, self.gate_up, self.down, top_k=self.top_k)
 
 
-def read(config: ConfigReader) -> MoESpec:
-    numbers = {"experts": config.integer("num_local_experts"), "top_k": config.integer("num_experts_per_tok")}
-    return MoESpec(**vars(families.mistral(config)), **numbers)
+def read(config: ConfigReader) -> DecoderSpec:
+    """Mistral with mixtures."""
+    experts, top_k = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
 
+    def mixed(branch: BranchSpec) -> BranchSpec:
+        if not isinstance(branch.block, GatedSpec):
+            return branch
+        return replace(branch, block=MoESpec(branch.block.width, experts, top_k))
 
-def build_decoder(spec: MoESpec, dtype: torch.dtype, max_seq_len: int) -> nn.Module:
-    decoder = DenseDecoder(spec, dtype, max_seq_len)
-    for index, layer in enumerate(decoder.layers):
-        layer.mlp = MoE(spec, Place(f"model.layers.{index}.block_sparse_moe", dtype))
+    decoder: DecoderSpec = changed(mistral(config), BranchSpec, mixed)
     return decoder
 
 
-MIXTRAL = Architecture("toy", read, replace(architectures.DENSE, build=build_decoder))
+MIXTRAL = Architecture("toy", read, DECODER)
 PROMPTS = [[7], list(range(3, 20)), [(i * 37) % 211 for i in range(41)]]
 
 

@@ -18,8 +18,7 @@ from ingot.ir import ops
 from ingot.ir.errors import OptionError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.ops import OPS
-from ingot.models.architectures import DENSE
-from ingot.models.dense import DenseDecoder
+from ingot.models.blocks.decoder import Decoder, DecoderSpec
 
 pytestmark = pytest.mark.xdist_group("no-pages")
 NAME = "llama-plain"
@@ -29,19 +28,19 @@ SAMPLED = SamplingParams(temperature=0.8, seed=3, max_tokens=16, ignore_eos=True
 
 
 class Convolution(nn.Module):
-    def __init__(self, decoder: DenseDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.embed, self.norm, self.head = decoder.embed, decoder.norm, decoder.head
         self.conv = taps(decoder)
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any, logit_rows: Any) -> torch.Tensor:
         h = OPS["toy_causal_conv"](ops.embedding(tokens, self.embed.weight), self.conv, positions)
-        return ops.cast(self.head(self.norm(ops.select_rows(h, logit_rows))), dtype=torch.float32)
+        return self.head(self.norm(ops.select_rows(h, logit_rows)))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def folder(request: Any, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
-    layers = lambda spec: (*DENSE.ignored(spec), r"model\.layers\..*")  # noqa: E731
+    layers = lambda spec: (*DecoderSpec.ignored(spec), r"model\.layers\..*")  # noqa: E731
     made = conv_artifact(
         tmp_path, checkpoint(NAME), monkeypatch, Convolution, request.param, max_tokens=64, ignored=layers
     )

@@ -33,7 +33,8 @@ from ingot.ir.program import ParamSpec, Program, Stage, merged_params
 from ingot.ir.record import Numerics
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
-from ingot.models.dense import DenseDecoder, DenseSpec
+from ingot.models.blocks.decoder import Decoder
+from ingot.models.blocks.positions import Positions
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
@@ -57,23 +58,22 @@ PAGE, PAGES = 16, 24
 class SomeLayers(nn.Module):
     """Some layers of a decoder, its norm and its head."""
 
-    def __init__(self, decoder: DenseDecoder, layers: slice) -> None:
+    def __init__(self, decoder: Decoder, layers: slice) -> None:
         super().__init__()
-        self.embed, self.layers, self.ropes = decoder.embed, decoder.layers[layers], decoder.ropes
-        self.norm, self.head = decoder.norm, decoder.head
+        self.embed, self.layers, self.norm = decoder.embed, decoder.layers[layers], decoder.norm
+        self.head, self.ropes = decoder.head, decoder.ropes
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        h = ops.embedding(tokens, self.embed.weight)
+        at = Positions(positions, token_seqs, tuple(self.ropes))
+        h = self.embed(tokens, at)
         for layer in self.layers:
-            h = layer(h, positions, token_seqs, list(self.ropes))
-        x = self.norm(ops.select_rows(h, logit_rows))
-        logits = ops.linear(x, self.embed.weight) if self.head is None else self.head(x)
-        return ops.cast(logits, dtype=torch.float32)
+            h = layer(h, at)
+        return self.head(self.norm(ops.select_rows(h, logit_rows)))
 
 
-def draft_entry(spec: DenseSpec, module: DenseDecoder) -> dict[str, Entry]:
+def draft_entry(spec: Any, module: Decoder) -> dict[str, Entry]:
     return {"draft": Entry(SomeLayers(module, slice(0, DRAFT_LAYERS)))}
 
 

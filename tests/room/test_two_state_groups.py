@@ -37,9 +37,14 @@ from ingot.ir.tolerances import compare
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
 from ingot.models import architectures
-from ingot.models.architectures import ARCHITECTURES
-from ingot.models.dense import DenseDecoder, DenseSpec, Linear
-from ingot.models.matches import Block
+from ingot.models.architectures import ARCHITECTURES, Architecture
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.layer import LayerSpec
+from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.positions import Positions
+from ingot.models.config import ConfigReader
+from ingot.models.families.llama import llama
 from ingot.models.params import Place, parameter
 from ingot.passes import pipeline
 from ingot.passes.base import Pass, PassContext
@@ -165,30 +170,39 @@ class InsertConvState(Pass):
         program.set_outputs({**program.output_nodes(), **written})
 
 
-class ConvMixer(Block):
-    """What stands in the place of attention."""
+class ConvSpec:
+    """A convolution in the place of attention."""
 
-    def __init__(self, spec: DenseSpec, place: Place) -> None:
+    def build(self, place: Place, hidden: int, layer: int) -> "ConvMixer":
+        return ConvMixer(place / "mixer", hidden, layer)
+
+
+class ConvMixer(Block):
+    def __init__(self, place: Place, hidden: int, layer: int) -> None:
         super().__init__()
-        self.gate = Linear(place / "gate", spec.hidden, spec.hidden)
-        self.conv = parameter((spec.hidden, WIDTH), place.source("conv"), place.dtype)
-        self.o = Linear(place / "out", spec.hidden, spec.hidden)
+        self.layer = layer
+        self.gate = Linear(place / "gate", hidden, hidden)
+        self.conv = parameter((hidden, WIDTH), place.source("conv"), place.dtype)
+        self.o = Linear(place / "out", hidden, hidden)
 
     def matches(self) -> dict[str, int]:
         return {InsertConvState.name: 1}
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, ropes: Any) -> torch.Tensor:
-        mixed = OPS["toy_conv"](x, self.conv, token_seqs, layer=LAYER)
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        mixed = OPS["toy_conv"](x, self.conv, at.token_seqs, layer=self.layer)
         return self.o(ops.silu_mul(self.gate(x), mixed))
 
 
-def build(spec: DenseSpec, dtype: torch.dtype, max_seq_len: int) -> nn.Module:
-    decoder = DenseDecoder(spec, dtype, max_seq_len)
-    decoder.layers[LAYER].attention = ConvMixer(spec, Place(f"model.layers.{LAYER}.mixer", dtype))
-    return decoder
+def read(config: ConfigReader) -> DecoderSpec:
+    """Llama with a convolution in one layer."""
+    decoder = llama(config)
+    layers = list(decoder.layers)
+    attention, mlp = layers[LAYER].branches
+    layers[LAYER] = LayerSpec((replace(attention, name="mixer", block=ConvSpec()), mlp))
+    return replace(decoder, layers=tuple(layers))
 
 
-HYBRID = replace(ARCHITECTURES["LlamaForCausalLM"], family="toy", definition=replace(architectures.DENSE, build=build))
+HYBRID = Architecture("toy", read, architectures.DECODER)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ from ingot.ir.errors import OptionError, PassError, RequestError
 from ingot.ir.features import EndingUse, FedSequence, fed_of, step_values
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
-from ingot.models.dense import DenseDecoder
+from ingot.models.blocks.decoder import Decoder
 from ingot.runtime.pooling_engine import PoolingEngine
 
 pytestmark = pytest.mark.xdist_group("embed")
@@ -32,21 +32,22 @@ INPUTS = {name: TensorType(torch.int32, ("T",)) for name in ("tokens", "position
 class Hidden(nn.Module):
     """A decoder without its head."""
 
-    def __init__(self, decoder: DenseDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, tokens: Any, positions: Any, token_seqs: Any) -> torch.Tensor:
-        h = ops.embedding(tokens, self.decoder.embed.weight)
+        at = self.decoder.at(positions, token_seqs)
+        h = self.decoder.embed(tokens, at)
         for layer in self.decoder.layers:
-            h = layer(h, positions, token_seqs, list(self.decoder.ropes))
+            h = layer(h, at)
         return self.decoder.norm(h)
 
 
 def pool_by(patch: pytest.MonkeyPatch, **attributes: int | str) -> None:
     ending = EndingUse("pool", tuple(attributes.items()))
 
-    def entries(spec: Any, decoder: DenseDecoder) -> dict[str, Entry]:
+    def entries(spec: Any, decoder: Decoder) -> dict[str, Entry]:
         return {"main": Entry(Hidden(decoder), INPUTS, ("hidden",), ending)}
 
     change_definition(patch, "Qwen3ForCausalLM", more_entries=entries)
@@ -181,7 +182,7 @@ def test_attributes_that_do_not_fit(
 
 def test_pieces_of_what_looks_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool_by(monkeypatch, whole=0)
-    monkeypatch.setattr("ingot.models.dense.ops", SimpleNamespace(**{**vars(ops), "attention": _ahead}))
+    monkeypatch.setattr("ingot.models.blocks.attention.ops", SimpleNamespace(**{**vars(ops), "attention": _ahead}))
     with pytest.raises(PassError, match="by the mask bidirectional a token sees what is fed after it"):
         compile_model(PICO, tmp_path / "a.ingot", **LIMITS)
     pool_by(monkeypatch)

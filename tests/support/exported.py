@@ -34,13 +34,16 @@ def exported_program(
     values: dict[fx.Node, Any] = {}
     own = dict(entry.module.named_parameters(remove_duplicate=False))
     param_of = exported.graph_signature.inputs_to_parameters
+    used = {
+        names.get(id(own[called]), f"{name}.{called}"): node
+        for node in exported.graph.find_nodes(op="placeholder")
+        if (called := param_of.get(node.name)) is not None and node.users
+    }
+    for shared in sorted(used, key=list(traced.params).index):  # a tied weight is where torch saw it last
+        values[used[shared]] = program.add_param(shared, params[shared])
     for node in exported.graph.nodes:
         if node.op == "placeholder" and node.name not in param_of:
             values[node] = program.add_input(node.name, entry.inputs[node.name])
-        elif node.op == "placeholder" and node.users:
-            called = param_of[node.name]
-            shared = names.get(id(own[called]), f"{name}.{called}")
-            values[node] = program.add_param(shared, params[shared])
         elif node.op == "call_function":
             args = fx.node.map_arg(node.args, values.__getitem__)
             kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
@@ -68,14 +71,17 @@ def _export(entry: Entry, traced: Program) -> torch.export.ExportedProgram:
     )
 
 
-_FRAME = re.compile(r'File "[^"]*?(models/[^"/]+\.py)", line (\d+)')
+_FRAME = re.compile(r'File "[^"]*?models/(blocks/[^"/]+\.py)", line (\d+)')
+_LEAVES = ("blocks/linear.py", "blocks/norm.py", "blocks/positions.py")  # what many blocks call
 
 
 def _origin(node: fx.Node) -> str:
-    """Layer, file and line of a call in a definition that lies in models/."""
+    """Layer, file and line of a call in a definition that is made of the blocks of models/."""
     places = [f"{file}:{line}" for file, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
     paths = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     layers = [match.group(1) for path in paths if (match := re.search(r"\blayers\.(\d+)", path))]
-    # Outermost first: the decoder's line, then the layer's.
-    place = places[min(1 if layers else 0, len(places) - 1)] if places else ""
+    # Outermost first: the decoder's line, the layer's, and that of a block in it.
+    if layers:
+        places = [place for place in places if not place.startswith(_LEAVES)][-1:]
+    place = places[0] if places else ""
     return ", ".join([f"layer {layer}" for layer in layers[-1:]] + [place] * bool(place))

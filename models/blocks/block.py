@@ -1,4 +1,4 @@
-"""How often passes must match in a definition: each block says it of itself, and an entry sums it up."""
+"""A part of a definition, and how often passes must match in it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ class Block(nn.Module):
     """A part of a definition."""
 
     def matches(self) -> Mapping[str, int]:
-        """How often each pass must match in this block, apart from what its parts say of themselves.
+        """How often each pass must match in this block, by the pass's name, apart from what its parts say.
 
         Fewer matches are an error: a pass that does nothing without a word is lost speed.
         """
@@ -18,7 +18,7 @@ class Block(nn.Module):
 
 
 def expected_matches(module: nn.Module) -> dict[str, int]:
-    """How often each pass must match in a module and all of its parts, by the pass's name."""
+    """How often each pass must match in a module and all of its parts."""
     total: Counter[str] = Counter()
     for one in module.modules():
         if isinstance(one, Block):

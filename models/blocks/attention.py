@@ -1,0 +1,129 @@
+"""Attention of grouped heads over a paged cache, with rotation, windows and norms of q and k."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ingot.ir import ops
+from ingot.ir.types import Split
+from ingot.models.blocks.linear import Linear, LinearsFirst
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.blocks.positions import Positions, RotarySpec
+from ingot.models.params import Place
+
+
+@dataclass(frozen=True)
+class AttentionNames:
+    """What the checkpoint calls an attention and its tensors; `merged` is a tensor of q, k and v in one."""
+
+    place: str = "self_attn"
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    o: str = "o_proj"
+    merged: str | None = None
+
+    def qkv(self, place: Place, q_size: int, kv_size: int) -> list[Place]:
+        if self.merged is not None:
+            return (place / self.merged).split(q_size, kv_size, kv_size)
+        return [place / self.q, place / self.k, place / self.v]
+
+
+@dataclass(frozen=True)
+class QKNormSpec:
+    """Norms of q and of k, `over` what: "head", with gains that all heads share; "each head", with gains of its own;
+    "all heads" of a token at once."""
+
+    q: NormSpec
+    k: NormSpec
+    over: str = "head"
+
+    @staticmethod
+    def of(norm: NormSpec, over: str = "head") -> "QKNormSpec":
+        """The norm for both, by the names that all checkpoints have for them."""
+        return QKNormSpec(norm.named("q_norm"), norm.named("k_norm"), over)
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """An attention; sizes in elements.
+
+    bias, o_bias   biases of q, k and v, and of the output
+    rotary         how q and k are rotated; None: not at all
+    window         how many positions attention sees, None: all
+    scale          factor on scores, None: head_dim ** -0.5
+    soft_cap       cap on scores: cap * tanh(score / cap)
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    bias: bool = False
+    o_bias: bool = False
+    rotary: RotarySpec | None = field(default_factory=RotarySpec)
+    qk_norm: QKNormSpec | None = None
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    names: AttentionNames = AttentionNames()
+
+    def build(self, place: Place, hidden: int, layer: int) -> "Attention":
+        return Attention(self, place / self.names.place, hidden, layer)
+
+
+class Attention(LinearsFirst):
+    """x [T, hidden] -> [T, hidden]. `layer` names the cache."""
+
+    def __init__(self, spec: AttentionSpec, place: Place, hidden: int, layer: int) -> None:
+        super().__init__()
+        self.spec, self.layer, over = spec, layer, spec.qk_norm.over if spec.qk_norm else None
+        q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        heads = Split("tp", 0, unit=spec.head_dim)
+        # Ranks may have the same head of k and v, except where one norm goes over all of them.
+        kv_heads = replace(heads, repeat=over != "all heads")
+        q, k, v = spec.names.qkv(place, q_size, kv_size)
+        self.q = Linear(q, hidden, q_size, bias=spec.bias, split=heads)
+        self.k = Linear(k, hidden, kv_size, bias=spec.bias, split=kv_heads)
+        self.v = Linear(v, hidden, kv_size, bias=spec.bias, split=kv_heads)
+        self.o = Linear(place / spec.names.o, q_size, hidden, bias=spec.o_bias, split=replace(heads, dim=1))
+        self.first = (self.q, self.k, self.v)
+        if spec.qk_norm is not None:
+            self.q_norm = self._norm(spec.qk_norm.q, place, spec.heads, Split("tp", 0))
+            self.k_norm = self._norm(spec.qk_norm.k, place, spec.kv_heads, Split("tp", 0, repeat=True))
+
+    def _norm(self, norm: NormSpec, place: Place, heads: int, by_head: Split) -> Norm:
+        assert self.spec.qk_norm is not None
+        match self.spec.qk_norm.over:
+            case "all heads":
+                return Norm(norm, place, heads * self.spec.head_dim)
+            case "each head":
+                return Norm(norm, place, heads, self.spec.head_dim, split=by_head)
+        return Norm(norm, place, self.spec.head_dim)
+
+    def matches(self) -> dict[str, int]:
+        return {"insert-paged-kv": 1, **super().matches()}
+
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        spec, over = self.spec, self.spec.qk_norm.over if self.spec.qk_norm else None
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if over == "all heads":
+            q, k = self.q_norm(q), self.k_norm(k)
+        # view(-1, …), never x.shape[0]: how many tokens there are is no number while the model is traced.
+        q = q.view(-1, spec.heads, spec.head_dim)
+        k, v = k.view(-1, spec.kv_heads, spec.head_dim), v.view(-1, spec.kv_heads, spec.head_dim)
+        if over in ("head", "each head"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        if spec.rotary is not None:
+            q, k = spec.rotary.rotate(q, at), spec.rotary.rotate(k, at)
+        attended = ops.attention(q, k, v, at.positions, at.token_seqs, layer=self.layer, **self.options())
+        return self.o(attended.view(-1, spec.heads * spec.head_dim))
+
+    def options(self) -> dict[str, float | str]:
+        """What the op `attention` is given, apart from the layer; what is not there is at the op's default."""
+        spec = self.spec
+        options: dict[str, float | str] = {"scale": spec.head_dim**-0.5 if spec.scale is None else spec.scale}
+        if spec.window is not None:
+            options["mask"] = f"window_{spec.window}"
+        if spec.soft_cap is not None:
+            options["soft_cap"] = spec.soft_cap
+        return options

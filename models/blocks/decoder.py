@@ -1,0 +1,125 @@
+"""A decoder: embedding, layers, the last norm and the head."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ingot.ir import ops
+from ingot.ir.types import Split
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.layer import LayerSpec
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.blocks.positions import Positions, rope_table
+from ingot.models.config import RopeSpec
+from ingot.models.params import Place, parameter
+
+_OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is not split
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`."""
+
+    scale: float | None = None
+    rounded: bool = False
+    stored: str = "embed_tokens"
+
+    def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
+        return Embedding(self, place / self.stored, vocab, hidden)
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Logits from hidden states: by the embedding's table if `tied`, times `scale`, then cap * tanh(logit / cap)."""
+
+    tied: bool = False
+    scale: float | None = None
+    soft_cap: float | None = None
+    stored: str = "lm_head"
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder, with the rotary tables that its layers share. `stored` is where the checkpoint has it."""
+
+    vocab: int
+    hidden: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    ropes: tuple[RopeSpec, ...] = ()
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    head: HeadSpec = HeadSpec()
+    stored: str = "model"
+
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of tensors that some checkpoints carry and nothing reads: derived tables, a copy of a tied head."""
+        tables = rf"({self.stored}\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+        return (tables, rf"{self.head.stored}\.weight") if self.head.tied else (tables,)
+
+
+class Embedding(Block):
+    """tokens i32[T] -> [T, hidden]."""
+
+    def __init__(self, spec: EmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = parameter((vocab, hidden), place.source("weight"), place.dtype, _OF_VOCAB)
+        self.scale = spec.scale
+        if spec.scale is not None and spec.rounded:
+            self.scale = torch.tensor(spec.scale, dtype=place.dtype, device="cpu").item()
+
+    def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:
+        h = ops.embedding(tokens, self.weight)
+        return h if self.scale is None else h * self.scale
+
+
+class Head(Block):
+    """h [L, hidden] -> logits f32[L, vocab]. `tied` is the embedding's weight where it is the head's too."""
+
+    def __init__(self, spec: HeadSpec, place: Place, vocab: int, hidden: int, tied: nn.Parameter) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weight = tied
+        if not spec.tied:
+            self.weight = parameter((vocab, hidden), (place / spec.stored).source("weight"), place.dtype, _OF_VOCAB)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        logits = ops.cast(ops.linear(h, self.weight), dtype=torch.float32)
+        if self.spec.scale is not None:
+            logits = logits * self.spec.scale
+        return logits if self.spec.soft_cap is None else ops.soft_cap(logits, cap=self.spec.soft_cap)
+
+
+class Decoder(Block):
+    """Token ids to logits. Build it on the meta device; weights are of `dtype`, rotary tables of float32."""
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
+        super().__init__()
+        root, place, hidden = Place("", dtype), Place(spec.stored, dtype), spec.hidden
+        self.spec = spec
+        self.embed = spec.embedding.build(place, spec.vocab, hidden)
+        self.layers = nn.ModuleList(
+            layer.build(place / "layers" / index, hidden, index) for index, layer in enumerate(spec.layers)
+        )
+        self.norm = Norm(spec.norm, place, hidden)
+        self.head = Head(spec.head, root, spec.vocab, hidden, self.embed.weight)
+        self.ropes = nn.ParameterList(rope_table(rope, max_seq_len) for rope in spec.ropes)
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """tokens, positions, token_seqs i32[T], logit_rows i32[L] -> logits f32[L, vocab]."""
+        at = self.at(positions, token_seqs)
+        h = self.embed(tokens, at)
+        for layer in self.layers:
+            h = layer(h, at)
+        x = self.norm(ops.select_rows(h, logit_rows))
+        return self.head(x)
+
+    def at(self, positions: torch.Tensor, token_seqs: torch.Tensor) -> Positions:
+        """What layers are called with."""
+        return Positions(positions, token_seqs, tuple(self.ropes))
+
+    def matches(self) -> dict[str, int]:
+        """A norm in front of a layer follows the sum at the end of the layer before it."""
+        return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in self.layers[1:])}

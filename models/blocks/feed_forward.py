@@ -1,0 +1,59 @@
+"""Feed-forward parts: a gated one."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir import ops
+from ingot.ir.types import Split
+from ingot.models.blocks.linear import Linear, LinearsFirst
+from ingot.models.blocks.positions import Positions
+from ingot.models.params import Place
+
+
+@dataclass(frozen=True)
+class GatedNames:
+    """What the checkpoint calls a gated part and its tensors; `merged` is a tensor of gate and up in one."""
+
+    place: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    merged: str | None = None
+
+    def gate_and_up(self, place: Place, width: int) -> list[Place]:
+        if self.merged is not None:
+            return (place / self.merged).split(width, width)
+        return [place / self.gate, place / self.up]
+
+
+@dataclass(frozen=True)
+class GatedSpec:
+    """down(activation(gate(x)) * up(x)), `width` elements wide; `activation` is "silu", "gelu" or "gelu_tanh"."""
+
+    width: int
+    activation: str = "silu"
+    bias: bool = False
+    names: GatedNames = GatedNames()
+
+    def build(self, place: Place, hidden: int, layer: int) -> "Gated":
+        return Gated(self, place / self.names.place, hidden)
+
+
+class Gated(LinearsFirst):
+    """x [T, hidden] -> [T, hidden]."""
+
+    def __init__(self, spec: GatedSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.activation = spec.activation
+        gate, up = spec.names.gate_and_up(place, spec.width)
+        self.gate = Linear(gate, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
+        self.up = Linear(up, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
+        self.down = Linear(place / spec.names.down, spec.width, hidden, bias=spec.bias, split=Split("tp", 1))
+        self.first = (self.gate, self.up)
+
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        gate, up = self.gate(x), self.up(x)
+        if self.activation == "silu":
+            return self.down(ops.silu_mul(gate, up))
+        return self.down(ops.gelu_mul(gate, up, approximate="tanh" if self.activation == "gelu_tanh" else "none"))

@@ -1,0 +1,123 @@
+"""A layer: blocks whose results are added to the stream, in front of them norms, and behind them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.linear import LinearsFirst, merges
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.blocks.positions import Positions
+from ingot.models.params import Place
+
+
+class BlockSpec(Protocol):
+    """The spec of what reads the stream and is added to it: attention, a feed-forward part, or another mixer."""
+
+    def build(self, place: Place, hidden: int, layer: int) -> Block:
+        """The module, which is called with x [T, hidden] and Positions. `place` is that of the layer."""
+
+
+@dataclass(frozen=True)
+class BranchSpec:
+    """A block of a layer: `name` is what its parameters are called, `norm` is of what it reads, and `post_norm` of
+    what it gives."""
+
+    name: str
+    block: BlockSpec
+    norm: NormSpec | None = None
+    post_norm: NormSpec | None = None
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer of one or more branches.
+
+    parallel   all branches read the stream as it comes in, and one without a norm reads what the one before it reads;
+               otherwise each reads the stream with the results before it added
+    scale      factor on what is added to the stream
+    """
+
+    branches: tuple[BranchSpec, ...]
+    parallel: bool = False
+    scale: float | None = None
+
+    def build(self, place: Place, hidden: int, index: int) -> "Layer":
+        return Layer(self, place, hidden, index)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    norm: Norm | None
+    block: Block
+    post_norm: Norm | None
+
+    @property
+    def begins_with_rms_norm(self) -> bool:
+        return self.norm is not None and self.norm.spec.kind == "rms"
+
+
+class Layer(Block):
+    """The stream [T, hidden] -> the stream. Parameters are called NAME.…, NAME_norm and NAME_post_norm."""
+
+    def __init__(self, spec: LayerSpec, place: Place, hidden: int, index: int) -> None:
+        super().__init__()
+        self.spec = spec
+        for one in spec.branches:
+            self.add_module(one.name, one.block.build(place, hidden, index))
+        norms = {f"{one.name}_norm": one.norm for one in spec.branches}
+        norms |= {f"{one.name}_post_norm": one.post_norm for one in spec.branches}
+        for name, norm in norms.items():
+            self.add_module(name, Norm(norm, place, hidden) if norm is not None else None)
+
+    @property
+    def branches(self) -> list[_Branch]:
+        names = [one.name for one in self.spec.branches]
+        return [_Branch(*(getattr(self, name + end) for end in ("_norm", "", "_post_norm"))) for name in names]
+
+    @property
+    def begins_with_rms_norm(self) -> bool:
+        return self.branches[0].begins_with_rms_norm
+
+    def forward(self, h: torch.Tensor, at: Positions) -> torch.Tensor:
+        if self.spec.parallel:
+            return self._in_parallel(h, at)
+        for one in self.branches:
+            x = one.norm(h) if one.norm is not None else h
+            h = h + self._result(one, x, at)
+        return h
+
+    def _in_parallel(self, h: torch.Tensor, at: Positions) -> torch.Tensor:
+        total = x = h
+        for one in self.branches:
+            x = one.norm(h) if one.norm is not None else x
+            total = total + self._result(one, x, at)
+        return total
+
+    def _result(self, one: _Branch, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        result = one.block(x, at)
+        if one.post_norm is not None:
+            result = one.post_norm(result)
+        return result if self.spec.scale is None else result * self.spec.scale
+
+    def matches(self) -> dict[str, int]:
+        """Of the norms those that follow a sum; the linears of branches that read one value are merged together."""
+        if not self.spec.parallel:
+            return {"fuse-add-rms-norm": sum(one.begins_with_rms_norm for one in self.branches[1:])}
+        more = 0
+        for blocks in self._sharing():
+            together = [block.first for block in blocks if isinstance(block, LinearsFirst)]
+            more += merges(sum(together, ())) - sum(map(merges, together))
+        return {"merge-linears": more}
+
+    def _sharing(self) -> Iterator[list[Block]]:
+        """Blocks of a parallel layer that read the same value."""
+        sharing: list[Block] = []
+        for one in self.branches:
+            if one.norm is not None and sharing:
+                yield sharing
+                sharing = []
+            sharing.append(one.block)
+        yield sharing

@@ -1,0 +1,53 @@
+"""Norms: RMS norm and layer norm."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ingot.ir import ops, recipe
+from ingot.ir.recipe import Recipe
+from ingot.ir.types import Split
+from ingot.models.blocks.block import Block
+from ingot.models.params import Place, parameter
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm.
+
+    kind     "rms" or "layer"
+    wide     gains are float32 and the product with them is what gets rounded
+    offset   added to the stored gains
+    stored   what the checkpoint calls it
+    """
+
+    eps: float
+    kind: str = "rms"
+    wide: bool = False
+    offset: float = 0.0
+    stored: str = "norm"
+
+    def named(self, stored: str) -> "NormSpec":
+        """The same norm at another place, with gains of its own."""
+        return replace(self, stored=stored)
+
+    def gains(self, place: Place) -> Recipe:
+        stored = place.source("weight")
+        if not self.offset:
+            return stored
+        # In float32: 1 + w in bfloat16 would lose most of w.
+        return recipe.affine(recipe.cast(stored, torch.float32), 1.0, self.offset)
+
+
+class Norm(Block):
+    """x [..., *shape] -> the same shape, normed over its last axis."""
+
+    def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        dtype = torch.float32 if spec.wide or spec.offset else place.dtype
+        self.weight = parameter(shape, spec.gains(place / spec.stored), dtype, split)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        norm = ops.layer_norm if self.spec.kind == "layer" else ops.rms_norm
+        return norm(x, self.weight, eps=self.spec.eps)

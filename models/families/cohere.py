@@ -1,0 +1,48 @@
+"""Cohere's Command models: layer norms without biases, and attention and MLP in parallel behind one norm."""
+
+from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.blocks.norm import NormSpec
+from ingot.models.blocks.positions import RotarySpec
+from ingot.models.config import ConfigReader
+from ingot.models.families.reading import (
+    count_layers,
+    read_attention,
+    read_biases,
+    read_decoder,
+    read_gated,
+    read_head,
+    read_norm,
+    read_windows,
+)
+
+
+def cohere(config: ConfigReader) -> DecoderSpec:
+    """Norms of q and k have gains of their own for each head."""
+    qk_norm = QKNormSpec.of(_norm(config), over="each head") if config.flag("use_qk_norm", False) else None
+    return _cohere(config, [_attention(config, qk_norm)] * count_layers(config), theta=5e5)
+
+
+def cohere2(config: ConfigReader) -> DecoderSpec:
+    """Layers with a window are rotated, the others, every fourth, are not."""
+    sliding = config.sliding_layers(count_layers(config), config.integer("sliding_window_pattern", 4))
+    return _cohere(config, read_windows(config, _attention(config), sliding, 4096, tables=(None, 0)))
+
+
+def _norm(config: ConfigReader) -> NormSpec:
+    return read_norm(config, 1e-5, "layer_norm_eps", kind="layer", wide=True)
+
+
+def _attention(config: ConfigReader, qk_norm: QKNormSpec | None = None) -> AttentionSpec:
+    return read_attention(config, rotary=RotarySpec(interleaved=True), qk_norm=qk_norm, **read_biases(config))
+
+
+def _cohere(config: ConfigReader, attentions: list[AttentionSpec], theta: float = 10000.0) -> DecoderSpec:
+    norm, mlp = _norm(config), BranchSpec("mlp", read_gated(config))  # without a norm: it reads attention's
+    layers = [
+        LayerSpec((BranchSpec("attention", one, norm.named("input_layernorm")), mlp), parallel=True)
+        for one in attentions
+    ]
+    head = read_head(config, tied=True, scale=config.number("logit_scale", 0.0625))
+    return read_decoder(config, layers, norm, config.rope(attentions[0].head_dim, theta=theta), head=head)

@@ -1,0 +1,42 @@
+"""OLMo 2 and 3: norms behind blocks and none in front, norms over all heads of q and of k."""
+
+from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.norm import NormSpec
+from ingot.models.config import ConfigReader, RopeSpec
+from ingot.models.families.reading import (
+    count_layers,
+    post_norm_layer,
+    read_attention,
+    read_biases,
+    read_decoder,
+    read_gated,
+    read_norm,
+    read_two_ropes,
+    read_windows,
+)
+
+
+def olmo2(config: ConfigReader) -> DecoderSpec:
+    attention = _attention(config)
+    return _olmo(config, [attention] * count_layers(config), config.rope(attention.head_dim))
+
+
+def olmo3(config: ConfigReader) -> DecoderSpec:
+    """OLMo 2 with a window in all but every fourth layer; layers with a window have a table without scaling."""
+    sliding, attention = config.sliding_layers(count_layers(config), pattern=4), _attention(config)
+    ropes = read_two_ropes(config, attention.head_dim, full=5e5, sliding=5e5)
+    return _olmo(config, read_windows(config, attention, sliding, 4096, tables=(0, 1)), *ropes)
+
+
+def _norm(config: ConfigReader) -> NormSpec:
+    return read_norm(config, 1e-5, wide=True)
+
+
+def _attention(config: ConfigReader) -> AttentionSpec:
+    return read_attention(config, qk_norm=QKNormSpec.of(_norm(config), over="all heads"), **read_biases(config))
+
+
+def _olmo(config: ConfigReader, attentions: list[AttentionSpec], *ropes: RopeSpec) -> DecoderSpec:
+    mlp, norm = read_gated(config), _norm(config)
+    return read_decoder(config, [post_norm_layer(one, mlp, norm) for one in attentions], norm, *ropes)

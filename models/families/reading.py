@@ -1,0 +1,134 @@
+"""What readers of families share: fields that most of them spell alike. Defaults that differ are arguments."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ingot.ir.errors import ConfigError
+from ingot.models.blocks.attention import AttentionSpec
+from ingot.models.blocks.decoder import DecoderSpec, EmbeddingSpec, HeadSpec
+from ingot.models.blocks.feed_forward import GatedSpec
+from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.blocks.norm import NormSpec
+from ingot.models.blocks.positions import RotarySpec
+from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
+
+SILU = {"silu": "silu"}
+
+
+def count_layers(config: ConfigReader) -> int:
+    return config.integer("num_hidden_layers", most=MAX_LAYERS)
+
+
+def read_head_dim(config: ConfigReader, default: int | None = None) -> int:
+    return config.integer(
+        "head_dim", default or config.integer("hidden_size") // config.integer("num_attention_heads") or 1
+    )
+
+
+def read_attention(config: ConfigReader, *, head_dim: int | None = None, **fields: Any) -> AttentionSpec:
+    """Sizes of an attention; `fields` are others of AttentionSpec."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    size = read_head_dim(config, head_dim)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{heads} attention heads over {kv_heads} key-value heads", where=config.source, expected="a multiple"
+        )
+    if size % 2:
+        raise ConfigError(f"head_dim {size} is odd", where=config.source, expected="an even number, for rope")
+    return AttentionSpec(heads, kv_heads, size, **fields)
+
+
+def read_biases(config: ConfigReader) -> dict[str, bool]:
+    """Fields of AttentionSpec, where one flag stands for all biases."""
+    bias = config.flag("attention_bias", False)
+    return {"bias": bias, "o_bias": bias}
+
+
+def read_gated(
+    config: ConfigReader,
+    *,
+    activations: Mapping[str, str] = SILU,
+    activation_field: str = "hidden_act",
+    **fields: Any,
+) -> GatedSpec:
+    """A gated feed-forward part; the first of `activations` is the default, `fields` are others of GatedSpec."""
+    activation = config.choice(activation_field, activations, next(iter(activations)))
+    return GatedSpec(config.integer("intermediate_size"), activation, **fields)
+
+
+def read_norm(config: ConfigReader, eps: float = 1e-6, field: str = "rms_norm_eps", **fields: Any) -> NormSpec:
+    """A norm with the model's epsilon; `fields` are others of NormSpec."""
+    return NormSpec(config.number(field, eps), **fields)
+
+
+def read_head(config: ConfigReader, *, tied: bool = False, **fields: Any) -> HeadSpec:
+    """A head that may be tied; `fields` are others of HeadSpec."""
+    return HeadSpec(tied=config.flag("tie_word_embeddings", tied), **fields)
+
+
+def read_decoder(
+    config: ConfigReader,
+    layers: Iterable[LayerSpec],
+    norm: NormSpec,
+    *ropes: RopeSpec,
+    head: HeadSpec | None = None,
+    embedding: EmbeddingSpec | None = None,
+) -> DecoderSpec:
+    """A decoder of these layers. Without `head` and `embedding` they have no factors, and a field says if they are
+    tied."""
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        hidden=config.integer("hidden_size"),
+        layers=tuple(layers),
+        norm=norm,
+        ropes=ropes,
+        embedding=embedding or EmbeddingSpec(),
+        head=head or read_head(config),
+    )
+
+
+def pre_norm_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
+    """As Llama has it: each block reads a norm of the stream."""
+    branches = (
+        BranchSpec("attention", attention, norm.named("input_layernorm")),
+        BranchSpec("mlp", mlp, norm.named("post_attention_layernorm")),
+    )
+    return LayerSpec(branches, scale=scale)
+
+
+def post_norm_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
+    """As OLMo 2 has it: blocks read the stream itself, and norms of what they give are added to it."""
+    branches = (
+        BranchSpec("attention", attention, post_norm=norm.named("post_attention_layernorm")),
+        BranchSpec("mlp", mlp, post_norm=norm.named("post_feedforward_layernorm")),
+    )
+    return LayerSpec(branches)
+
+
+def read_windows(
+    config: ConfigReader,
+    attention: AttentionSpec,
+    sliding: tuple[bool, ...],
+    default: int | None = None,
+    tables: tuple[int | None, int | None] = (0, 0),
+) -> list[AttentionSpec]:
+    """The attention of each layer: with the config's window where `sliding`. `tables` are the rotary tables of layers
+    without and with a window; None: they are not rotated."""
+    window = config.integer_or_none("sliding_window") or default
+    if window is None and any(sliding):
+        raise config.error("sliding_window", "a window, for the layers of type sliding_attention")
+    plain = attention.rotary or RotarySpec()
+    rotaries = [None if table is None else replace(plain, table=table) for table in tables]
+    return [replace(attention, window=window if slides else None, rotary=rotaries[slides]) for slides in sliding]
+
+
+def read_two_ropes(config: ConfigReader, head_dim: int, *, full: float, sliding: float) -> tuple[RopeSpec, RopeSpec]:
+    """The tables of layers without and with a window, with their default bases. In the old spelling only the first is
+    scaled."""
+    local = {name: value for name, value in config.fields.items() if name != "rope_scaling"}
+    return (
+        config.rope(head_dim, layer_type="full_attention", theta=full),
+        config.within(local).rope(head_dim, layer_type="sliding_attention", theta=sliding),
+    )
