@@ -132,7 +132,8 @@ def _norm(call: Call) -> Fit:
     x = call.at["x"]
     if len(call.types["weight"].shape) == 2:
         if call.is_shard("x", 1) or call.is_shard("weight", 0):
-            return Fit({"x": call.shard(1), "weight": call.shard(0)}, call.shard(1))
+            bias = {"bias": call.shard(0)} if "bias" in call.types else {}
+            return Fit({"x": call.shard(1), "weight": call.shard(0), **bias}, call.shard(1))
         return whole(call)
     if x is not None and x.kind == "shard" and x.dim < len(call.types["x"].shape) - 1:
         return Fit({"x": x}, x)
@@ -332,6 +333,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.fill_block": whole,
     "ingot.move_slots": _move_slots,
     "ingot.page_slots": whole,
+    "ingot.gelu": _elementwise,
     "ingot.gelu_mul": _elementwise,
     "ingot.kv_append": _kv_append,
     "ingot.layer_norm": _norm,

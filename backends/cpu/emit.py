@@ -144,7 +144,14 @@ def _norm(node: fx.Node) -> str | None:
         return f"the weight is not row-major: {weight}"
     if len(x.shape) not in (2, 3) or len(weight.shape) >= len(x.shape):
         return f"no kernel for {x} with a weight {weight}"
+    if "bias" in arguments and tensor_type(arguments["bias"]) != weight:
+        return f"the weight is {weight}, and the bias {tensor_type(arguments['bias'])}"
     return _same_dtype(node, "x", "residual")
+
+
+def _activation(node: fx.Node) -> str | None:
+    x = _argument_type(node, "x")
+    return f"x is {x}, not [T, F]" if len(x.shape) != 2 else _same_dtype(node, "x")
 
 
 # By op, what tells why a call of it has no kernel.
@@ -155,6 +162,7 @@ _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "add_rms_norm": _norm,
     "silu_mul": lambda node: _same_dtype(node, "gate", "up"),
     "gelu_mul": lambda node: _same_dtype(node, "gate", "up"),
+    "gelu": _activation,
     "rope": lambda node: _same_dtype(node, "x"),
     "qk_norm_rope_append": lambda node: _same_dtype(node, "q", "k", "v", "q_weight", "k_weight"),
     "kv_append": lambda node: _same_dtype(node, "k", "v"),

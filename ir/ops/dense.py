@@ -77,19 +77,21 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [
         Sample((_randn(g, dtype, 6, 40) + 3, _randn(g, dtype, 40)), {"eps": 1e-5}),
         Sample((heads, gains), {"eps": 1e-5}),
+        Sample((_randn(g, dtype, 6, 40) + 3, _randn(g, dtype, 40), _randn(g, dtype, 40)), {"eps": 1e-5}),
     ]
 
 
 @define(rows=("x",), samples=_layer_norm_samples)
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-    """`(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], in x's dtype (arXiv 1607.06450).
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
+    """`(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias`, in x's dtype (arXiv
+    1607.06450).
 
-    Rounded like `rms_norm`.
+    Rounded like `rms_norm`; with a bias, of weight's shape and dtype, once, as torch does.
     """
     full = wide(x)
     centred = full - full.mean(-1, keepdim=True)
     normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
-    return _scaled(normed, weight, x.dtype)
+    return _scaled(normed, weight, x.dtype) if bias is None else (normed * wide(weight) + wide(bias)).to(x.dtype)
 
 
 def _add_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -182,6 +184,16 @@ def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
     """`gelu(gate) * up`, both [T, F], rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
     return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
+
+
+def _gelu_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 5, 24),), {"approximate": how}) for how in ("tanh", "none")]
+
+
+@define(rows=("x",), samples=_gelu_samples)
+def gelu(x: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    """`gelu(x)`, rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
+    return F.gelu(wide(x), approximate=approximate).to(x.dtype).contiguous()
 
 
 def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:

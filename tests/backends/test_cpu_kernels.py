@@ -46,12 +46,19 @@ def linear(n: int, k: int, bias: bool = False) -> Case:
     return case
 
 
-def norm(*shape: int, weight_axes: int = 1, weight_dtype: torch.dtype | None = None, shift: float = 0) -> Case:
+def norm(
+    *shape: int,
+    weight_axes: int = 1,
+    weight_dtype: torch.dtype | None = None,
+    shift: float = 0,
+    bias: bool = False,
+) -> Case:
     def case(g: torch.Generator, tokens: int, dtype: torch.dtype) -> Args:
         width = shape[0] * (shape[1] if len(shape) == 2 else 1)
         x = (inside(g, dtype, tokens, width) + shift).to(dtype)
         x = inside(g, dtype, tokens, width).copy_(x).unflatten(1, shape)
-        return (x, randn(g, weight_dtype or dtype, *shape[len(shape) - weight_axes :])), {"eps": 1e-5}
+        of_weight = weight_dtype or dtype, *shape[len(shape) - weight_axes :]
+        return (x, *(randn(g, *of_weight) for _ in range(1 + bias))), {"eps": 1e-5}
 
     return case
 
@@ -70,6 +77,10 @@ def gate(width: int, scale: float = 1, **options: str) -> Case:
         return (merged[:, :width], merged[:, width:]), options
 
     return case
+
+
+def activation(width: int, **options: str) -> Case:
+    return lambda g, tokens, dtype: ((inside(g, dtype, tokens, width),), options)
 
 
 def heads_of(g: torch.Generator, dtype: torch.dtype, tokens: int, heads: int, dim: int) -> torch.Tensor:
@@ -112,11 +123,15 @@ CASES: dict[str, list[Case]] = {
         linear(71, 48, bias=True),
     ],
     "rms_norm": [norm(1), norm(17), norm(256), norm(4, 64), norm(3, 5), norm(48, weight_dtype=torch.float32)],
-    "layer_norm": [norm(17, shift=9), norm(4, 40, weight_axes=2), norm(3, 5), norm(48, weight_dtype=torch.float32)],
+    "layer_norm": [
+        *(norm(17, shift=9), norm(4, 40, weight_axes=2), norm(3, 5), norm(48, weight_dtype=torch.float32)),
+        *(norm(17, shift=9, bias=True), norm(4, 40, weight_axes=2, weight_dtype=torch.float32, bias=True)),
+    ],
     "add_rms_norm": [add_rms_norm(256), add_rms_norm(19), add_rms_norm(48, torch.float32)],
     "silu_mul": [gate(1), gate(33), gate(768), gate(64, 60)],
     "gelu_mul": [gate(33, approximate=kind) for kind in ("tanh", "none")]
     + [gate(64, 60, approximate=kind) for kind in ("tanh", "none")],
+    "gelu": [activation(33, approximate=kind) for kind in ("tanh", "none")],
     "rope": [rope(3, 64, 64, False), rope(2, 80, 32, False), rope(5, 16, 16, True), rope(1, 34, 18, True)],
     "qk_norm_rope_append": [
         append(4, 2, 64, 64, True, False),
@@ -162,7 +177,16 @@ def test_it_is_the_float64_reference(
 def test_the_bits_of_a_row_do_not_depend_on_its_batch(
     name: str, dtype: torch.dtype, library: Mapping[str, Callable[..., Any]]
 ) -> None:
-    by_row = {"linear": 1, "rms_norm": 1, "layer_norm": 1, "add_rms_norm": 2, "silu_mul": 2, "gelu_mul": 2, "rope": 2}
+    by_row = {
+        "linear": 1,
+        "rms_norm": 1,
+        "layer_norm": 1,
+        "add_rms_norm": 2,
+        "silu_mul": 2,
+        "gelu_mul": 2,
+        "gelu": 1,
+        "rope": 2,
+    }
     g = torch.Generator().manual_seed(5)
     for case in CASES[name]:
         args, options = case(g, 23, dtype)

@@ -141,9 +141,10 @@ WAYS: dict[str, set[str]] = {
     },
     "attention": {"q:shard1 k:shard1", "q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
     "cast": {"x:shard1"},
+    "gelu": {"x:shard1"},
     "gelu_mul": {"gate:shard1 up:shard1"},
     "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},
-    "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0"},
+    "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0", "x:shard1 weight:shard0 bias:shard0"},
     "linear": {
         "weight:shard0",
         "weight:shard0 bias:shard0",
@@ -174,7 +175,10 @@ WAYS: dict[str, set[str]] = {
 }
 EXTRA: dict[str, list[Sample]] = {
     "rope": [Sample((torch.randn(4, 2, 6).double(), torch.tensor([0, 3, 1, 2], dtype=torch.int32), torch.randn(5, 4)))],
-    "layer_norm": [Sample((torch.randn(3, 4, 6).double(), torch.randn(6).double()), {"eps": 0.1})],
+    "layer_norm": [
+        Sample((torch.randn(3, 4, 6).double(), torch.randn(6).double()), {"eps": 0.1}),
+        Sample((torch.randn(3, 4, 6).double(), *torch.randn(2, 4, 6).double()), {"eps": 0.1}),
+    ],
     "soft_cap": [Sample((torch.randn(3, 6).double(),), {"cap": 2.0})],
     "attention": [],
     "quant_linear": [

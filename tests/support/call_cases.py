@@ -82,6 +82,7 @@ def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
             "add_rms_norm": ((alone, draw(tokens, width), draw(width)), {"eps": 1e-6}),
             "silu_mul": ((left, right), {}),
             "gelu_mul": ((left, right), {"approximate": "tanh"}),
+            "gelu": ((right,), {"approximate": "tanh"}),
             "soft_cap": ((alone,), {"cap": 30.0}),
             "cast": ((alone,), {"dtype": torch.float32}),
             "aten.add.Tensor": ((alone, draw(tokens, width)), {}),
@@ -228,7 +229,7 @@ def _logits(op: str, draw: Draw, g: torch.Generator) -> Calls:
 
 
 _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
-    **dict.fromkeys(("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "soft_cap", "cast"), _rows),
+    **dict.fromkeys(("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "gelu", "soft_cap", "cast"), _rows),
     **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows"), _rows),
     "rms_norm": _head_norm,
     "linear": _linear,

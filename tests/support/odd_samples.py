@@ -42,6 +42,8 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         "layer_norm": [
             Sample((merged[:, :37], rand(37)), {"eps": 1e-6}),
             Sample((heads[:, 1:4], rand(3, 18).to(torch.promote_types(dtype, F32))), {"eps": 0.1}),
+            Sample((merged[:, :37], rand(37), rand(37)), {"eps": 1e-6}),
+            Sample((heads[:, 1:4], *(rand(3, 18).to(torch.promote_types(dtype, F32)) for _ in range(2))), {"eps": 0.1}),
         ],
         "add_rms_norm": [Sample((rand(11, 37), merged[:, 37:74], rand(37)), {"eps": 1e-5})],
         "rope": [
@@ -49,6 +51,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((heads[:, 1:4], whole(31, 11), table), {"interleaved": True}),
         ],
         "gelu_mul": [Sample((merged[:, :37], merged[:, 74:]), {"approximate": how}) for how in ("none", "tanh")],
+        "gelu": [Sample((merged[:, 37:74],), {"approximate": how}) for how in ("none", "tanh")],
         "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],

@@ -1,4 +1,4 @@
-"""Products, norms and gates."""
+"""Products, norms, gates and activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,12 @@ from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Function, Kerne
 def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
     return {
         "ingot.linear": _linear(kernels),
-        "ingot.rms_norm": _norm(kernels, "rms_norm"),
-        "ingot.layer_norm": _norm(kernels, "layer_norm"),
+        "ingot.rms_norm": _rms_norm(kernels),
+        "ingot.layer_norm": _layer_norm(kernels),
         "ingot.add_rms_norm": _add_rms_norm(kernels),
         "ingot.silu_mul": _silu_mul(kernels),
         "ingot.gelu_mul": _gelu_mul(kernels),
+        "ingot.gelu": _gelu(kernels),
     }
 
 
@@ -40,27 +41,37 @@ def _linear(kernels: Kernels) -> Callable[..., torch.Tensor]:
     return linear
 
 
-def _norm(kernels: Kernels, name: str) -> Callable[..., torch.Tensor]:
-    functions = kernels.by_weight(name, *[POINTER] * 3, *[INT] * 6, REAL)
+def _rows(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
+    """Tokens, heads and elements, the strides of the first two, and the stride of the weight by heads."""
+    tokens, *middle, dim = x.shape
+    strides = x.stride(0), x.stride(1) if middle else 0
+    return tokens, middle[0] if middle else 1, dim, *strides, dim if weight.dim() == 2 else 0
 
-    def norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+
+def _rms_norm(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_weight("rms_norm", *[POINTER] * 3, *[INT] * 6, REAL)
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
         out = x.new_empty(x.shape)
-        tokens, *middle, dim = x.shape
-        functions[x.dtype, weight.dtype](
-            out.data_ptr(),
-            x.data_ptr(),
-            weight.data_ptr(),
-            tokens,
-            middle[0] if middle else 1,
-            dim,
-            x.stride(0),
-            x.stride(1) if middle else 0,
-            dim if weight.dim() == 2 else 0,
-            eps,
-        )
+        function = functions[x.dtype, weight.dtype]
+        function(out.data_ptr(), x.data_ptr(), weight.data_ptr(), *_rows(x, weight), eps)
         return out
 
-    return norm
+    return rms_norm
+
+
+def _layer_norm(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = kernels.by_weight("layer_norm", *[POINTER] * 4, *[INT] * 6, REAL)
+
+    def layer_norm(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float
+    ) -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        pointers = weight.data_ptr(), None if bias is None else bias.data_ptr()
+        functions[x.dtype, weight.dtype](out.data_ptr(), x.data_ptr(), *pointers, *_rows(x, weight), eps)
+        return out
+
+    return layer_norm
 
 
 def _add_rms_norm(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -100,3 +111,14 @@ def _silu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
 def _gelu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
     functions = {kind: kernels.by_dtype(f"gelu_mul_{kind}", *[POINTER] * 3, *[INT] * 4) for kind in ("tanh", "none")}
     return lambda gate, up, *, approximate: _gate(functions[approximate][gate.dtype], gate, up)
+
+
+def _gelu(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = {kind: kernels.by_dtype(f"gelu_{kind}", *[POINTER] * 2, *[INT] * 3) for kind in ("tanh", "none")}
+
+    def gelu(x: torch.Tensor, *, approximate: str) -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        functions[approximate][x.dtype](out.data_ptr(), x.data_ptr(), *x.shape, x.stride(0))
+        return out
+
+    return gelu

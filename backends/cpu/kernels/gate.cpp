@@ -1,4 +1,4 @@
-// silu_mul and gelu_mul: an activation of the gate times the other half, rounded once.
+// silu_mul and gelu_mul: an activation of the gate times the other half, rounded once; gelu alone.
 
 #include "vec.h"
 
@@ -25,8 +25,21 @@ void gate_mul(T *out, const T *gate, const T *up, int64_t tokens, int64_t n, int
   }
 }
 
+template <float (*ACTIVATION)(float), typename T>
+void activate(T *out, const T *x, int64_t tokens, int64_t n, int64_t stride) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    const T *row = x + t * stride;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) store(ACTIVATION(to_float(row[i])), out + t * n + i);
+  }
+}
+
 }  // namespace
 
+#define ACTIVATE(NAME, T, ACTIVATION)                                                                               \
+  extern "C" void NAME(T *out, const T *x, int64_t tokens, int64_t n, int64_t stride) {                             \
+    activate<ACTIVATION>(out, x, tokens, n, stride);                                                                \
+  }
 #define GATE(NAME, T, ACTIVATION)                                                                                   \
   extern "C" void NAME(T *out, const T *gate, const T *up, int64_t tokens, int64_t n, int64_t gate_stride,          \
                        int64_t up_stride) {                                                                         \
@@ -35,6 +48,8 @@ void gate_mul(T *out, const T *gate, const T *up, int64_t tokens, int64_t n, int
 #define GATES(T, SUFFIX)                        \
   GATE(silu_mul_##SUFFIX, T, silu)              \
   GATE(gelu_mul_tanh_##SUFFIX, T, gelu_tanh)    \
-  GATE(gelu_mul_none_##SUFFIX, T, gelu_erf)
+  GATE(gelu_mul_none_##SUFFIX, T, gelu_erf)     \
+  ACTIVATE(gelu_tanh_##SUFFIX, T, gelu_tanh)    \
+  ACTIVATE(gelu_none_##SUFFIX, T, gelu_erf)
 
 FOR_EACH_DTYPE(GATES)

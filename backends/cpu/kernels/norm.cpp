@@ -9,13 +9,12 @@ struct Rows {
   int64_t tokens, heads, dim, token_stride, head_stride;
 };
 
-// A weight of `weight_stride` 0 is shared by the heads.
-template <typename T, typename W, void (*ROW)(T *, const T *, const W *, int64_t, float)>
-void norm(T *out, const T *x, const W *weight, const Rows &rows, int64_t weight_stride, float eps) {
+// A weight of `weight_stride` 0 is shared by the heads. `row` norms one row, with the weight from an offset on.
+template <typename T, typename F>
+void norm(T *out, const T *x, const Rows &rows, int64_t weight_stride, F row) {
   for (int64_t t = 0; t < rows.tokens; ++t)
     for (int64_t h = 0; h < rows.heads; ++h)
-      ROW(out + (t * rows.heads + h) * rows.dim, x + t * rows.token_stride + h * rows.head_stride,
-          weight + h * weight_stride, rows.dim, eps);
+      row(out + (t * rows.heads + h) * rows.dim, x + t * rows.token_stride + h * rows.head_stride, h * weight_stride);
 }
 
 template <typename T, typename W>
@@ -32,16 +31,23 @@ void add_rms_norm(T *out, T *sums, const T *x, const T *residual, const W *weigh
 
 }  // namespace
 
-#define NORM(NAME, ROW, T, W)                                                                                   \
-  extern "C" void NAME(T *out, const T *x, const W *weight, int64_t tokens, int64_t heads, int64_t dim,         \
-                       int64_t token_stride, int64_t head_stride, int64_t weight_stride, double eps) {          \
-    norm<T, W, ROW<T, W>>(out, x, weight, {tokens, heads, dim, token_stride, head_stride}, weight_stride,       \
-                          static_cast<float>(eps));                                                             \
-  }
-
 #define NORMS(T, SUFFIX, W, WEIGHT)                                                                                 \
-  NORM(rms_norm_##SUFFIX##_##WEIGHT, rms_norm_row, T, W)                                                            \
-  NORM(layer_norm_##SUFFIX##_##WEIGHT, layer_norm_row, T, W)                                                        \
+  extern "C" void rms_norm_##SUFFIX##_##WEIGHT(T *out, const T *x, const W *weight, int64_t tokens, int64_t heads,  \
+                                               int64_t dim, int64_t token_stride, int64_t head_stride,              \
+                                               int64_t weight_stride, double eps) {                                 \
+    const Rows rows = {tokens, heads, dim, token_stride, head_stride};                                              \
+    norm(out, x, rows, weight_stride, [=](T *to, const T *row, int64_t at) {                                        \
+      rms_norm_row(to, row, weight + at, dim, static_cast<float>(eps));                                             \
+    });                                                                                                             \
+  }                                                                                                                 \
+  extern "C" void layer_norm_##SUFFIX##_##WEIGHT(T *out, const T *x, const W *weight, const W *bias,                \
+                                                 int64_t tokens, int64_t heads, int64_t dim, int64_t token_stride,  \
+                                                 int64_t head_stride, int64_t weight_stride, double eps) {          \
+    const Rows rows = {tokens, heads, dim, token_stride, head_stride};                                              \
+    norm(out, x, rows, weight_stride, [=](T *to, const T *row, int64_t at) {                                        \
+      layer_norm_row(to, row, weight + at, bias == nullptr ? nullptr : bias + at, dim, static_cast<float>(eps));    \
+    });                                                                                                             \
+  }                                                                                                                 \
   extern "C" void add_rms_norm_##SUFFIX##_##WEIGHT(T *out, T *sums, const T *x, const T *residual, const W *weight, \
                                                    int64_t tokens, int64_t dim, int64_t x_stride,                   \
                                                    int64_t residual_stride, double eps) {                           \

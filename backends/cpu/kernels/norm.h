@@ -34,11 +34,16 @@ void rms_norm_row(T *out, const T *x, const W *weight, int64_t n, float eps) {
   scale_row(out, x, weight, n, 0.0f, 1.0f / std::sqrt(squares / n + eps));
 }
 
+// With a bias, or else none (null), only the result is rounded.
 template <typename T, typename W>
-void layer_norm_row(T *out, const T *x, const W *weight, int64_t n, float eps) {
+void layer_norm_row(T *out, const T *x, const W *weight, const W *bias, int64_t n, float eps) {
   const float mean = sum_over(x, n, [](Vec v) { return v; }) / n;
   const float squares = sum_over(x, n, [mean](Vec v) { return (v - mean) * (v - mean); });
-  scale_row(out, x, weight, n, mean, 1.0f / std::sqrt(squares / n + eps));
+  const float factor = 1.0f / std::sqrt(squares / n + eps);
+  if (bias == nullptr) return scale_row(out, x, weight, n, mean, factor);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i)
+    store((to_float(x[i]) - mean) * factor * to_float(weight[i]) + to_float(bias[i]), out + i);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Gates of an MLP: an activation of one half times the other."""
+"""Gates of an MLP: an activation of one half times the other; an activation alone."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,8 @@ def gate_mul(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """ACTIVATION(gate) * up of [rows, WIDTH], rounded once. ACTIVATION is "silu", "gelu" or "gelu_tanh"."""
+    """ACTIVATION(gate) * up of [rows, WIDTH], rounded once; without `up`, 1 in its place. ACTIVATION is "silu", "gelu"
+    or "gelu_tanh"."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -27,6 +28,9 @@ def gate_mul(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
     x = tl.load(gate + row * GATE_ROW + column, mask=mask, other=0.0).to(tl.float32)
-    factor = tl.load(up + row * UP_ROW + column, mask=mask, other=0.0).to(tl.float32)
+    if up is not None:
+        factor = tl.load(up + row * UP_ROW + column, mask=mask, other=0.0).to(tl.float32)
+    else:
+        factor = 1.0
     value = gated(x, factor, ACTIVATION)
     tl.store(result + row * WIDTH + column, value.to(result.dtype.element_ty), mask=mask)

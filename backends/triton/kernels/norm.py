@@ -12,6 +12,7 @@ def norm(
     x,
     residual,
     weight,
+    bias,
     total,
     result,
     GROUPS: tl.constexpr,
@@ -30,7 +31,7 @@ def norm(
     """x [rows, GROUPS, WIDTH] normed over WIDTH, times weight; BLOCK_GROUPS groups of one row a program.
 
     With a `residual`, it is x + residual, rounded and left in `total`, that is normed. CENTRED takes off the mean first
-    (a layer norm). Results are row-major.
+    (a layer norm). With a `bias`, which lies as the weight does, only the result is rounded. Results are row-major.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -51,4 +52,9 @@ def norm(
     if CENTRED:
         full = tl.where(mask, full - tl.sum(full, 1)[:, None] / WIDTH, 0.0)
     inverse = tl.rsqrt(tl.sum(full * full, 1) / WIDTH + EPS)[:, None]
-    tl.store(result + place, scaled(full, inverse, gain, x.dtype.element_ty).to(result.dtype.element_ty), mask=mask)
+    if bias is not None:
+        shift = tl.load(bias + group * WEIGHT_GROUP + column, mask=mask, other=0.0)
+        normed = full * inverse * gain.to(tl.float32) + shift.to(tl.float32)
+    else:
+        normed = scaled(full, inverse, gain, x.dtype.element_ty)
+    tl.store(result + place, normed.to(result.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""Gates of an MLP: silu_mul, gelu_mul."""
+"""Gates and activations of an MLP: silu_mul, gelu_mul, gelu."""
 
 from ingot.backends.triton.kernels.gate import gate_mul
 from ingot.backends.triton.launches import cdiv
@@ -14,6 +14,19 @@ def _gate(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     want_floats(call, "gate", "up")
     call.want_dense_rows("gate", "up")
     call.want(x.type.shape == up.type.shape and len(x.type.shape) == 2, f"no two of [T, F]: {x.type}, {up.type}")
+    activation = "silu" if call.op == "silu_mul" else _GELU[call.attributes["approximate"]]
+    return _launch(call, schedule, x, up, activation)
+
+
+def _gelu(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    x = call.value("x")
+    want_floats(call, "x")
+    call.want_dense_rows("x")
+    call.want(len(x.type.shape) == 2, f"x is {x.type}, not [T, F]")
+    return _launch(call, schedule, x, None, _GELU[call.attributes["approximate"]])
+
+
+def _launch(call: Call, schedule: Schedule, x: Value, up: Value | None, activation: str) -> tuple[Value, ...]:
     rows, (result,) = as_rows(x.type), (schedule.output(call.results[0]),)
     block, warps = block_of(rows.width)
     schedule.launch(
@@ -23,8 +36,8 @@ def _gate(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {
             "WIDTH": rows.width,
             "GATE_ROW": x.strides[0],
-            "UP_ROW": up.strides[0],
-            "ACTIVATION": "silu" if call.op == "silu_mul" else _GELU[call.attributes["approximate"]],
+            "UP_ROW": 0 if up is None else up.strides[0],
+            "ACTIVATION": activation,
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
         },
@@ -34,4 +47,4 @@ def _gate(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     return (result,)
 
 
-LOWERINGS: dict[str, Lowering] = {"silu_mul": _gate, "gelu_mul": _gate}
+LOWERINGS: dict[str, Lowering] = {"silu_mul": _gate, "gelu_mul": _gate, "gelu": _gelu}

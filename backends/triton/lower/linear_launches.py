@@ -134,7 +134,7 @@ def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
     schedule.launch(
         norm_kernel,
         (rows, 1),
-        {"x": x, "residual": None, "weight": norm.weight, "total": None, "result": normed},
+        {"x": x, "residual": None, "weight": norm.weight, "bias": None, "total": None, "result": normed},
         {
             **groups,
             "WIDTH": depth,

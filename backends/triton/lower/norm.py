@@ -17,9 +17,11 @@ _WIDEST = 32768
 
 
 def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    x, weight, residual = call.value("x"), call.value("weight"), call.optional("residual")
+    x, weight = call.value("x"), call.value("weight")
+    residual, bias = call.optional("residual"), call.optional("bias")
     want_floats(call, "x", "weight", *(("residual",) if residual else ()))
-    call.want_dense_rows("x", "weight", "residual")
+    call.want_dense_rows("x", "weight", "residual", "bias")
+    call.want(bias is None or bias.type == weight.type, "weight and bias are of two types")
     call.want(residual is None or residual.type.dtype == x.type.dtype, "x and residual are of two dtypes")
     call.want(residual is None or residual.type.shape == x.type.shape, "x and residual are of two shapes")
     rows = as_rows(x.type)
@@ -36,6 +38,7 @@ def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "x": x,
             "residual": residual,
             "weight": weight,
+            "bias": bias,
             "total": results[1] if residual else None,
             "result": results[0],
         },

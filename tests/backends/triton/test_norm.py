@@ -35,6 +35,15 @@ def test_shapes(name: str, inner: tuple[int, ...], rows: int, dtype: torch.dtype
     check_lowering(OPS[name], LOWERINGS[name], (x, *residual, weight), {"eps": 1e-5}, dims={"T": rows})
 
 
+@pytest.mark.parametrize("dtype", TESTED)
+@pytest.mark.parametrize("inner", [(896,), (5, 96)])
+def test_biases(inner: tuple[int, ...], dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(13, *inner, generator=g).to(dtype) * 3 + 1
+    weight, bias = (torch.randn(inner[-1], generator=g).to(dtype) for _ in range(2))
+    check_lowering(OPS["layer_norm"], LOWERINGS["layer_norm"], (x, weight, bias), {"eps": 1e-5}, dims={"T": 13})
+
+
 @pytest.mark.parametrize(
     ("x", "weight", "reason"),
     [

@@ -69,6 +69,24 @@ def test_layer_norm_is_torchs(dtype: torch.dtype, shape: tuple[int, ...], scale:
     check(OPS["layer_norm"].reference(x, weight, eps=1e-5), expected, dtype, 10 if dtype in (F32, F64) else 1)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(6, 40), (5, 3, 17)])
+def test_layer_norm_with_a_bias_is_torchs(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    g = generator(25)
+    x, weight, bias = randn(g, dtype, *shape) + 2, randn(g, dtype, shape[-1]), randn(g, dtype, shape[-1])
+    expected = F.layer_norm(x.double(), shape[-1:], weight.double(), bias.double(), eps=1e-5)
+    check(OPS["layer_norm"].reference(x, weight, bias, eps=1e-5), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_is_torchs(dtype: torch.dtype, approximate: str) -> None:
+    x = randn(generator(26), dtype, 5, 37) * 3
+    found = OPS["gelu"].reference(x[:, 5:], approximate=approximate)
+    assert found.is_contiguous()
+    check(found, F.gelu(x[:, 5:].double(), approximate=approximate), dtype)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("gains", [(4, 16), (16,)])
 def test_layer_norm_with_float32_gains_is_coheres(dtype: torch.dtype, gains: tuple[int, ...]) -> None:
