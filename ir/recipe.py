@@ -67,6 +67,9 @@ class Recipe:
         if self.step == "slice":
             dim, end = _int(self.attr("dim")), _int(self.attr("end"))
             return self.inputs[0].source_shapes((*shape[:dim], end, *shape[dim + 1 :]))
+        if self.step == "permute":
+            of = dict(zip(_ints(self.attr("dims")), shape, strict=True))
+            return self.inputs[0].source_shapes(tuple(of[dim] for dim in range(len(shape))))
         if self.step == "stack":
             dim = _int(self.attr("dim"))
             parts = [recipe.source_shapes((*shape[:dim], *shape[dim + 1 :])) for recipe in self.inputs]

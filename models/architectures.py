@@ -15,7 +15,7 @@ from ingot.ir.types import TensorType
 from ingot.models.blocks.block import expected_matches
 from ingot.models.blocks.decoder import Decoder, DecoderSpec
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
-from ingot.models.families import cohere, exaone, gemma, granite, llama, olmo, phi, qwen
+from ingot.models.families import cohere, exaone, gemma, gpt2, granite, llama, olmo, phi, qwen
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
 INPUTS: Mapping[str, TensorType] = {
@@ -81,6 +81,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture("exaone4", exaone.exaone4, DECODER),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma.gemma2, DECODER),
     "Gemma3ForCausalLM": Architecture("gemma3", gemma.gemma3, DECODER),
+    "GPT2LMHeadModel": Architecture("gpt2", gpt2.gpt2, DECODER),
     "GemmaForCausalLM": Architecture("gemma", gemma.gemma, DECODER),
     "GraniteForCausalLM": Architecture("granite", granite.granite, DECODER),
     "HeliumForCausalLM": Architecture("helium", llama.helium, DECODER),
@@ -126,7 +127,7 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         family=architecture.family,
         dtype=reader.dtype(),
         vocab_size=dims.vocab,
-        max_position=_max_position(reader, dims.ropes[0]),
+        max_position=dims.embedding.most_positions or _max_position(reader, dims.ropes[0]),
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dims=dims,

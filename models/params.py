@@ -34,15 +34,17 @@ def declaration(made: nn.Parameter) -> Declaration | None:
 class Place:
     """Where a block finds its tensors in the checkpoint, and the dtype of its weights.
 
-    `place / "mlp"` is the place below. Tensors at a place with `rows` are those rows of what is stored there.
+    `place / "mlp"` is the place below. Tensors at a place with `rows` are those rows of what is stored there. Matrices
+    at a `transposed` place, and below it, are stored [inputs, outputs].
     """
 
     prefix: str
     dtype: torch.dtype
     rows: tuple[int, int] | None = None
+    transposed: bool = False
 
     def __truediv__(self, name: str | int) -> "Place":
-        return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype)
+        return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype, transposed=self.transposed)
 
     def split(self, *sizes: int) -> list["Place"]:
         """Consecutive rows of what is stored here: linears of these sizes, merged into one."""
@@ -51,5 +53,12 @@ class Place:
 
     def source(self, tensor: str) -> Recipe:
         """The recipe of a tensor that is stored here: source("weight") reads "PREFIX.weight"."""
+        return self._rows(tensor, 0)
+
+    def matrix(self, tensor: str) -> Recipe:
+        """The recipe of a matrix [outputs, inputs] that is stored here."""
+        return recipe.permute(self._rows(tensor, 1), (1, 0)) if self.transposed else self._rows(tensor, 0)
+
+    def _rows(self, tensor: str, dim: int) -> Recipe:
         found = recipe.source(f"{self.prefix}.{tensor}")
-        return found if self.rows is None else recipe.take_slice(found, 0, *self.rows)
+        return found if self.rows is None else recipe.take_slice(found, dim, *self.rows)

@@ -174,14 +174,14 @@ def _architectures() -> Iterator[str]:
     rows, usual = [], _traits(ARCHITECTURES["LlamaForCausalLM"].read(ConfigReader(_SIZES)))
     for name, architecture in ARCHITECTURES.items():
         spec = architecture.read(ConfigReader(_SIZES))
-        ropes = [kind for kind in ROPE_TYPES if _reads(architecture.read, kind)]
+        ropes = [kind for kind in ROPE_TYPES if spec.ropes and _reads(architecture.read, kind)]
         rows.append(
             (
                 f"`{name}`",
                 architecture.family,
                 ", ".join(_differences(_traits(spec), usual)) or "–",
                 _layers(spec),
-                "all" if len(ropes) == len(ROPE_TYPES) else ", ".join(ropes),
+                "all" if len(ropes) == len(ROPE_TYPES) else ", ".join(ropes) or "–",
             )
         )
     yield from table(("architecture", "family", "other than Llama", "layers", "rope types"), rows)
@@ -197,7 +197,20 @@ def _reads(read: Any, kind: str) -> bool:
 
 
 # Sizes, what the column of layers tells, and the parts whose fields stand for themselves.
-_NO_TRAITS = ("heads", "kv_heads", "head_dim", "width", "eps", "branches", "window", "rotary", "table")
+_NO_TRAITS = (
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "width",
+    "eps",
+    "branches",
+    "window",
+    "rotary",
+    "table",
+    "stored",
+    "stored_positions",
+    "positions",
+)
 
 
 def _traits(spec: DecoderSpec) -> dict[str, Any]:
@@ -209,6 +222,7 @@ def _traits(spec: DecoderSpec) -> dict[str, Any]:
         traits |= {f"{branch.name}_norm": branch.norm is not None, f"{branch.name}_post_norm": bool(branch.post_norm)}
     rotaries = {attention.rotary for attention in _attentions(spec) if attention.rotary is not None}
     for one in (layer, *blocks, *rotaries, *others):
+        traits[type(one).__name__] = True
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]
         traits |= {f"{kind}.{name}": getattr(one, name) for name in names}
@@ -238,7 +252,7 @@ def _layers(spec: DecoderSpec) -> str:
     windows = sum(attention.window is not None for attention in _attentions(spec))
     unrotated = sum(attention.rotary is None for attention in _attentions(spec))
     found = []
-    for number, what in ((windows, "have a window"), (unrotated, "no rotation")):
+    for number, what in ((windows, "have a window"), (unrotated, "have no rotation")):
         if number:
             found.append(f"all {what}" if number == count else f"{number} of {count} {what}")
     if len(spec.ropes) > 1:

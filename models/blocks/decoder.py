@@ -1,6 +1,7 @@
 """A decoder: embedding, layers, the last norm and the head."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,6 +18,18 @@ from ingot.models.params import Place, parameter
 _OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is not split
 
 
+class AnyEmbeddingSpec(Protocol):
+    """The spec of what makes the stream of tokens; `most_positions` is how long a sequence may be by it, None: of any
+    length."""
+
+    @property
+    def most_positions(self) -> int | None: ...
+
+    def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
+        """The module, with the table `weight` [vocab, hidden] that a tied head reads; it is called with tokens i32[T]
+        and Positions, and gives [T, hidden]."""
+
+
 @dataclass(frozen=True)
 class EmbeddingSpec:
     """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`."""
@@ -24,6 +37,10 @@ class EmbeddingSpec:
     scale: float | None = None
     rounded: bool = False
     stored: str = "embed_tokens"
+
+    @property
+    def most_positions(self) -> int | None:
+        return None
 
     def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
         return Embedding(self, place / self.stored, vocab, hidden)
@@ -40,22 +57,33 @@ class HeadSpec:
 
 
 @dataclass(frozen=True)
+class DecoderNames:
+    """Where the checkpoint has a decoder and its layers. Matrices may be stored `transposed`, [inputs, outputs].
+    `unread` are patterns of tensors that some checkpoints carry and nothing reads."""
+
+    place: str = "model"
+    layers: str = "layers"
+    transposed: bool = False
+    unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder, with the rotary tables that its layers share. `stored` is where the checkpoint has it."""
+    """A decoder, with the rotary tables that its layers share."""
 
     vocab: int
     hidden: int
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
     ropes: tuple[RopeSpec, ...] = ()
-    embedding: EmbeddingSpec = EmbeddingSpec()
+    embedding: AnyEmbeddingSpec = EmbeddingSpec()
     head: HeadSpec = HeadSpec()
-    stored: str = "model"
+    names: DecoderNames = DecoderNames()
 
     def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors that some checkpoints carry and nothing reads: derived tables, a copy of a tied head."""
-        tables = rf"({self.stored}\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
-        return (tables, rf"{self.head.stored}\.weight") if self.head.tied else (tables,)
+        """Patterns of tensors that some checkpoints carry and nothing reads, a copy of a tied head among them."""
+        copy = (rf"{self.head.stored}\.weight",) if self.head.tied else ()
+        return (*self.names.unread, *copy)
 
 
 class Embedding(Block):
@@ -95,11 +123,12 @@ class Decoder(Block):
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
         super().__init__()
-        root, place, hidden = Place("", dtype), Place(spec.stored, dtype), spec.hidden
+        root, hidden, names = Place("", dtype), spec.hidden, spec.names
+        place = Place(names.place, dtype, transposed=names.transposed)
         self.spec = spec
         self.embed = spec.embedding.build(place, spec.vocab, hidden)
         self.layers = nn.ModuleList(
-            layer.build(place / "layers" / index, hidden, index) for index, layer in enumerate(spec.layers)
+            layer.build(place / names.layers / index, hidden, index) for index, layer in enumerate(spec.layers)
         )
         self.norm = Norm(spec.norm, place, hidden)
         self.head = Head(spec.head, root, spec.vocab, hidden, self.embed.weight)

@@ -1,4 +1,4 @@
-"""Feed-forward parts: a gated one."""
+"""Feed-forward parts: gated, and plain."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import torch
 
 from ingot.ir import ops
 from ingot.ir.types import Split
+from ingot.models.blocks.block import Block
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.positions import Positions
 from ingot.models.params import Place
@@ -57,3 +58,38 @@ class Gated(LinearsFirst):
         if self.activation == "silu":
             return self.down(ops.silu_mul(gate, up))
         return self.down(ops.gelu_mul(gate, up, approximate="tanh" if self.activation == "gelu_tanh" else "none"))
+
+
+@dataclass(frozen=True)
+class PlainNames:
+    """What the checkpoint calls a plain part and its tensors."""
+
+    place: str = "mlp"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class PlainSpec:
+    """down(activation(up(x))), `width` elements wide; `activation` is "gelu" or "gelu_tanh"."""
+
+    width: int
+    activation: str = "gelu"
+    bias: bool = False
+    names: PlainNames = PlainNames()
+
+    def build(self, place: Place, hidden: int, layer: int) -> "Plain":
+        return Plain(self, place / self.names.place, hidden)
+
+
+class Plain(Block):
+    """x [T, hidden] -> [T, hidden]."""
+
+    def __init__(self, spec: PlainSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+        self.up = Linear(place / spec.names.up, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
+        self.down = Linear(place / spec.names.down, spec.width, hidden, bias=spec.bias, split=Split("tp", 1))
+
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        return self.down(ops.gelu(self.up(x), approximate=self.approximate))

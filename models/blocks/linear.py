@@ -18,7 +18,7 @@ class Linear(Block):
     ) -> None:
         super().__init__()
         of_bias = split if split is not None and split.dim == 0 else None
-        self.weight = parameter((outputs, inputs), place.source("weight"), place.dtype, split)
+        self.weight = parameter((outputs, inputs), place.matrix("weight"), place.dtype, split)
         self.bias = parameter((outputs,), place.source("bias"), place.dtype, of_bias) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

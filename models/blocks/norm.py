@@ -16,6 +16,7 @@ class NormSpec:
     """A norm.
 
     kind     "rms" or "layer"
+    bias     a layer norm's
     wide     gains are float32 and the product with them is what gets rounded
     offset   added to the stored gains
     stored   what the checkpoint calls it
@@ -25,6 +26,7 @@ class NormSpec:
     kind: str = "rms"
     wide: bool = False
     offset: float = 0.0
+    bias: bool = False
     stored: str = "norm"
 
     def named(self, stored: str) -> "NormSpec":
@@ -45,9 +47,12 @@ class Norm(Block):
     def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:
         super().__init__()
         self.spec = spec
-        dtype = torch.float32 if spec.wide or spec.offset else place.dtype
-        self.weight = parameter(shape, spec.gains(place / spec.stored), dtype, split)
+        place, dtype = place / spec.stored, torch.float32 if spec.wide or spec.offset else place.dtype
+        self.weight = parameter(shape, spec.gains(place), dtype, split)
+        self.bias = parameter(shape, place.source("bias"), dtype, split) if spec.bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        norm = ops.layer_norm if self.spec.kind == "layer" else ops.rms_norm
-        return norm(x, self.weight, eps=self.spec.eps)
+        if self.spec.kind == "rms":
+            return ops.rms_norm(x, self.weight, eps=self.spec.eps)
+        bias = () if self.bias is None else (self.bias,)
+        return ops.layer_norm(x, self.weight, *bias, eps=self.spec.eps)

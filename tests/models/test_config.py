@@ -32,7 +32,7 @@ def _other_spelling(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "rope_parameters": {"rope_theta": config.pop("rope_theta"), **table}}
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith(("gemma3", "olmo3"))])
+@pytest.mark.parametrize("name", [name for name in TINY if not name.startswith(("gemma3", "olmo3", "gpt2"))])
 def test_both_spellings_read_the_same(name: str) -> None:
     config = _config(name)
     assert read_spec(_other_spelling(config)) == read_spec(config)
@@ -83,6 +83,10 @@ def test_gemma3_gives_the_context_after_scaling() -> None:
     assert read_spec(_config("gemma3_text-old")).max_position == MAX_SEQ_LEN
 
 
+def test_learned_positions_are_the_context() -> None:
+    assert read_spec(_config("gpt2-learned", n_positions=77)).max_position == 77
+
+
 @pytest.mark.parametrize("factor", [1e-5, float(MAX_SIZE)])
 def test_a_context_out_of_range_is_refused(factor: float) -> None:
     with pytest.raises(ConfigError, match="rope scaling gives a context of"):
@@ -120,6 +124,14 @@ OPTIONAL = {
     "use_qk_norm",
     "use_post_norm",
     "partial_rotary_factor",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_inner",
+    "n_positions",
+    "activation_function",
+    "layer_norm_epsilon",
+    "scale_attn_by_inverse_layer_idx",
 }
 
 
@@ -129,7 +141,8 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
     from transformers import CONFIG_MAPPING
 
     bare = {key: value for key, value in OF_ARCHITECTURE[architecture].config.items() if key not in OPTIONAL}
-    bare |= {"num_hidden_layers": 9, "hidden_size": 16 * OF_ARCHITECTURE[architecture].config["num_attention_heads"]}
+    if "num_attention_heads" in bare:  # GPT-2 has defaults of all sizes
+        bare |= {"num_hidden_layers": 9, "hidden_size": 16 * bare["num_attention_heads"]}
     filled = CONFIG_MAPPING[bare["model_type"]](**{key: bare[key] for key in bare if key != "architectures"}).to_dict()
     if architecture == "Gemma3ForCausalLM":
         assert filled["attn_logit_softcapping"] is None
@@ -173,6 +186,13 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
         ("ernie4_5-biased", "use_bias", "no"),
         ("exaone4-window", "sliding_window_pattern", "LLLX"),
         ("olmo3-window", "rope_parameters", {"full_attention": {**YARN, "truncate": False}}),
+        ("gpt2-learned", "n_embd", 0),
+        ("gpt2-learned", "n_embd", 85),
+        ("gpt2-learned", "n_inner", "wide"),
+        ("gpt2-learned", "activation_function", "relu"),
+        ("gpt2-learned", "layer_norm_epsilon", -1.0),
+        ("gpt2-learned", "scale_attn_by_inverse_layer_idx", "yes"),
+        ("gpt2-learned", "add_cross_attention", True),
         ("phi3-short", "partial_rotary_factor", 2.0),
         ("phi3-short", "original_max_position_embeddings", "long"),
     ],

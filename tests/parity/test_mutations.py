@@ -25,9 +25,10 @@ from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.program import ModelSpec
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec, QKNormSpec
-from ingot.models.blocks.decoder import DecoderSpec, EmbeddingSpec, HeadSpec
-from ingot.models.blocks.feed_forward import GatedNames, GatedSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec, EmbeddingSpec, HeadSpec
+from ingot.models.blocks.feed_forward import GatedNames, GatedSpec, PlainNames, PlainSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.blocks.learned_positions import LearnedPositionsSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import RopeSpec
@@ -64,6 +65,10 @@ class Mutation:
     params: Callable[[Params, DecoderSpec], None] = _unchanged_params
     unless: tuple[str, ...] = ()
     moved: float = MOVED
+
+
+def _rotated(dims: DecoderSpec) -> bool:
+    return bool(dims.ropes)
 
 
 def _always(dims: DecoderSpec) -> bool:
@@ -175,6 +180,8 @@ _WINDOWED = _some(AttentionSpec, lambda attention: attention.window)
 # What a feature's absence is, where it is one value: the checkpoints that have another one.
 WITHOUT: tuple[tuple[type[Any], str, Any], ...] = (
     (NormSpec, "offset", 0.0),
+    (NormSpec, "bias", False),
+    (PlainSpec, "bias", False),
     (LayerSpec, "parallel", False),
     (LayerSpec, "scale", None),
     (AttentionSpec, "qk_norm", None),
@@ -207,7 +214,7 @@ MUTATIONS = (
         "rms norm",
         "NormSpec.kind",
         lambda dims: dims.norm.kind == "layer" and _attention(dims).qk_norm is None,
-        _all(NormSpec, kind="rms"),
+        _all(NormSpec, kind="rms", bias=False),
     ),
     Mutation("head tied", "HeadSpec.tied", lambda dims: not dims.head.tied, _all(HeadSpec, tied=True)),
     Mutation("epsilon 1e-6", "NormSpec.eps", _always, _all(NormSpec, eps=1e-6)),
@@ -228,6 +235,19 @@ MUTATIONS = (
         "BranchSpec.norm",
         _some(BranchSpec, lambda branch: branch.post_norm and not branch.norm),
         _each(BranchSpec, lambda branch: replace(branch, norm=branch.norm or branch.post_norm)),
+    ),
+    Mutation(
+        "no learned positions",
+        "DecoderSpec.embedding",
+        _some(LearnedPositionsSpec, lambda embedding: True),
+        _each(DecoderSpec, lambda dims: replace(dims, embedding=EmbeddingSpec(stored="wte"))),
+    ),
+    Mutation(
+        "exact gelu, plain",
+        "PlainSpec.activation",
+        _some(PlainSpec, lambda mlp: mlp.activation == "gelu_tanh"),
+        _all(PlainSpec, activation="gelu"),
+        moved=2 * 1e-4,  # the two differ by 5e-4 at most
     ),
     *(
         Mutation(
@@ -275,7 +295,7 @@ MUTATIONS = (
     Mutation(
         "every layer rotated",
         "AttentionSpec.rotary",
-        _some(AttentionSpec, lambda attention: attention.rotary is None),
+        lambda dims: _rotated(dims) and _some(AttentionSpec, lambda attention: attention.rotary is None)(dims),
         _rotated_everywhere,
     ),
     Mutation(
@@ -284,21 +304,26 @@ MUTATIONS = (
         _some(RotarySpec, lambda rotary: rotary.table),
         _all(RotarySpec, table=0),
     ),
-    Mutation("no rotation", "DecoderSpec.ropes", _always, params=_without_rotation),
+    Mutation("no rotation", "DecoderSpec.ropes", _rotated, params=_without_rotation),
     Mutation(
         "other pairs rotated",
         "RotarySpec.interleaved",
-        _always,
+        _rotated,
         _each(RotarySpec, lambda rotary: replace(rotary, interleaved=not rotary.interleaved)),
     ),
-    Mutation("half of it rotated", "RopeSpec.rotary_dim", lambda dims: not _kind("longrope")(dims), _half_rotated),
+    Mutation(
+        "half of it rotated",
+        "RopeSpec.rotary_dim",
+        lambda dims: _rotated(dims) and not _kind("longrope")(dims),
+        _half_rotated,
+    ),
     Mutation(
         "the whole head rotated",
         "RopeSpec.rotary_dim",
         lambda dims: any(rope.rotary_dim < _attention(dims).head_dim for rope in dims.ropes),
         _all_rotated,
     ),
-    Mutation("theta 10000", "RopeSpec.theta", _always, _ropes(lambda rope: replace(rope, theta=10000.0))),
+    Mutation("theta 10000", "RopeSpec.theta", _rotated, _ropes(lambda rope: replace(rope, theta=10000.0))),
     Mutation(
         "rope default",
         "RopeSpec.rope_type",
@@ -342,18 +367,21 @@ SIZES: dict[str, Change] = {
     "DecoderSpec.hidden": lambda dims: replace(dims, hidden=2 * dims.hidden),
     "DecoderSpec.vocab": lambda dims: replace(dims, vocab=2 * dims.vocab),
     "AttentionSpec.heads": _each(AttentionSpec, lambda one: replace(one, heads=2 * one.heads)),
+    "PlainSpec.width": _each(PlainSpec, lambda one: replace(one, width=2 * one.width)),
+    "LearnedPositionsSpec.positions": _each(LearnedPositionsSpec, lambda one: replace(one, positions=7)),
     "GatedSpec.width": _each(GatedSpec, lambda one: replace(one, width=2 * one.width)),
     "QKNormSpec.over": _all(QKNormSpec, over="all heads"),
 }
 STORAGE = (
     *("AttentionSpec.names", "GatedSpec.names", "NormSpec.stored", "EmbeddingSpec.stored", "HeadSpec.stored"),
-    *("DecoderSpec.stored", "BranchSpec.name"),
+    *("DecoderSpec.names", "BranchSpec.name", "PlainSpec.names"),
+    *("LearnedPositionsSpec.stored", "LearnedPositionsSpec.stored_positions"),
 )
 # What float32 does not show; test_rounding.py does.
 ROUNDING = ("NormSpec.wide", "EmbeddingSpec.rounded")
 # What is a spec, whose fields have mutations.
-PARTS = ("DecoderSpec.norm", "DecoderSpec.embedding", "DecoderSpec.head", "LayerSpec.branches", "BranchSpec.block")
-NAMES = (AttentionNames, GatedNames)  # specs of storage alone
+PARTS = ("DecoderSpec.norm", "DecoderSpec.head", "LayerSpec.branches", "BranchSpec.block")
+NAMES = (AttentionNames, DecoderNames, GatedNames, PlainNames)  # specs of storage alone
 
 
 def _spec(folder: Path) -> ModelSpec:
@@ -457,7 +485,7 @@ def test_weights_stored_apart_are_missed(checkpoint: Callable[[str], Path]) -> N
         _with_dims(request, _all(AttentionSpec, names=AttentionNames())).trace()
 
 
-@pytest.mark.parametrize("name", ["llama-scaled", "qwen3-plain"])
+@pytest.mark.parametrize("name", ["llama-scaled", "qwen3-plain", "gpt2-learned"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_wrong_size_is_refused(name: str, size: str, checkpoint: Callable[[str], Path]) -> None:
     request = Request.read(checkpoint(name), backend="reference")

@@ -10,7 +10,7 @@ import torch
 from tiny import TINY
 
 from ingot.models.architectures import read_spec
-from ingot.models.blocks.decoder import Decoder, DecoderSpec
+from ingot.models.blocks.decoder import Decoder, DecoderSpec, EmbeddingSpec
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.params import Place, declaration
 
@@ -43,16 +43,17 @@ def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Cal
     gains = torch.randn(dims.hidden, generator=generator).to(dtype)
     x = torch.randn(64, dims.hidden, generator=generator).to(dtype)
     with torch.no_grad():
-        theirs.model.norm.weight.copy_(gains)
-        found, expected = _norm(dims.norm, gains, dtype)(x), theirs.model.norm(x)
+        last_norm = theirs.transformer.ln_f if dims.norm.bias else theirs.model.norm
+        last_norm.weight.copy_(gains)
+        found, expected = _norm(dims.norm, gains, dtype)(x), last_norm(x)
         assert torch.equal(found, expected)
         changed = replace(dims.norm, wide=not dims.norm.wide)
-        if not dims.norm.offset:
+        if not dims.norm.offset and not dims.norm.bias:
             assert not torch.equal(_norm(changed, gains, dtype)(x), expected), "NormSpec.wide shows nothing"
         tokens = torch.arange(dims.vocab, dtype=torch.int32)
-        embedded = theirs.model.embed_tokens(tokens)
+        embedded = theirs.get_input_embeddings()(tokens)
         assert torch.equal(_embedded(dims, theirs, dtype), _multiplied(dims, theirs, embedded))
-        if dims.embedding.rounded:
+        if isinstance(dims.embedding, EmbeddingSpec) and dims.embedding.rounded:
             exact = replace(dims, embedding=replace(dims.embedding, rounded=False))
             assert not torch.equal(_embedded(exact, theirs, dtype), embedded), "EmbeddingSpec.rounded shows nothing"
 
@@ -62,17 +63,19 @@ def _norm(spec: NormSpec, gains: torch.Tensor, dtype: torch.dtype) -> Norm:
     declared = declaration(norm.weight)
     assert declared is not None
     norm.weight.data = declared.recipe.execute(lambda stored: gains).to(norm.weight.dtype)
+    if norm.bias is not None:
+        norm.bias.data.zero_()  # as transformers makes it
     return norm
 
 
 def _embedded(dims: DecoderSpec, theirs: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
     with torch.device("meta"):
         scale = Decoder(dims, dtype, 16).embed.scale
-    rows = theirs.model.embed_tokens.weight
+    rows = theirs.get_input_embeddings().weight
     return rows if scale is None else rows * scale
 
 
 def _multiplied(dims: DecoderSpec, theirs: torch.nn.Module, embedded: torch.Tensor) -> torch.Tensor:
     """Gemma's embeddings come scaled, Granite scales them in the model's forward."""
-    multiplier = getattr(theirs.model, "embedding_multiplier", None)
+    multiplier = getattr(theirs.base_model, "embedding_multiplier", None)
     return embedded if multiplier is None else embedded * multiplier

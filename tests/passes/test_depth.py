@@ -37,6 +37,10 @@ def _config(architecture: str, layers: int, **changes: Any) -> dict[str, Any]:
         "intermediate_size": 128,
         "vocab_size": 256,
         "max_position_embeddings": 160,
+        "n_embd": 64,
+        "n_layer": layers,
+        "n_head": 4,
+        "n_positions": 160,  # GPT-2's names
         **changes,
     }
 

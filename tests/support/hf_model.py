@@ -18,7 +18,7 @@ def hf_model(
     with no_init_weights():  # they are all replaced
         model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager")
     missing, unexpected = model.eval().load_state_dict(dict(tensors), strict=False)
-    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"
     model.tie_weights()
     fix_rotary_table(model, max_seq_len)
@@ -30,7 +30,7 @@ def fix_rotary_table(model: Any, max_seq_len: int) -> None:
     table that its own functions give for that context, and keeps it."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    rotary = model.model.rotary_emb
+    rotary = getattr(model.base_model, "rotary_emb", None)  # none in a model with learned positions
     if getattr(rotary, "rope_type", None) in ("dynamic", "longrope"):
         rotary.inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
             model.config, seq_len=max_seq_len

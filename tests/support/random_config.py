@@ -13,6 +13,8 @@ _GELU = ("gelu", "gelu_pytorch_tanh")
 
 def random_config(architecture: str, model_type: str, draw: random.Random) -> dict[str, Any]:
     """A config.json of `architecture`."""
+    if model_type == "gpt2":
+        return _gpt2(architecture, draw)
     kv_heads = draw.choice([1, 1, 2, 3, 4])
     heads, head_dim = kv_heads * draw.choice([1, 2, 3, 4]), 2 * draw.randint(1, 16)
     config: dict[str, Any] = {
@@ -48,6 +50,30 @@ def random_config(architecture: str, model_type: str, draw: random.Random) -> di
         if draw.random() < 0.7:
             config[flag] = draw.random() < 0.5
     _EXTRAS.get(model_type, _nothing)(config, draw)
+    return config
+
+
+def _gpt2(architecture: str, draw: random.Random) -> dict[str, Any]:
+    """Sizes have names of their own."""
+    heads = draw.randint(1, 6)
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": "gpt2",
+        "n_embd": heads * draw.randint(1, 20),
+        "n_layer": draw.randint(1, 4),
+        "n_head": heads,
+        "n_inner": draw.choice([None, draw.randint(1, 200)]),
+        "n_positions": draw.choice([160, 200, 1024]),
+        "vocab_size": draw.randint(3, 700),
+        "activation_function": draw.choice(["gelu_new", *_GELU]),
+        "layer_norm_epsilon": _log(draw, 1e-12, 1.0),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        draw.choice(["dtype", "torch_dtype"]): draw.choice(["float32", "float32", "bfloat16", "float16"]),
+    }
+    for flag in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"):
+        if draw.random() < 0.7:
+            config[flag] = draw.random() < 0.5
     return config
 
 

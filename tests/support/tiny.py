@@ -18,6 +18,8 @@ def _cut(tiny: Tiny) -> Tiny:
     """
     sizes = {"hidden_size": 84, "head_dim": 14, "num_attention_heads": 6, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 103, "vocab_size": 379, "num_hidden_layers": 1}
+    if tiny.family == "gpt2":
+        sizes = {"n_embd": 84, "n_head": 6, "n_inner": 103, "vocab_size": 379, "n_layer": 1}
     config = {**tiny.config, **sizes}
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:1]

@@ -71,6 +71,8 @@ def layout(config: Mapping[str, Any]) -> Layout:
 def weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint, in Hugging Face's names."""
     generator = torch.Generator().manual_seed(seed)
+    if config["model_type"] == "gpt2":
+        return _gpt2(config, generator)
     hidden, ffn, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     head_dim, kv_heads = config.get("head_dim") or hidden // heads, config["num_key_value_heads"]
     has = layout(config)
@@ -109,4 +111,36 @@ def weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     norm("model.norm", hidden)
     if not config.get("tie_word_embeddings", False):
         matrix("lm_head", config["vocab_size"], hidden)
+    return tensors
+
+
+def _gpt2(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """GPT-2's, whose matrices are stored [inputs, outputs] (transformers, modeling_gpt2.py, Conv1D)."""
+    hidden = config["n_embd"]
+    width = config.get("n_inner") or 4 * hidden
+    tensors: dict[str, torch.Tensor] = {}
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def matrix(name: str, inputs: int, outputs: int) -> None:
+        tensors[f"{name}.weight"] = randn(inputs, outputs) * 1.5 / inputs**0.5
+        tensors[f"{name}.bias"] = randn(outputs) * 0.3
+
+    def norm(name: str) -> None:
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 1 + randn(hidden) * 0.3, randn(hidden) * 0.3
+
+    for name, rows in (("wte", config["vocab_size"]), ("wpe", config["n_positions"])):
+        tensors[f"transformer.{name}.weight"] = randn(rows, hidden) * 1.5 / hidden**0.5
+    for index in range(config["n_layer"]):
+        layer = f"transformer.h.{index}"
+        norm(f"{layer}.ln_1")
+        matrix(f"{layer}.attn.c_attn", hidden, 3 * hidden)
+        matrix(f"{layer}.attn.c_proj", hidden, hidden)
+        norm(f"{layer}.ln_2")
+        matrix(f"{layer}.mlp.c_fc", hidden, width)
+        matrix(f"{layer}.mlp.c_proj", width, hidden)
+    norm("transformer.ln_f")
+    if not config.get("tie_word_embeddings", True):
+        tensors["lm_head.weight"] = randn(config["vocab_size"], hidden) * 1.5 / hidden**0.5
     return tensors

@@ -1,0 +1,38 @@
+"""Learned positions: a row of a second table by the position of each token, added to the first."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir import ops
+from ingot.models.blocks.decoder import Embedding, EmbeddingSpec
+from ingot.models.blocks.positions import Positions
+from ingot.models.params import Place, parameter
+
+
+@dataclass(frozen=True)
+class LearnedPositionsSpec:
+    """Embeddings of tokens and of as many positions as a sequence may have."""
+
+    positions: int
+    stored: str
+    stored_positions: str
+
+    @property
+    def most_positions(self) -> int:
+        return self.positions
+
+    def build(self, place: Place, vocab: int, hidden: int) -> "LearnedPositions":
+        return LearnedPositions(self, place, vocab, hidden)
+
+
+class LearnedPositions(Embedding):
+    """tokens i32[T] -> [T, hidden]."""
+
+    def __init__(self, spec: LearnedPositionsSpec, place: Place, vocab: int, hidden: int) -> None:
+        super().__init__(EmbeddingSpec(), place / spec.stored, vocab, hidden)
+        table = (place / spec.stored_positions).source("weight")
+        self.positions = parameter((spec.positions, hidden), table, place.dtype)
+
+    def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:
+        return super().forward(tokens, at) + ops.embedding(at.positions, self.positions)
