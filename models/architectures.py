@@ -92,6 +92,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Olmo2ForCausalLM": Architecture("olmo2", olmo.olmo2, DECODER),
     "Olmo3ForCausalLM": Architecture("olmo3", olmo.olmo3, DECODER),
     "Phi3ForCausalLM": Architecture("phi3", phi.phi3, DECODER),
+    "PhiForCausalLM": Architecture("phi", phi.phi, DECODER),
     "Qwen2ForCausalLM": Architecture("qwen2", qwen.qwen2, DECODER),
     "Qwen3ForCausalLM": Architecture("qwen3", qwen.qwen3, DECODER),
     "SeedOssForCausalLM": Architecture("seed_oss", llama.seed_oss, DECODER),

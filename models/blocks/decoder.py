@@ -51,6 +51,7 @@ class HeadSpec:
     """Logits from hidden states: by the embedding's table if `tied`, times `scale`, then cap * tanh(logit / cap)."""
 
     tied: bool = False
+    bias: bool = False
     scale: float | None = None
     soft_cap: float | None = None
     stored: str = "lm_head"
@@ -106,13 +107,14 @@ class Head(Block):
 
     def __init__(self, spec: HeadSpec, place: Place, vocab: int, hidden: int, tied: nn.Parameter) -> None:
         super().__init__()
+        place, dtype = place / spec.stored, place.dtype
         self.spec = spec
-        self.weight = tied
-        if not spec.tied:
-            self.weight = parameter((vocab, hidden), (place / spec.stored).source("weight"), place.dtype, _OF_VOCAB)
+        self.weight = tied if spec.tied else parameter((vocab, hidden), place.source("weight"), dtype, _OF_VOCAB)
+        self.bias = parameter((vocab,), place.source("bias"), dtype, _OF_VOCAB) if spec.bias else None
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        logits = ops.cast(ops.linear(h, self.weight), dtype=torch.float32)
+        bias = () if self.bias is None else (self.bias,)
+        logits = ops.cast(ops.linear(h, self.weight, *bias), dtype=torch.float32)
         if self.spec.scale is not None:
             logits = logits * self.spec.scale
         return logits if self.spec.soft_cap is None else ops.soft_cap(logits, cap=self.spec.soft_cap)

@@ -10,10 +10,8 @@ from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.blocks.learned_positions import LearnedPositionsSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader
-from ingot.models.families.reading import read_head
+from ingot.models.families.reading import PLAIN_GELU, read_head
 
-# "gelu_new" is what transformers calls the tanh form (activations.py).
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 # The causal mask, which old checkpoints carry as tensors.
 _NAMES = DecoderNames("transformer", "h", transposed=True, unread=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",))
 
@@ -24,7 +22,7 @@ def gpt2(config: ConfigReader) -> DecoderSpec:
     hidden, layers = config.integer("n_embd", 768), config.integer("n_layer", 12, most=MAX_LAYERS)
     attention = _attention(config, hidden)
     width = config.integer("n_inner", 4 * hidden)
-    activation = config.choice("activation_function", _ACTIVATIONS, "gelu_new")
+    activation = config.choice("activation_function", PLAIN_GELU, "gelu_new")
     mlp = PlainSpec(width, activation, bias=True, names=PlainNames(up="c_fc", down="c_proj"))
     norm = NormSpec(config.number("layer_norm_epsilon", 1e-5), kind="layer", bias=True)
     attentions = [attention] * layers

@@ -1,17 +1,43 @@
-"""Phi 3: Llama with merged tensors, and with rotation of a part of a head."""
+"""Phi 1 and 2: attention and a plain part in parallel behind one layer norm. Phi 3: Llama with merged tensors. In both
+a part of a head is rotated."""
 
-from ingot.models.blocks.attention import AttentionNames
+from ingot.models.blocks.attention import AttentionNames, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
-from ingot.models.blocks.feed_forward import GatedNames
+from ingot.models.blocks.feed_forward import GatedNames, PlainNames, PlainSpec
+from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.config import ConfigReader
 from ingot.models.families.reading import (
+    PLAIN_GELU,
     count_layers,
     pre_norm_layer,
     read_attention,
     read_decoder,
     read_gated,
+    read_head,
     read_norm,
 )
+
+
+def phi(config: ConfigReader) -> DecoderSpec:
+    """Half of a head is rotated unless the config says otherwise."""
+    norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
+    qk_norm = QKNormSpec(norm.named("q_layernorm"), norm.named("k_layernorm"))
+    attention = read_attention(
+        config,
+        bias=True,
+        o_bias=True,
+        qk_norm=qk_norm if config.flag("qk_layernorm", False) else None,
+        names=AttentionNames(o="dense"),
+    )
+    activation = config.choice("hidden_act", PLAIN_GELU, "gelu_new")
+    width, names = config.integer("intermediate_size"), PlainNames(up="fc1", down="fc2")
+    branches = (
+        BranchSpec("attention", attention, norm.named("input_layernorm")),
+        BranchSpec("mlp", PlainSpec(width, activation, bias=True, names=names)),  # it reads what attention reads
+    )
+    layers = [LayerSpec(branches, parallel=True)] * count_layers(config)
+    rope = config.within({"partial_rotary_factor": 0.5, **config.fields}).rope(attention.head_dim)
+    return read_decoder(config, layers, norm.named("final_layernorm"), rope, head=read_head(config, bias=True))
 
 
 def phi3(config: ConfigReader) -> DecoderSpec:

@@ -14,6 +14,8 @@ from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 
 SILU = {"silu": "silu"}
+# Of plain parts. "gelu_new" is what transformers calls the tanh form (activations.py).
+PLAIN_GELU = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
 def count_layers(config: ConfigReader) -> int:

@@ -192,6 +192,7 @@ WITHOUT: tuple[tuple[type[Any], str, Any], ...] = (
     (GatedSpec, "bias", False),
     (GatedSpec, "activation", "silu"),
     (EmbeddingSpec, "scale", None),
+    (HeadSpec, "bias", False),
     (HeadSpec, "scale", None),
     (HeadSpec, "soft_cap", None),
 )

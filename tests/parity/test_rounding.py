@@ -43,7 +43,7 @@ def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Cal
     gains = torch.randn(dims.hidden, generator=generator).to(dtype)
     x = torch.randn(64, dims.hidden, generator=generator).to(dtype)
     with torch.no_grad():
-        last_norm = theirs.transformer.ln_f if dims.norm.bias else theirs.model.norm
+        last_norm = getattr(theirs.base_model, dims.norm.stored)
         last_norm.weight.copy_(gains)
         found, expected = _norm(dims.norm, gains, dtype)(x), last_norm(x)
         assert torch.equal(found, expected)

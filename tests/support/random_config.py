@@ -38,11 +38,15 @@ def random_config(architecture: str, model_type: str, draw: random.Random) -> di
         config["hidden_size"] = heads * head_dim
         if model_type in ("llama", "mistral", "qwen2", "phi3", "granite", "olmo2", "olmo3", "cohere", "smollm3"):
             del config["head_dim"]
-    elif model_type in ("helium", "phi3"):  # the output projection is square; the length of factors follows from both
+    elif model_type in (
+        "helium",
+        "phi",
+        "phi3",
+    ):  # the output projection is square; the length of factors follows from both
         config["hidden_size"] = heads * head_dim
     elif model_type in _HIDDEN_OF_HEADS:
         config["hidden_size"] = heads * draw.randint(1, 30)
-    eps = "layer_norm_eps" if "cohere" in model_type else "rms_norm_eps"
+    eps = "layer_norm_eps" if model_type in ("cohere", "cohere2", "phi") else "rms_norm_eps"
     config[eps] = _log(draw, 1e-12, 1.0)
     if model_type not in _ROPE_OF_THEIR_OWN:
         _spell_rope(config, _rope(draw, config, ("default", "linear", "llama3", "dynamic", "yarn", "longrope")), draw)
@@ -162,6 +166,13 @@ def _phi3(config: dict[str, Any], draw: random.Random) -> None:
     _spell_rope(config, rope, draw)
 
 
+def _phi(config: dict[str, Any], draw: random.Random) -> None:
+    config["hidden_act"] = draw.choice(["gelu_new", *_GELU])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    config["partial_rotary_factor"] = 2 * draw.randint(1, head_dim // 2) / head_dim
+    _spell_rope(config, _rope(draw, config, ("default", "linear", "llama3", "yarn")), draw)
+
+
 def _gemma(config: dict[str, Any], draw: random.Random) -> None:
     config["hidden_act"] = "gelu_pytorch_tanh"
 
@@ -254,7 +265,7 @@ def _exaone4(config: dict[str, Any], draw: random.Random) -> None:
 
 # Whose hidden size transformers wants to be a multiple of the heads, whatever the size of a head.
 _HIDDEN_OF_HEADS = ("llama", "cwm", "gemma2", "gemma3_text", "hyperclovax")
-_ROPE_OF_THEIR_OWN = ("phi3", "gemma3_text", "olmo3")
+_ROPE_OF_THEIR_OWN = ("phi", "phi3", "gemma3_text", "olmo3")
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"),
     "qwen3": ("attention_bias",),
@@ -271,12 +282,14 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "seed_oss": ("attention_bias", "attention_out_bias", "mlp_bias"),
     "helium": ("attention_bias", "mlp_bias"),
     "ernie4_5": ("use_bias",),
+    "phi": ("qk_layernorm",),
 }
 _EXTRAS: Mapping[str, Callable[[dict[str, Any], random.Random], None]] = {
     "mistral": _mistral,
     "ministral": _ministral,
     "qwen2": _qwen,
     "qwen3": _qwen,
+    "phi": _phi,
     "phi3": _phi3,
     "gemma": _gemma,
     "gemma2": _gemma2,

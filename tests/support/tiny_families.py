@@ -178,7 +178,7 @@ def _family(name: str, architecture: str, seed: int, max_seq_len: int = MAX_SEQ_
         "pad_token_id": 0,
         "torch_dtype": "float32",
     }
-    norm = "layer_norm_eps" if "Cohere" in architecture else "rms_norm_eps"
+    norm = "layer_norm_eps" if architecture.startswith(("Cohere", "PhiFor")) else "rms_norm_eps"
     return Tiny(name, {**config, norm: 0.016, **fields}, seed, max_seq_len=max_seq_len)
 
 
@@ -474,4 +474,15 @@ OTHERS = (
         },
         0,
     ),
+    # Phi 1 and 2: a part of a head is rotated, and the head has a bias.
+    _family(
+        "phi-normed",
+        "PhiForCausalLM",
+        1,
+        hidden_size=84,
+        partial_rotary_factor=0.75,
+        qk_layernorm=True,
+        rope_theta=811.0,
+    ),
+    _family("phi-plain", "PhiForCausalLM", 1, hidden_size=96, hidden_act="gelu", rope_theta=811.0),
 )

@@ -73,6 +73,8 @@ def weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     if config["model_type"] == "gpt2":
         return _gpt2(config, generator)
+    if config["model_type"] == "phi":
+        return _phi(config, generator)
     hidden, ffn, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     head_dim, kv_heads = config.get("head_dim") or hidden // heads, config["num_key_value_heads"]
     has = layout(config)
@@ -143,4 +145,38 @@ def _gpt2(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, to
     norm("transformer.ln_f")
     if not config.get("tie_word_embeddings", True):
         tensors["lm_head.weight"] = randn(config["vocab_size"], hidden) * 1.5 / hidden**0.5
+    return tensors
+
+
+def _phi(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Phi 1's and 2's, in which everything has a bias."""
+    hidden, heads, width = (config[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size"))
+    head_dim, kv_heads = config.get("head_dim") or hidden // heads, config["num_key_value_heads"]
+    tensors: dict[str, torch.Tensor] = {}
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def matrix(name: str, outputs: int, inputs: int) -> None:
+        tensors[f"{name}.weight"] = randn(outputs, inputs) * 1.5 / inputs**0.5
+        tensors[f"{name}.bias"] = randn(outputs) * 0.3
+
+    def norm(name: str, size: int = hidden) -> None:
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 1 + randn(size) * 0.3, randn(size) * 0.3
+
+    tensors["model.embed_tokens.weight"] = randn(config["vocab_size"], hidden) * 1.5 / hidden**0.5
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        norm(f"{layer}.input_layernorm")
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            matrix(f"{layer}.self_attn.{name}_proj", count * head_dim, hidden)
+            if config.get("qk_layernorm") and name != "v":
+                norm(f"{layer}.self_attn.{name}_layernorm", hidden // heads)
+        matrix(f"{layer}.self_attn.dense", hidden, heads * head_dim)
+        matrix(f"{layer}.mlp.fc1", width, hidden)
+        matrix(f"{layer}.mlp.fc2", hidden, width)
+    norm("model.final_layernorm")
+    matrix("lm_head", config["vocab_size"], hidden)
+    if config.get("tie_word_embeddings", False):
+        del tensors["lm_head.weight"]
     return tensors
