@@ -54,6 +54,10 @@ CASES: Mapping[str, Case] = {
     "one key-value head on four ranks": Case(
         "llama-plain", {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 116}, tp=4, slow=True
     ),
+    "transposed in the checkpoint": Case("gpt2-tied", {"n_layer": 1, "vocab_size": 212}, slow=True),
+    "a head with a bias": Case(
+        "phi-normed", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
     "merged in the checkpoint": Case("phi3-long", {"intermediate_size": 104}, slow=True),
     "soft caps and windows": Case("gemma2-capped", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
     "a scaled stream": Case("granite-scaled", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
