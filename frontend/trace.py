@@ -41,8 +41,11 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
             f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries)
         )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
+    prefix = definition.optional_prefix(spec.dims)
+    lacking = prefix if stored and not any(name.startswith(prefix) for name in stored) else ""
     programs = {
-        name: _Entry(spec.family, name, entry, limits).program(names, stored or {}) for name, entry in entries.items()
+        name: _Entry(spec.family, name, entry, limits, lacking).program(names, stored or {})
+        for name, entry in entries.items()
     }
     expected = {name: entry.expected_matches for name, entry in entries.items()}
     return Model(spec, programs, expected, definition.round)
@@ -50,12 +53,13 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry that is traced, and what messages say of it."""
+    """An entry that is traced, and what messages say of it. Names in the checkpoint lack the prefix `lacking`."""
 
     family: str
     name: str
     entry: Entry
     limits: Limits
+    lacking: str = ""
 
     @property
     def where(self) -> str:
@@ -76,8 +80,10 @@ class _Entry:
                 where=self.where,
                 expected="parameters that ingot.models.params.parameter makes",
             )
-        made = TensorType(parameter.dtype, tuple(parameter.shape))
-        return ParamSpec(made, _in_dtype(declared.recipe, parameter.dtype, stored), split=declared.split)
+        made, recipe = TensorType(parameter.dtype, tuple(parameter.shape)), declared.recipe
+        if self.lacking:
+            recipe = recipe.renamed(lambda name: name.removeprefix(self.lacking))
+        return ParamSpec(made, _in_dtype(recipe, parameter.dtype, stored), split=declared.split)
 
     def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:
         """The traced program. `names` tells a parameter of `main` by its identity; one that this entry alone has is

@@ -82,6 +82,12 @@ class Recipe:
             return frozenset((str(self.attr("name")),))
         return frozenset().union(*(recipe.sources() for recipe in self.inputs))
 
+    def renamed(self, rename: Callable[[str], str]) -> "Recipe":
+        """The recipe that reads other tensors of the checkpoint: `rename` says which, by their names."""
+        if self.step == "source":
+            return source(rename(str(self.attr("name"))))
+        return replace(self, inputs=tuple(recipe.renamed(rename) for recipe in self.inputs))
+
     def shared_steps(self) -> frozenset["Recipe"]:
         """The steps of several results of which the recipe uses one: other recipes may want another of them."""
         own = frozenset((replace(self, output=""),)) if self.output else frozenset()

@@ -50,18 +50,20 @@ class Definition:
 
     `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module. One
     named `main` is traced in place of the module that `build` gives. `ignored` are patterns of tensors that a
-    checkpoint may have and nothing reads. `round` names the entries that run in each step, in order. `checkpoints` are
-    aliases of checkpoints beside the model's own, whose tensors recipes name "alias:tensor".
+    checkpoint may have and nothing reads; `optional_prefix` is what the names of all its tensors may lack. `round`
+    names the entries that run in each step, in order. `checkpoints` are aliases of checkpoints beside the model's own,
+    whose tensors recipes name "alias:tensor".
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
     ignored: Callable[[Any], tuple[str, ...]]
+    optional_prefix: Callable[[Any], str] = lambda spec: ""
     more_entries: Callable[[Any, nn.Module], Mapping[str, Entry]] = lambda spec, module: {}
     round: tuple[str, ...] = ("main",)
     checkpoints: tuple[str, ...] = ()
 
 
-DECODER = Definition(build=Decoder, ignored=DecoderSpec.ignored)
+DECODER = Definition(build=Decoder, ignored=DecoderSpec.ignored, optional_prefix=DecoderSpec.optional_prefix)
 
 
 @dataclass(frozen=True)

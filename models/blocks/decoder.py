@@ -59,12 +59,14 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class DecoderNames:
-    """Where the checkpoint has a decoder and its layers. Matrices may be stored `transposed`, [inputs, outputs].
-    `unread` are patterns of tensors that some checkpoints carry and nothing reads."""
+    """Where the checkpoint has a decoder and its layers. Matrices may be stored `transposed`, [inputs, outputs]. With
+    `may_lack_place` some checkpoints have names without `place` in front. `unread` are patterns of tensors that some
+    carry and nothing reads."""
 
     place: str = "model"
     layers: str = "layers"
     transposed: bool = False
+    may_lack_place: bool = False
     unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
@@ -85,6 +87,10 @@ class DecoderSpec:
         """Patterns of tensors that some checkpoints carry and nothing reads, a copy of a tied head among them."""
         copy = (rf"{self.head.stored}\.weight",) if self.head.tied else ()
         return (*self.names.unread, *copy)
+
+    def optional_prefix(self) -> str:
+        """What the names of all tensors begin with, or none of them; "" where that is not so."""
+        return f"{self.names.place}." if self.names.may_lack_place else ""
 
 
 class Embedding(Block):

@@ -12,8 +12,14 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.families.reading import PLAIN_GELU, read_head
 
-# The causal mask, which old checkpoints carry as tensors.
-_NAMES = DecoderNames("transformer", "h", transposed=True, unread=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",))
+# The first checkpoints are of the model without its head, and carry the causal mask as tensors.
+_NAMES = DecoderNames(
+    "transformer",
+    "h",
+    transposed=True,
+    may_lack_place=True,
+    unread=(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),
+)
 
 
 def gpt2(config: ConfigReader) -> DecoderSpec:

@@ -150,7 +150,9 @@ def test_a_result_that_a_step_has_not_is_an_error(recipe: Recipe, message: str) 
         (r.take_slice(r.cast(a, torch.float32), 0, 1, 3), (2, 6), {"a": (3, 6)}),
         (r.stack([a, b], 1), (4, 2, 6), {"a": (4, 6), "b": (4, 6)}),
         (r.concat([a, b]), (8, 6), {}),
-        (r.permute(a, (1, 0)), (6, 4), {}),
+        (r.permute(a, (1, 0)), (6, 4), {"a": (4, 6)}),
+        (r.permute(r.take_slice(a, 1, 2, 5), (1, 0)), (3, 4), {"a": (4, 5)}),
+        (r.reshape(a, (6, 4)), (6, 4), {}),
     ],
 )
 def test_source_shapes_are_told_where_the_steps_tell(
@@ -218,6 +220,11 @@ def test_sources_are_what_is_read() -> None:
     recipe = r.concat([r.cast(a, torch.float16), r.table(**ROPE), r.matmul(half, a)], 0)
     assert recipe.sources() == {"a", "half"}
     assert r.table(**ROPE).sources() == frozenset()
+
+
+def test_a_recipe_reads_other_tensors() -> None:
+    recipe = r.concat([r.cast(r.source("x.a"), torch.float16), r.table(**ROPE)], 0)
+    assert recipe.renamed(lambda name: name.removeprefix("x.")) == r.concat([r.cast(a, torch.float16), r.table(**ROPE)])
 
 
 def test_text_and_digest_are_stable() -> None:
