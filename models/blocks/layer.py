@@ -1,6 +1,5 @@
 """A layer: blocks whose results are added to the stream, in front of them norms, and behind them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,21 +102,10 @@ class Layer(Block):
         return result if self.spec.scale is None else result * self.spec.scale
 
     def matches(self) -> dict[str, int]:
-        """Of the norms those that follow a sum; the linears of branches that read one value are merged together."""
+        """Norms that follow a sum; in a parallel layer the merges that blocks behind one norm have in common."""
         if not self.spec.parallel:
             return {"fuse-add-rms-norm": sum(one.begins_with_rms_norm for one in self.branches[1:])}
-        more = 0
-        for blocks in self._sharing():
-            together = [block.first for block in blocks if isinstance(block, LinearsFirst)]
-            more += merges(sum(together, ())) - sum(map(merges, together))
-        return {"merge-linears": more}
-
-    def _sharing(self) -> Iterator[list[Block]]:
-        """Blocks of a parallel layer that read the same value."""
-        sharing: list[Block] = []
-        for one in self.branches:
-            if one.norm is not None and sharing:
-                yield sharing
-                sharing = []
-            sharing.append(one.block)
-        yield sharing
+        if any(one.norm is not None for one in self.branches[1:]):
+            return {}
+        first = [one.block.first for one in self.branches if isinstance(one.block, LinearsFirst)]
+        return {"merge-linears": merges(sum(first, ())) - sum(map(merges, first))}

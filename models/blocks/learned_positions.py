@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.ir import ops
-from ingot.models.blocks.decoder import Embedding, EmbeddingSpec
+from ingot.models.blocks.embedding import Embedding, EmbeddingSpec
 from ingot.models.blocks.positions import Positions
 from ingot.models.params import Place, parameter
 

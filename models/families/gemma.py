@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
-from ingot.models.blocks.decoder import DecoderSpec, EmbeddingSpec
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.feed_forward import GatedSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.blocks.norm import NormSpec

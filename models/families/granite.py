@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from ingot.models.blocks.attention import AttentionSpec
-from ingot.models.blocks.decoder import DecoderSpec, EmbeddingSpec
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.layer import LayerSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.config import ConfigReader

@@ -6,8 +6,10 @@ from typing import Any
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionSpec
-from ingot.models.blocks.decoder import DecoderSpec, EmbeddingSpec, HeadSpec
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.feed_forward import GatedSpec
+from ingot.models.blocks.head import HeadSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec

@@ -25,8 +25,10 @@ from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.program import ModelSpec
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec, QKNormSpec
-from ingot.models.blocks.decoder import DecoderNames, DecoderSpec, EmbeddingSpec, HeadSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.feed_forward import GatedNames, GatedSpec, PlainNames, PlainSpec
+from ingot.models.blocks.head import HeadSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.blocks.learned_positions import LearnedPositionsSpec
 from ingot.models.blocks.norm import NormSpec

@@ -10,7 +10,8 @@ import torch
 from tiny import TINY
 
 from ingot.models.architectures import read_spec
-from ingot.models.blocks.decoder import Decoder, DecoderSpec, EmbeddingSpec
+from ingot.models.blocks.decoder import Decoder, DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.params import Place, declaration
 

@@ -19,8 +19,9 @@ from torch import fx
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program, target_name
 from ingot.models.blocks.attention import Attention
-from ingot.models.blocks.decoder import Embedding, Head
+from ingot.models.blocks.embedding import Embedding
 from ingot.models.blocks.feed_forward import Gated, GatedNames
+from ingot.models.blocks.head import Head
 from ingot.models.blocks.layer import Layer
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import RotarySpec, rope_table

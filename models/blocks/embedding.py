@@ -1,0 +1,57 @@
+"""Embeddings: rows of a table by the tokens."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ingot.ir import ops
+from ingot.ir.types import Split
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.positions import Positions
+from ingot.models.params import Place, parameter
+
+OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is not split
+
+
+class AnyEmbeddingSpec(Protocol):
+    """The spec of what makes the stream of tokens; `most_positions` is how long a sequence may be by it, None: of any
+    length."""
+
+    @property
+    def most_positions(self) -> int | None: ...
+
+    def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
+        """The module, with the table `weight` [vocab, hidden] that a tied head reads; it is called with tokens i32[T]
+        and Positions, and gives [T, hidden]."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`."""
+
+    scale: float | None = None
+    rounded: bool = False
+    stored: str = "embed_tokens"
+
+    @property
+    def most_positions(self) -> int | None:
+        return None
+
+    def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
+        return Embedding(self, place / self.stored, vocab, hidden)
+
+
+class Embedding(Block):
+    """tokens i32[T] -> [T, hidden]."""
+
+    def __init__(self, spec: EmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = parameter((vocab, hidden), place.source("weight"), place.dtype, OF_VOCAB)
+        self.scale = spec.scale
+        if spec.scale is not None and spec.rounded:
+            self.scale = torch.tensor(spec.scale, dtype=place.dtype, device="cpu").item()
+
+    def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:
+        h = ops.embedding(tokens, self.weight)
+        return h if self.scale is None else h * self.scale
