@@ -130,7 +130,7 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         family=architecture.family,
         dtype=reader.dtype(),
         vocab_size=dims.vocab,
-        max_position=dims.embedding.most_positions or _max_position(reader, dims.ropes[0]),
+        max_position=dims.embedding.most_positions or _max_position(reader, dims.ropes),
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dims=dims,
@@ -139,11 +139,13 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
     return replace(spec, config={field: value for field, value in config.items() if field in asked})
 
 
-def _max_position(config: ConfigReader, rope: RopeSpec) -> int:
+def _max_position(config: ConfigReader, ropes: tuple[RopeSpec, ...]) -> int:
     """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Gemma 3's
     is scaled already."""
     given = config.integer("max_position_embeddings", 2048)
-    constants = dict(rope.constants)
+    if not ropes:
+        return given
+    rope, constants = ropes[0], dict(ropes[0].constants)
     if rope.rope_type == "yarn":
         return _length(float(constants["original_max_position"]) * float(constants["factor"]), config)
     if rope.rope_type in ("linear", "dynamic") and config.fields.get("model_type") != "gemma3_text":
