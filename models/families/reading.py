@@ -32,9 +32,8 @@ def read_head_dim(config: ConfigReader, default: int | None = None) -> int:
 
 def read_attention(config: ConfigReader, *, head_dim: int | None = None, **fields: Any) -> AttentionSpec:
     """Sizes of an attention; `fields` are others of AttentionSpec."""
-    heads = config.integer("num_attention_heads")
+    size, heads = read_head_dim(config, head_dim), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
-    size = read_head_dim(config, head_dim)
     if heads % kv_heads:
         raise ConfigError(
             f"{heads} attention heads over {kv_heads} key-value heads", where=config.source, expected="a multiple"
