@@ -196,13 +196,15 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         changed: dict[str, _Group] = {}
         rejected = None if batch.rows is None else handle.rejected()
         for request, token, row in self._scheduler.retire(batch, read, rejected):
-            if not request.given.streamed and request.end is None and logprobs is None:
+            if request.given.streamed or request.end is not None:
+                group, sequence = self._by_request[request]
+                changed[group.request_id] = group
+            elif logprobs is None:
                 continue  # its caller waits for the last token
-            group, sequence = self._by_request[request]
+            else:
+                _, sequence = self._by_request[request]
             if logprobs is not None and sequence.logprobs is not None and token != INVALID_TOKEN:
                 sequence.logprobs.add(logprobs, row)
-            if group.stream or request.end is not None:
-                changed[group.request_id] = group
         outputs: list[RequestOutput] = []
         for group in changed.values():
             finished = group.finished

@@ -154,7 +154,7 @@ class PrefixCache:
         others: list[list[tuple[int, int]]] | None = None
         if full > cached.num_kept:
             for number, pool in self._pages.numbered:
-                held, reserved = request.pages[number], self._pages.groups[number].reserved
+                held, reserved = request.pages[number], self._pages.reserved[number]
                 for place in range(cached.num_kept, full):
                     if held[place] < reserved:
                         continue  # it was a scratch page

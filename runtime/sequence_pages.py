@@ -57,6 +57,7 @@ class SequencePages:
         self.groups = tuple(pools)
         self.pools = tuple(pools.values())
         self.numbered = tuple(enumerate(self.pools))
+        self.reserved = [group.reserved for group in self.groups]
         self.slots = slots
         self._allocators = self.pools if slots is None else (*self.pools, slots.pool)
         self.page_size = page_size
@@ -189,6 +190,8 @@ class SequencePages:
 
     def end_step(self) -> None:
         """The inputs of the step are made: let page 0 stand where scratch pages stood."""
+        if not self.windows:
+            return
         for place, request, places in self._scratch:
             self._tables.clear_pages(place, request.row, places)
         self._fed_with_scratch = {request for _, request, _ in self._scratch}
