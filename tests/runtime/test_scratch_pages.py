@@ -67,6 +67,17 @@ def test_a_long_prompt_is_fed_in_whole_pieces_in_a_small_pool() -> None:
     assert max(pieces(without)) < 32 and without.device.num_in_scratch == 0
 
 
+def test_a_long_prompt_leaves_sequences_that_decode_their_next_pages() -> None:
+    """Each of the others fills its pages in the step that feeds the long prompt, which fits into what is left."""
+    others, pages = 6, 24
+    one = served(pages, max_batch=others + 1, max_tokens=120)
+    for number in range(others):
+        one.engine.add_request(str(number), drawn(8, number), GREEDY)
+    one.engine.add_request("long", drawn((pages - 2 * others) * 4, 90), GREEDY)
+    one.drain()
+    assert one.device.num_in_scratch > 0 and one.scheduler.num_preemptions == 0
+
+
 def test_pages_of_the_pool_are_taken_while_there_are_enough() -> None:
     large = served(100)
     prompt = drawn(60)
