@@ -3,7 +3,7 @@
 A group of caches with a window keeps what later tokens read. While a long piece is fed, each layer also writes the keys
 and values of tokens that lie before the window of the piece's end. The attention of that layer reads them in this step,
 and nothing reads them afterwards. Layers run one after the other, so all caches of a group can have one memory for
-these pages: the pages behind those of the pool are the same memory in every cache (`ingot.runtime.states`).
+these pages: the pages after those of the pool are the same memory in every cache (`ingot.runtime.states`).
 """
 
 from collections.abc import Iterator

@@ -17,11 +17,11 @@ class PagePool:
     once the step has retired: `free(pages, busy_until=step)` puts it aside, `retire(step)` releases it.
 
     What a page holds can be given a digest by `keep`, under which `find` finds it. Such a page is worth something when
-    nobody holds it any more: it stays as it is until it is allocated for something else. Pages that are worth nothing
-    go first, then those kept that were freed longest ago, and of pages that were freed together the last one, whose
-    content nobody finds without those in front of it.
+    no sequence holds it any more: it stays until it is allocated for something else. Pages that are worth nothing go
+    first, then those kept that were freed longest ago, and of pages that were freed together the last one, whose
+    content cannot be found without those in front of it.
 
-    scratch        numbers of pages behind those of the pool, which hold what one step alone reads: `take_scratch` gives
+    scratch        numbers of pages after those of the pool, which hold what one step alone reads: `take_scratch` gives
                    them to the step that is being made, and `end_scratch` takes them all back
     permute_seed   hand out pages in a random order, so that tests meet page tables that are not monotonic
     on_release     called with the pages that can be allocated and hold nothing of worth any more (tests poison them
@@ -209,7 +209,7 @@ class PagePool:
         self.forget(list(self._digests))
 
     def _release(self, pages: Sequence[int]) -> None:
-        """Make pages allocatable that nobody holds and no step uses."""
+        """Make pages allocatable that no sequence holds and no step uses."""
         self._idle.update((page, None) for page in reversed(pages) if page in self._digests)
         if worthless := [page for page in pages if page not in self._digests]:
             self._free += worthless

@@ -1,4 +1,4 @@
-"""A layer: blocks whose results are added to the stream, in front of them norms, and behind them."""
+"""A layer: blocks whose results are added to the stream, with norms before and after them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,7 +102,7 @@ class Layer(Block):
         return result if self.spec.scale is None else result * self.spec.scale
 
     def matches(self) -> dict[str, int]:
-        """Norms that follow a sum; in a parallel layer the merges that blocks behind one norm have in common."""
+        """Norms that follow a sum; in a parallel layer the merges of blocks that read one norm."""
         if not self.spec.parallel:
             return {"fuse-add-rms-norm": sum(one.begins_with_rms_norm for one in self.branches[1:])}
         if any(one.norm is not None for one in self.branches[1:]):

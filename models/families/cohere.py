@@ -1,4 +1,4 @@
-"""Cohere's Command models: layer norms without biases, and attention and MLP in parallel behind one norm."""
+"""Cohere's Command models: layer norms without biases, and attention and MLP in parallel after one norm."""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec

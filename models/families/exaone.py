@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind blocks, norms of q and k, and in a model with windows no rotation where there is none."""
+"""EXAONE 4: norms after blocks, norms of q and k, and in a model with windows no rotation where there is none."""
 
 from ingot.models.blocks.attention import QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec

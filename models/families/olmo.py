@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind blocks and none in front, norms over all heads of q and of k."""
+"""OLMo 2 and 3: norms after blocks and none before, norms over all heads of q and of k."""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec

@@ -1,4 +1,4 @@
-"""Phi 1 and 2: attention and a plain part in parallel behind one layer norm. Phi 3: Llama with merged tensors. In both
+"""Phi 1 and 2: attention and a plain part in parallel after one layer norm. Phi 3: Llama with merged tensors. In both
 a part of a head is rotated."""
 
 from ingot.models.blocks.attention import AttentionNames, QKNormSpec

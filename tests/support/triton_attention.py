@@ -41,8 +41,8 @@ def a_step(mix: Mix, dtype: torch.dtype, heads: Heads = GROUPED, **layout: int) 
 
 
 def narrowed(step: PagedStep, scales: dict[str, float]) -> PagedStep:
-    """The step over a cache of eight bits, NaN where nobody wrote. The keys and values of the first token are beyond
-    what eight bits hold."""
+    """The step over a cache of eight bits, NaN where nothing was written. The keys and values of the first token are
+    beyond what eight bits hold."""
     k, v = step.k.clone(), None if step.v is None else step.v.clone()
     k[0] *= 2000 * scales.get("k_scale", 1.0)
     if v is not None:
