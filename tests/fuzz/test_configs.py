@@ -11,12 +11,12 @@ import pytest
 import torch
 from agreement import disagreement
 from drawn import drawn
+from families import weights
 from hf_model import hf_model
 from random_config import random_config
 from run_seed import again, run_seed
 from staged import CHUNK, LIMITS, staged, traced
 from tiny import TINY
-from tiny_weights import weights
 
 from ingot.ir.errors import IngotError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, weights
 from hf_model import fix_rotary_table
 from run_seed import again, run_seed
 from tiny import CHECKPOINTS
@@ -34,16 +35,25 @@ class Reference:
         return self.sequences[index][len(self.prompts[index]) :]
 
 
-def _reference(tiny: Tiny, folder: Path) -> Reference:
+def _model(tiny: Tiny, folder: Path) -> torch.nn.Module:
+    """Transformers' model, loaded as its users load it; where it has no class, the family's oracle."""
     import transformers
 
+    family = FAMILIES.get(tiny.config["model_type"])
+    if family is not None and family.oracle is not None:
+        config, max_seq_len = tiny.config, tiny.max_seq_len
+        return family.oracle(config, weights(config, tiny.seed), torch.float32, max_seq_len).eval()
     kind = getattr(transformers, tiny.config["architectures"][0])
     model, loading = kind.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"
-    model.eval()
     fix_rotary_table(model, tiny.max_seq_len)
+    return model.eval()
+
+
+def _reference(tiny: Tiny, folder: Path) -> Reference:
+    model = _model(tiny, folder)
     answers = [_answer(model, tiny, length) for length in PROMPT_LENGTHS]
     with torch.no_grad():
         logprobs = [model(torch.tensor([answer.tokens])).logits[0].double().log_softmax(-1) for answer in answers]
@@ -69,22 +79,35 @@ def _answer(model: Any, tiny: Tiny, length: int) -> _Answer:
     draw = random.Random(f"{run_seed()} {tiny.name} {length}")
     for _ in range(DRAWS):
         prompt = [draw.randrange(tiny.config["vocab_size"]) for _ in range(length)]
-        made = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, length, dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            eos_token_id=None,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        best = torch.stack([step[0].topk(2).values for step in made.logits])
+        made, logits = _greedy(model, prompt)
+        best = logits.topk(2).values
         close = (best[:, 0] - best[:, 1] < MARGIN).nonzero().flatten().tolist()
         decided = close[0] if close else NEW_TOKENS
         if decided >= COMPARED:
-            return _Answer(made.sequences[0].tolist(), decided)
+            return _Answer(made, decided)
     raise AssertionError(f"{tiny.name} gives too many close calls: {again(f'prompts of {length} tokens')}")
+
+
+def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+    """The prompt with its greedy tokens, and the logits [NEW_TOKENS, vocab] that chose them."""
+    if not hasattr(model, "generate"):  # an oracle
+        tokens, rows = [*prompt], []
+        with torch.no_grad():
+            for _ in range(NEW_TOKENS):
+                rows.append(model(torch.tensor([tokens])).logits[0, -1])
+                tokens.append(int(rows[-1].argmax()))
+        return tokens, torch.stack(rows)
+    made = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return made.sequences[0].tolist(), torch.cat(made.logits)
 
 
 @pytest.fixture(scope="session")

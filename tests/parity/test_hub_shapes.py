@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from agreement import disagreement
+from families import weights
 from hf_model import hf_model
 from run_seed import again, run_seed
 from safetensors.torch import save_file
 from serve_artifact import teacher_forced_artifact
 from staged import LIMITS, staged, traced
-from tiny_weights import weights
 
 from ingot import compile_model
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced

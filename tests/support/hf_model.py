@@ -1,15 +1,19 @@
-"""Transformers' model of a config.json, as the reference of parity tests."""
+"""Transformers' model of a config.json, or a family's oracle, as the reference of parity tests."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from families import FAMILIES
 
 
 def hf_model(
     config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, max_seq_len: int
 ) -> torch.nn.Module:
     """The model with the weights `tensors`, in `dtype`. The tables of `rope` are those for `max_seq_len`."""
+    family = FAMILIES.get(config["model_type"])
+    if family is not None and family.oracle is not None:
+        return family.oracle(config, tensors, dtype, max_seq_len).eval()
     import transformers
     from transformers.initialization import no_init_weights
 

@@ -7,122 +7,38 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from families import FAMILIES
+from random_fields import GELU, flags, log, rope, sizes, spell_rope
+
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_GELU = ("gelu", "gelu_pytorch_tanh")
 
 
 def random_config(architecture: str, model_type: str, draw: random.Random) -> dict[str, Any]:
     """A config.json of `architecture`."""
-    if model_type == "gpt2":
-        return _gpt2(architecture, draw)
-    kv_heads = draw.choice([1, 1, 2, 3, 4])
-    heads, head_dim = kv_heads * draw.choice([1, 2, 3, 4]), 2 * draw.randint(1, 16)
-    config: dict[str, Any] = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "hidden_size": draw.randint(3, 150),
-        "num_hidden_layers": draw.randint(1, 4),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": draw.randint(1, 200),
-        "vocab_size": draw.randint(3, 700),
-        "max_position_embeddings": draw.choice([32, 100, 160, 4096, 131072]),
-        "tie_word_embeddings": draw.random() < 0.5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        draw.choice(["dtype", "torch_dtype"]): draw.choice(["float32", "float32", "bfloat16", "float16"]),
-    }
+    named = {"architectures": [architecture], "model_type": model_type}
+    if model_type in FAMILIES:
+        return {**named, **FAMILIES[model_type].random(draw)}
+    config: dict[str, Any] = {**named, **sizes(draw)}
+    heads, head_dim = config["num_attention_heads"], config["head_dim"]
     if draw.random() < 0.3:  # the size of a head is derived, save where a family has a default of its own
         config["hidden_size"] = heads * head_dim
         if model_type in ("llama", "mistral", "qwen2", "phi3", "granite", "olmo2", "olmo3", "cohere", "smollm3"):
             del config["head_dim"]
-    elif model_type in (
-        "helium",
-        "phi",
-        "phi3",
-    ):  # the output projection is square; the length of factors follows from both
+    elif model_type in ("helium", "phi3"):  # the output projection is square; the length of factors follows from both
         config["hidden_size"] = heads * head_dim
     elif model_type in _HIDDEN_OF_HEADS:
         config["hidden_size"] = heads * draw.randint(1, 30)
-    eps = "layer_norm_eps" if model_type in ("cohere", "cohere2", "phi") else "rms_norm_eps"
-    config[eps] = _log(draw, 1e-12, 1.0)
+    eps = "layer_norm_eps" if model_type in ("cohere", "cohere2") else "rms_norm_eps"
+    config[eps] = log(draw, 1e-12, 1.0)
     if model_type not in _ROPE_OF_THEIR_OWN:
-        _spell_rope(config, _rope(draw, config, ("default", "linear", "llama3", "dynamic", "yarn", "longrope")), draw)
-    for flag in _FLAGS.get(model_type, ()):
-        if draw.random() < 0.7:
-            config[flag] = draw.random() < 0.5
+        spell_rope(config, rope(draw, config, ("default", "linear", "llama3", "dynamic", "yarn", "longrope")), draw)
+    config |= flags(draw, *_FLAGS.get(model_type, ()))
     _EXTRAS.get(model_type, _nothing)(config, draw)
-    return config
-
-
-def _gpt2(architecture: str, draw: random.Random) -> dict[str, Any]:
-    """Sizes have names of their own."""
-    heads = draw.randint(1, 6)
-    config: dict[str, Any] = {
-        "architectures": [architecture],
-        "model_type": "gpt2",
-        "n_embd": heads * draw.randint(1, 20),
-        "n_layer": draw.randint(1, 4),
-        "n_head": heads,
-        "n_inner": draw.choice([None, draw.randint(1, 200)]),
-        "n_positions": draw.choice([160, 200, 1024]),
-        "vocab_size": draw.randint(3, 700),
-        "activation_function": draw.choice(["gelu_new", *_GELU]),
-        "layer_norm_epsilon": _log(draw, 1e-12, 1.0),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        draw.choice(["dtype", "torch_dtype"]): draw.choice(["float32", "float32", "bfloat16", "float16"]),
-    }
-    for flag in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "tie_word_embeddings"):
-        if draw.random() < 0.7:
-            config[flag] = draw.random() < 0.5
     return config
 
 
 def _nothing(config: dict[str, Any], draw: random.Random) -> None:
     """A family whose fields all stand above."""
-
-
-def _log(draw: random.Random, low: float, high: float) -> float:
-    return float(low * (high / low) ** draw.random())
-
-
-def _rope(draw: random.Random, config: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
-    """A rotary table of one of `kinds`, with its base."""
-    kind = draw.choice(kinds)
-    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": _log(draw, 2.0, 1e7)}
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rotary_dim = int(head_dim * config.get("partial_rotary_factor", 1.0))
-    if kind == "dynamic" and rotary_dim < 4:
-        return {**rope, "rope_type": "default"}
-    if kind in ("linear", "dynamic", "llama3", "yarn"):
-        rope["factor"] = _log(draw, 1.0, 40.0)
-    if kind in ("llama3", "yarn", "longrope"):
-        rope["original_max_position_embeddings"] = draw.randint(8, 200)
-    if kind == "llama3":
-        low = _log(draw, 0.3, 4.0)
-        rope |= {"low_freq_factor": low, "high_freq_factor": low * _log(draw, 1.1, 9.0)}
-    if kind == "yarn":
-        rope |= draw.choice([{}, {"beta_fast": 8.0, "beta_slow": 0.7}, {"truncate": False}, {"attention_factor": 1.3}])
-        rope |= draw.choice([{}, {"mscale": 1.4, "mscale_all_dim": 0.6}])
-    if kind == "longrope":
-        rope |= {
-            name: [_log(draw, 0.5, 8.0) for _ in range(rotary_dim // 2)] for name in ("short_factor", "long_factor")
-        }
-        rope |= draw.choice([{}, {"factor": 3.5}, {"attention_factor": 1.2}])
-    return rope
-
-
-def _spell_rope(config: dict[str, Any], rope: dict[str, Any], draw: random.Random) -> None:
-    """Write the table in the new spelling or in the old one."""
-    if draw.random() < 0.5:
-        config["rope_parameters"] = rope
-        return
-    config["rope_theta"] = rope.pop("rope_theta")
-    if rope["rope_type"] != "default":
-        config["rope_scaling"] = rope
 
 
 def _layer_types(config: dict[str, Any], draw: random.Random) -> None:
@@ -158,19 +74,12 @@ def _phi3(config: dict[str, Any], draw: random.Random) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     config["partial_rotary_factor"] = draw.choice([1.0, 2 * draw.randint(1, head_dim // 2) / head_dim])
     original = draw.randint(8, 200)
-    rope = _rope(draw, config, ("default", "longrope"))
-    if rope["rope_type"] == "longrope":
-        rope.pop("factor", None)  # Phi-3's is the ratio of the two maxima
-        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"] = original
+    table = rope(draw, config, ("default", "longrope"))
+    if table["rope_type"] == "longrope":
+        table.pop("factor", None)  # Phi-3's is the ratio of the two maxima
+        config["original_max_position_embeddings"] = table["original_max_position_embeddings"] = original
         config["max_position_embeddings"] = max(original, config["max_position_embeddings"])
-    _spell_rope(config, rope, draw)
-
-
-def _phi(config: dict[str, Any], draw: random.Random) -> None:
-    config["hidden_act"] = draw.choice(["gelu_new", *_GELU])
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    config["partial_rotary_factor"] = 2 * draw.randint(1, head_dim // 2) / head_dim
-    _spell_rope(config, _rope(draw, config, ("default", "linear", "llama3", "yarn")), draw)
+    spell_rope(config, table, draw)
 
 
 def _gemma(config: dict[str, Any], draw: random.Random) -> None:
@@ -178,21 +87,21 @@ def _gemma(config: dict[str, Any], draw: random.Random) -> None:
 
 
 def _gemma2(config: dict[str, Any], draw: random.Random) -> None:
-    config["hidden_activation"] = draw.choice(_GELU)
+    config["hidden_activation"] = draw.choice(GELU)
     config["query_pre_attn_scalar"] = draw.randint(1, 300)
     _window(config, draw)
     if draw.random() < 0.5:
         _layer_types(config, draw)
     if config["model_type"] == "gemma2":
-        config["attn_logit_softcapping"] = draw.choice([None, _log(draw, 0.5, 100.0)])
-    config["final_logit_softcapping"] = draw.choice([None, _log(draw, 0.5, 100.0)])
+        config["attn_logit_softcapping"] = draw.choice([None, log(draw, 0.5, 100.0)])
+    config["final_logit_softcapping"] = draw.choice([None, log(draw, 0.5, 100.0)])
 
 
 def _two_ropes(config: dict[str, Any], draw: random.Random) -> None:
-    full = _rope(draw, config, ("default", "linear", "llama3", "yarn"))
+    full = rope(draw, config, ("default", "linear", "llama3", "yarn"))
     config["rope_parameters"] = {
         _FULL: full,
-        _SLIDING: {"rope_type": "default", "rope_theta": _log(draw, 2.0, 1e7)},
+        _SLIDING: {"rope_type": "default", "rope_theta": log(draw, 2.0, 1e7)},
     }
 
 
@@ -203,10 +112,10 @@ def _gemma3(config: dict[str, Any], draw: random.Random) -> None:
     if draw.random() < 0.5:
         _two_ropes(config, draw)
         return
-    rope = _rope(draw, config, ("default", "linear"))
-    config |= {"rope_theta": rope.pop("rope_theta"), "rope_local_base_freq": _log(draw, 2.0, 1e6)}
-    if rope["rope_type"] != "default":
-        config["rope_scaling"] = rope
+    table = rope(draw, config, ("default", "linear"))
+    config |= {"rope_theta": table.pop("rope_theta"), "rope_local_base_freq": log(draw, 2.0, 1e6)}
+    if table["rope_type"] != "default":
+        config["rope_scaling"] = table
 
 
 def _olmo3(config: dict[str, Any], draw: random.Random) -> None:
@@ -219,11 +128,11 @@ def _olmo3(config: dict[str, Any], draw: random.Random) -> None:
 def _granite(config: dict[str, Any], draw: random.Random) -> None:
     for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"):
         if draw.random() < 0.8:
-            config[name] = _log(draw, 0.05, 10.0 if name != "attention_multiplier" else 1.0)
+            config[name] = log(draw, 0.05, 10.0 if name != "attention_multiplier" else 1.0)
 
 
 def _cohere(config: dict[str, Any], draw: random.Random) -> None:
-    config["logit_scale"] = _log(draw, 0.02, 5.0)
+    config["logit_scale"] = log(draw, 0.02, 5.0)
 
 
 def _cohere2(config: dict[str, Any], draw: random.Random) -> None:
@@ -265,7 +174,7 @@ def _exaone4(config: dict[str, Any], draw: random.Random) -> None:
 
 # Whose hidden size transformers wants to be a multiple of the heads, whatever the size of a head.
 _HIDDEN_OF_HEADS = ("llama", "cwm", "gemma2", "gemma3_text", "hyperclovax")
-_ROPE_OF_THEIR_OWN = ("phi", "phi3", "gemma3_text", "olmo3")
+_ROPE_OF_THEIR_OWN = ("phi3", "gemma3_text", "olmo3")
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"),
     "qwen3": ("attention_bias",),
@@ -282,14 +191,12 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "seed_oss": ("attention_bias", "attention_out_bias", "mlp_bias"),
     "helium": ("attention_bias", "mlp_bias"),
     "ernie4_5": ("use_bias",),
-    "phi": ("qk_layernorm",),
 }
 _EXTRAS: Mapping[str, Callable[[dict[str, Any], random.Random], None]] = {
     "mistral": _mistral,
     "ministral": _ministral,
     "qwen2": _qwen,
     "qwen3": _qwen,
-    "phi": _phi,
     "phi3": _phi3,
     "gemma": _gemma,
     "gemma2": _gemma2,

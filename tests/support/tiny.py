@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from families import FAMILIES
 from tiny_checkpoint import Tiny
 from tiny_families import FIRST, OTHERS
 
-TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*FIRST, *OTHERS)}
+_MORE = tuple(tiny for family in FAMILIES.values() for tiny in family.checkpoints)
+TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*FIRST, *OTHERS, *_MORE)}
 
 
 def _cut(tiny: Tiny) -> Tiny:
@@ -18,8 +20,8 @@ def _cut(tiny: Tiny) -> Tiny:
     """
     sizes = {"hidden_size": 84, "head_dim": 14, "num_attention_heads": 6, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 103, "vocab_size": 379, "num_hidden_layers": 1}
-    if tiny.family == "gpt2":
-        sizes = {"n_embd": 84, "n_head": 6, "n_inner": 103, "vocab_size": 379, "n_layer": 1}
+    if tiny.config["model_type"] in FAMILIES:
+        sizes = {**FAMILIES[tiny.config["model_type"]].cut}
     config = {**tiny.config, **sizes}
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:1]
@@ -29,7 +31,7 @@ def _cut(tiny: Tiny) -> Tiny:
 # One of each family but the first two, whose checkpoints are small enough to be compiled whole.
 CUTS: Mapping[str, Tiny] = {
     f"{tiny.family}-cut": _cut(tiny)
-    for tiny in reversed(OTHERS)  # the first checkpoint of a family comes last and stays
+    for tiny in reversed((*OTHERS, *_MORE))  # the first checkpoint of a family comes last and stays
     if tiny.family not in {whole.family for whole in FIRST}
 }
 CHECKPOINTS: Mapping[str, Tiny] = {**TINY, **CUTS}

@@ -2,29 +2,34 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
-from tiny_weights import weights
+from tiny_weights import like_llama
 
 MAX_SEQ_LEN = 160
 # Mixed on purpose: one token, both sides of a page of 16, several pages, and the end inside a page.
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 33, 64, 97)
 
+# Every tensor of a checkpoint with this configuration, drawn from the generator.
+Weights = Callable[[Mapping[str, Any], torch.Generator], dict[str, torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class Tiny:
-    """A checkpoint to be written: its config.json, the seed of its weights and prompts, its number of files, and the
-    context to compile it for, which chooses some rotary tables."""
+    """A checkpoint to be written: its config.json, the seed of its weights and prompts, its number of files, the
+    context to compile it for, which chooses some rotary tables, and what makes its weights."""
 
     name: str
     config: Mapping[str, Any] = field(repr=False)
     seed: int = 0
     shards: int = 1
     max_seq_len: int = MAX_SEQ_LEN
+    weights: Weights = like_llama
 
     @property
     def family(self) -> str:
@@ -40,7 +45,7 @@ class Tiny:
         config = {**self.config, **changes}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2))
-        tensors = weights(config, self.seed)
+        tensors = self.weights(config, torch.Generator().manual_seed(self.seed))
         if self.shards == 1:
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             return folder

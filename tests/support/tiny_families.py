@@ -1,5 +1,5 @@
-"""Configurations of tiny checkpoints of every family, whose every flag and constant shows in the logits: those of norms
-and rope are far from their defaults."""
+"""Configurations of tiny checkpoints with Llama's names, in which every flag and constant shows in the logits: constants of
+norms and rope are far from their defaults."""
 
 from typing import Any
 
@@ -178,7 +178,7 @@ def _family(name: str, architecture: str, seed: int, max_seq_len: int = MAX_SEQ_
         "pad_token_id": 0,
         "torch_dtype": "float32",
     }
-    norm = "layer_norm_eps" if architecture.startswith(("Cohere", "PhiFor")) else "rms_norm_eps"
+    norm = "layer_norm_eps" if architecture.startswith("Cohere") else "rms_norm_eps"
     return Tiny(name, {**config, norm: 0.016, **fields}, seed, max_seq_len=max_seq_len)
 
 
@@ -433,56 +433,4 @@ OTHERS = (
         sliding_window_pattern=3,
         rope_theta=811.0,
     ),
-    # GPT-2: names of its own for all sizes; scores are divided by the number of the layer.
-    Tiny(
-        "gpt2-learned",
-        {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "n_embd": 84,
-            "n_layer": 3,
-            "n_head": 6,
-            "n_inner": 103,
-            "n_positions": MAX_SEQ_LEN,
-            "vocab_size": 379,
-            "layer_norm_epsilon": 0.016,
-            "scale_attn_by_inverse_layer_idx": True,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-            "torch_dtype": "float32",
-        },
-        3,
-    ),
-    Tiny(
-        "gpt2-tied",
-        {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "n_embd": 60,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": MAX_SEQ_LEN,
-            "vocab_size": 211,
-            "layer_norm_epsilon": 0.01,
-            "activation_function": "gelu",
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-            "torch_dtype": "float32",
-        },
-        0,
-    ),
-    # Phi 1 and 2: a part of a head is rotated, and the head has a bias.
-    _family(
-        "phi-normed",
-        "PhiForCausalLM",
-        1,
-        hidden_size=84,
-        partial_rotary_factor=0.75,
-        qk_layernorm=True,
-        rope_theta=811.0,
-    ),
-    _family("phi-plain", "PhiForCausalLM", 1, hidden_size=96, hidden_act="gelu", rope_theta=811.0),
 )

@@ -1,14 +1,12 @@
-"""The weights of tiny checkpoints, in Hugging Face's form, such that every bias and gain shows in the logits.
+"""The weights of tiny checkpoints with Llama's names, in Hugging Face's form."""
 
-Default initialisation hides bugs: biases are 0, norm gains 1, logits nearly flat. Here matrices are N(0, 2.25/fan_in),
-norm gains 1 + N(0, 0.3²) and biases N(0, 0.3²).
-"""
-
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from drawn_weights import DrawnWeights
 
 
 @dataclass(frozen=True)
@@ -68,115 +66,33 @@ def layout(config: Mapping[str, Any]) -> Layout:
     return Layout(**everywhere)
 
 
-def weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, in Hugging Face's names."""
-    generator = torch.Generator().manual_seed(seed)
-    if config["model_type"] == "gpt2":
-        return _gpt2(config, generator)
-    if config["model_type"] == "phi":
-        return _phi(config, generator)
+def like_llama(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint with Llama's names."""
     hidden, ffn, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     head_dim, kv_heads = config.get("head_dim") or hidden // heads, config["num_key_value_heads"]
     has = layout(config)
-    tensors: dict[str, torch.Tensor] = {}
-
-    def matrix(name: str, outputs: int, inputs: int, bias: bool = False) -> None:
-        tensors[f"{name}.weight"] = torch.randn(outputs, inputs, generator=generator) * 1.5 / inputs**0.5
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(outputs, generator=generator) * 0.3
-
-    def norm(name: str, *shape: int) -> None:
-        tensors[f"{name}.weight"] = has.norm_center + torch.randn(*shape, generator=generator) * 0.3
-
-    def merge(name: str, *parts: str) -> None:
-        place = name.rpartition(".")[0]
-        tensors[f"{name}.weight"] = torch.cat([tensors.pop(f"{place}.{part}.weight") for part in parts])
-
+    drawn = DrawnWeights(generator)
+    matrix, norm = drawn.matrix, functools.partial(drawn.norm, center=has.norm_center)
     matrix("model.embed_tokens", config["vocab_size"], hidden)
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}"
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         norm(f"{layer}.{has.norms[0]}", hidden)
-        matrix(f"{layer}.self_attn.q_proj", heads * head_dim, hidden, has.qkv_bias)
-        matrix(f"{layer}.self_attn.k_proj", kv_heads * head_dim, hidden, has.qkv_bias)
-        matrix(f"{layer}.self_attn.v_proj", kv_heads * head_dim, hidden, has.qkv_bias)
-        matrix(f"{layer}.self_attn.o_proj", hidden, heads * head_dim, has.o_bias)
+        matrix(f"{attention}.q_proj", heads * head_dim, hidden, bias=has.qkv_bias)
+        matrix(f"{attention}.k_proj", kv_heads * head_dim, hidden, bias=has.qkv_bias)
+        matrix(f"{attention}.v_proj", kv_heads * head_dim, hidden, bias=has.qkv_bias)
+        matrix(f"{attention}.o_proj", hidden, heads * head_dim, bias=has.o_bias)
         for name, shape in zip(("q_norm", "k_norm"), has.qk_norms, strict=False):
-            norm(f"{layer}.self_attn.{name}", *shape)
+            norm(f"{attention}.{name}", *shape)
         for name in has.norms[1:]:
             norm(f"{layer}.{name}", hidden)
-        matrix(f"{layer}.mlp.gate_proj", ffn, hidden, has.mlp_bias)
-        matrix(f"{layer}.mlp.up_proj", ffn, hidden, has.mlp_bias)
-        matrix(f"{layer}.mlp.down_proj", hidden, ffn, has.mlp_bias)
+        matrix(f"{mlp}.gate_proj", ffn, hidden, bias=has.mlp_bias)
+        matrix(f"{mlp}.up_proj", ffn, hidden, bias=has.mlp_bias)
+        matrix(f"{mlp}.down_proj", hidden, ffn, bias=has.mlp_bias)
         if has.merged:
-            merge(f"{layer}.self_attn.qkv_proj", "q_proj", "k_proj", "v_proj")
-            merge(f"{layer}.mlp.gate_up_proj", "gate_proj", "up_proj")
+            drawn.merge(f"{attention}.qkv_proj", *(f"{attention}.{name}_proj" for name in "qkv"))
+            drawn.merge(f"{mlp}.gate_up_proj", f"{mlp}.gate_proj", f"{mlp}.up_proj")
     norm("model.norm", hidden)
     if not config.get("tie_word_embeddings", False):
         matrix("lm_head", config["vocab_size"], hidden)
-    return tensors
-
-
-def _gpt2(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """GPT-2's, whose matrices are stored [inputs, outputs] (transformers, modeling_gpt2.py, Conv1D)."""
-    hidden = config["n_embd"]
-    width = config.get("n_inner") or 4 * hidden
-    tensors: dict[str, torch.Tensor] = {}
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def matrix(name: str, inputs: int, outputs: int) -> None:
-        tensors[f"{name}.weight"] = randn(inputs, outputs) * 1.5 / inputs**0.5
-        tensors[f"{name}.bias"] = randn(outputs) * 0.3
-
-    def norm(name: str) -> None:
-        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 1 + randn(hidden) * 0.3, randn(hidden) * 0.3
-
-    for name, rows in (("wte", config["vocab_size"]), ("wpe", config["n_positions"])):
-        tensors[f"transformer.{name}.weight"] = randn(rows, hidden) * 1.5 / hidden**0.5
-    for index in range(config["n_layer"]):
-        layer = f"transformer.h.{index}"
-        norm(f"{layer}.ln_1")
-        matrix(f"{layer}.attn.c_attn", hidden, 3 * hidden)
-        matrix(f"{layer}.attn.c_proj", hidden, hidden)
-        norm(f"{layer}.ln_2")
-        matrix(f"{layer}.mlp.c_fc", hidden, width)
-        matrix(f"{layer}.mlp.c_proj", width, hidden)
-    norm("transformer.ln_f")
-    if not config.get("tie_word_embeddings", True):
-        tensors["lm_head.weight"] = randn(config["vocab_size"], hidden) * 1.5 / hidden**0.5
-    return tensors
-
-
-def _phi(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Phi 1's and 2's, in which everything has a bias."""
-    hidden, heads, width = (config[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size"))
-    head_dim, kv_heads = config.get("head_dim") or hidden // heads, config["num_key_value_heads"]
-    tensors: dict[str, torch.Tensor] = {}
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def matrix(name: str, outputs: int, inputs: int) -> None:
-        tensors[f"{name}.weight"] = randn(outputs, inputs) * 1.5 / inputs**0.5
-        tensors[f"{name}.bias"] = randn(outputs) * 0.3
-
-    def norm(name: str, size: int = hidden) -> None:
-        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = 1 + randn(size) * 0.3, randn(size) * 0.3
-
-    tensors["model.embed_tokens.weight"] = randn(config["vocab_size"], hidden) * 1.5 / hidden**0.5
-    for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}"
-        norm(f"{layer}.input_layernorm")
-        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            matrix(f"{layer}.self_attn.{name}_proj", count * head_dim, hidden)
-            if config.get("qk_layernorm") and name != "v":
-                norm(f"{layer}.self_attn.{name}_layernorm", hidden // heads)
-        matrix(f"{layer}.self_attn.dense", hidden, heads * head_dim)
-        matrix(f"{layer}.mlp.fc1", width, hidden)
-        matrix(f"{layer}.mlp.fc2", hidden, width)
-    norm("model.final_layernorm")
-    matrix("lm_head", config["vocab_size"], hidden)
-    if config.get("tie_word_embeddings", False):
-        del tensors["lm_head.weight"]
-    return tensors
+    return drawn.tensors
