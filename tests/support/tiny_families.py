@@ -1,5 +1,7 @@
-"""Configurations of tiny checkpoints with Llama's names, in which every flag and constant shows in the logits: constants of
-norms and rope are far from their defaults."""
+"""Configurations of tiny checkpoints with Llama's names, in which every flag and constant shows in the logits.
+
+Constants of norms and rope are far from their defaults.
+"""
 
 from typing import Any
 
