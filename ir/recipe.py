@@ -56,7 +56,7 @@ class Recipe:
     def source_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """What the checkpoint's tensors must be for the recipe to make `shape`, where the steps tell.
 
-        A slice tells how far its source reaches at least.
+        A slice tells how far its source reaches at least, and one of each run how far it reaches.
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
@@ -66,6 +66,8 @@ class Recipe:
             return self.inputs[0].source_shapes(find_format(str(self.attr("format"))).shape_of(shape))
         if self.step == "slice":
             dim, end = _int(self.attr("dim")), _int(self.attr("end"))
+            if every := _int(dict(self.attrs).get("every", 0)):
+                end = shape[dim] // (end - _int(self.attr("begin"))) * every
             return self.inputs[0].source_shapes((*shape[:dim], end, *shape[dim + 1 :]))
         if self.step == "permute":
             of = dict(zip(_ints(self.attr("dims")), shape, strict=True))
@@ -146,6 +148,15 @@ def _int(value: Attr) -> int:
     return value
 
 
+def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
+    dim, begin, end = _int(attrs["dim"]), _int(attrs["begin"]), _int(attrs["end"])
+    if "every" not in attrs:
+        return tensor.narrow(dim, begin, end - begin)
+    dim += tensor.dim() if dim < 0 else 0
+    runs: torch.Tensor = tensor.unflatten(dim, (-1, _int(attrs["every"])))
+    return runs.narrow(dim + 1, begin, end - begin).flatten(dim, dim + 1)
+
+
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     """Part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
     if "rank" not in attrs:
@@ -205,9 +216,7 @@ def _dequantize(args: list[torch.Tensor], attrs: Mapping[str, Attr]) -> torch.Te
 Step = Callable[[list[torch.Tensor], Mapping[str, Attr]], Results]
 STEPS: dict[str, Step] = {
     "source": lambda args, attrs: args[0],
-    "slice": lambda args, attrs: args[0].narrow(
-        _int(attrs["dim"]), _int(attrs["begin"]), _int(attrs["end"]) - _int(attrs["begin"])
-    ),
+    "slice": lambda args, attrs: _slice(args[0], attrs),
     "concat": lambda args, attrs: torch.cat(args, _int(attrs["dim"])),
     "stack": lambda args, attrs: torch.stack(args, _int(attrs["dim"])),
     "reshape": lambda args, attrs: args[0].reshape(_ints(attrs["shape"])),
@@ -245,8 +254,10 @@ def concat(recipes: list[Recipe], dim: int = 0) -> Recipe:
     return _recipe("concat", *recipes, dim=dim)
 
 
-def take_slice(recipe: Recipe, dim: int, begin: int, end: int) -> Recipe:
-    return _recipe("slice", recipe, dim=dim, begin=begin, end=end)
+def take_slice(recipe: Recipe, dim: int, begin: int, end: int, every: int | None = None) -> Recipe:
+    """Elements `begin` to `end` along `dim`; with `every` those of each run of so many, one after the other."""
+    runs: dict[str, Attr] = {} if every is None else {"every": every}
+    return _recipe("slice", recipe, dim=dim, begin=begin, end=end, **runs)
 
 
 def stack(recipes: list[Recipe], dim: int = 0) -> Recipe:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ingot.ir import recipe
+from ingot.ir.errors import InternalError
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Split
 
@@ -34,22 +35,30 @@ def declaration(made: nn.Parameter) -> Declaration | None:
 class Place:
     """Where a block finds its tensors in the checkpoint, and the dtype of its weights.
 
-    `place / "mlp"` is the place below. Tensors at a place with `rows` are those rows of what is stored there. Matrices
-    at a `transposed` place, and below it, are stored [inputs, outputs].
+    `place / "mlp"` is the place below. Tensors at a place with `rows` are those rows of what is stored there: from one
+    to another, of each run of so many rows if there is a third number. Matrices at a `transposed` place, and below it,
+    are stored [inputs, outputs].
     """
 
     prefix: str
     dtype: torch.dtype
-    rows: tuple[int, int] | None = None
+    rows: tuple[int, int] | tuple[int, int, int] | None = None
     transposed: bool = False
 
     def __truediv__(self, name: str | int) -> "Place":
         return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype, transposed=self.transposed)
 
-    def split(self, *sizes: int) -> list["Place"]:
-        """Consecutive rows of what is stored here: linears of these sizes, merged into one."""
-        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-        return [replace(self, rows=(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    def split(self, *sizes: int, groups: int = 1) -> list["Place"]:
+        """Rows of what is stored here: linears of these sizes, merged into one. Their rows go by `groups`: each group
+        has its part of the first, then its part of the second, and so on."""
+        if torn := [size for size in sizes if size % groups]:
+            raise InternalError(
+                f"{torn[0]} rows of '{self.prefix}' cannot go by {groups} groups", expected="a multiple"
+            )
+        parts = [size // groups for size in sizes]
+        ends = [sum(parts[: index + 1]) for index in range(len(parts))]
+        runs = () if groups == 1 else (sum(parts),)
+        return [replace(self, rows=(end - part, end, *runs)) for end, part in zip(ends, parts, strict=True)]
 
     def source(self, tensor: str) -> Recipe:
         """The recipe of a tensor that is stored here: source("weight") reads "PREFIX.weight"."""

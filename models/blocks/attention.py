@@ -14,7 +14,14 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """What the checkpoint calls an attention and its tensors; `merged` is a tensor of q, k and v in one."""
+    """What the checkpoint calls an attention and its tensors.
+
+    merged      a tensor of q, k and v in one; None: they are apart
+    merged_kv   a tensor of k and v in one; None: they are apart
+    order       how q, k and v follow each other in `merged`
+    groups      merged rows go by so many groups, each with its part of q, of k and of v: by the heads of k and v in
+                [kv_heads, heads / kv_heads + 2, head_dim]
+    """
 
     place: str = "self_attn"
     q: str = "q_proj"
@@ -22,10 +29,18 @@ class AttentionNames:
     v: str = "v_proj"
     o: str = "o_proj"
     merged: str | None = None
+    merged_kv: str | None = None
+    order: str = "qkv"
+    groups: int = 1
 
     def qkv(self, place: Place, q_size: int, kv_size: int) -> list[Place]:
+        """Where q, k and v are."""
         if self.merged is not None:
-            return (place / self.merged).split(q_size, kv_size, kv_size)
+            sizes = {"q": q_size, "k": kv_size, "v": kv_size}
+            parts = (place / self.merged).split(*(sizes[one] for one in self.order), groups=self.groups)
+            return [parts[self.order.index(one)] for one in "qkv"]
+        if self.merged_kv is not None:
+            return [place / self.q, *(place / self.merged_kv).split(kv_size, kv_size, groups=self.groups)]
         return [place / self.q, place / self.k, place / self.v]
 
 

@@ -172,6 +172,7 @@ def test_meanings_are_what_the_steps_do(seed: int) -> None:
     )
     calls: list[tuple[str, list[torch.Tensor], dict[str, Any]]] = [
         ("slice", [x], {"dim": 1, "begin": 1, "end": 3}),
+        ("slice", [x], {"dim": 2, "begin": 2, "end": 4, "every": 4}),
         ("concat", [x, x[:, :1], x + 1], {"dim": 1}),
         ("stack", [x, x + 1], {"dim": 2}),
         ("reshape", [x], {"shape": (8, 24)}),

@@ -158,6 +158,11 @@ def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Re
         begin, end = int(str(attrs["begin"])), int(str(attrs["end"]))
         for off in (-1, 1, begin - end, end - begin):
             yield from done(f"{off:+d} elements off", args, begin=begin + off, end=end + off)
+        if "every" in attrs and isinstance(dim, int) and args:
+            runs = args[0].shape[dim] // int(str(attrs["every"]))
+            yield from done(
+                "of the whole, not of each run", args, begin=begin * runs, end=end * runs, every=args[0].shape[dim]
+            )
     if step.step == "repeat" and isinstance(dim, int):
         yield "of the whole, not of each slice", torch.cat([args[0]] * int(str(attrs["times"])), dim)
     if step.step == "affine":

@@ -62,6 +62,12 @@ def _taken(array: np.ndarray, dim: int, places: Sequence[int]) -> np.ndarray:
     return array.take(np.asarray(places, dtype=np.int64), axis=dim)
 
 
+def _sliced(array: np.ndarray, attrs: Attrs) -> np.ndarray:
+    size = array.shape[attrs["dim"]]
+    every = attrs.get("every", size)
+    return _taken(array, attrs["dim"], [at for at in range(size) if attrs["begin"] <= at % every < attrs["end"]])
+
+
 def _split(array: np.ndarray, attrs: Attrs) -> dict[str, np.ndarray]:
     begins = np.cumsum([0, *attrs["sizes"]])
     return {
@@ -97,7 +103,7 @@ def _repeated(array: np.ndarray, attrs: Attrs) -> np.ndarray:
 
 _MOVED: Mapping[str, Callable[[list[np.ndarray], Attrs], np.ndarray | dict[str, np.ndarray]]] = {
     "source": lambda args, attrs: args[0],
-    "slice": lambda args, attrs: _taken(args[0], attrs["dim"], range(attrs["begin"], attrs["end"])),
+    "slice": lambda args, attrs: _sliced(args[0], attrs),
     "concat": lambda args, attrs: np.concatenate(args, attrs["dim"]),
     "stack": lambda args, attrs: np.stack(args, attrs["dim"]),
     "reshape": lambda args, attrs: args[0].ravel(order="C").reshape(attrs["shape"], order="C"),
