@@ -162,7 +162,7 @@ _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "add_rms_norm": _norm,
     "silu_mul": lambda node: _same_dtype(node, "gate", "up"),
     "gelu_mul": lambda node: _same_dtype(node, "gate", "up"),
-    "gelu": _activation,
+    "activate": _activation,
     "rope": lambda node: _same_dtype(node, "x"),
     "qk_norm_rope_append": lambda node: _same_dtype(node, "q", "k", "v", "q_weight", "k_weight"),
     "kv_append": lambda node: _same_dtype(node, "k", "v"),

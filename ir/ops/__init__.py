@@ -1,5 +1,6 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
+from ingot.ir.ops.activations import activate, gelu_mul, silu_mul, soft_cap
 from ingot.ir.ops.append_attention import append_attention
 from ingot.ir.ops.attention import attention
 from ingot.ir.ops.blocks import fill_block, take_block
@@ -8,15 +9,11 @@ from ingot.ir.ops.dense import (
     add_rms_norm,
     cast,
     embedding,
-    gelu,
-    gelu_mul,
     layer_norm,
     linear,
     rms_norm,
     rope,
     select_rows,
-    silu_mul,
-    soft_cap,
 )
 from ingot.ir.ops.drafts import accept_drafts, read_rows, take_drafts, write_rows
 from ingot.ir.ops.logprobs import top_logprobs
@@ -42,6 +39,7 @@ __all__ = [
     "Sample",
     "accept_drafts",
     "accept_tree",
+    "activate",
     "add_rms_norm",
     "advance",
     "all_gather",
@@ -54,7 +52,6 @@ __all__ = [
     "embedding",
     "feed",
     "fill_block",
-    "gelu",
     "gelu_mul",
     "kv_append",
     "layer_norm",

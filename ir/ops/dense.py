@@ -164,48 +164,6 @@ def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, inter
     return torch.cat(parts, -1).to(x.dtype)
 
 
-def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    merged = _randn(g, dtype, 5, 64)
-    return [Sample((merged[:, :32], merged[:, 32:])), Sample((_randn(g, dtype, 1, 24), _randn(g, dtype, 1, 24)))]
-
-
-@define(rows=("gate", "up"), samples=_silu_mul_samples)
-def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up`, both [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
-    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
-
-
-def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    gate, up = _randn(g, dtype, 5, 24), _randn(g, dtype, 5, 24)
-    return [Sample((gate, up), {"approximate": "tanh"}), Sample((gate, up), {"approximate": "none"})]
-
-
-@define(rows=("gate", "up"), samples=_gelu_mul_samples)
-def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
-    """`gelu(gate) * up`, both [T, F], rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
-    return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
-
-
-def _gelu_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    return [Sample((_randn(g, dtype, 5, 24),), {"approximate": how}) for how in ("tanh", "none")]
-
-
-@define(rows=("x",), samples=_gelu_samples)
-def gelu(x: torch.Tensor, *, approximate: str) -> torch.Tensor:
-    """`gelu(x)`, rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
-    return F.gelu(wide(x), approximate=approximate).to(x.dtype).contiguous()
-
-
-def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    return [Sample((_randn(g, dtype, 4, 33) * 40,), {"cap": 30.0})]
-
-
-@define(rows=("x",), samples=_soft_cap_samples)
-def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
-    """`cap * tanh(x / cap)` in x's dtype: logits that stay within ±cap (Gemma 2, arXiv 2408.00118, section 2)."""
-    return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
-
-
 def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 6, 12), torch.tensor([5, 0, 2], dtype=torch.int32)))]
 

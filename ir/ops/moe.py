@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops.dense import silu_mul
+from ingot.ir.ops.activations import silu_mul
 from ingot.ir.ops.registry import Sample, bytes_of, define, wide
 
 

@@ -71,7 +71,7 @@ class PlainNames:
 
 @dataclass(frozen=True)
 class PlainSpec:
-    """down(activation(up(x))), `width` elements wide; `activation` is "gelu" or "gelu_tanh"."""
+    """down(activation(up(x))), `width` elements wide; `activation` is a kind of the op `activate`."""
 
     width: int
     activation: str = "gelu"
@@ -87,9 +87,9 @@ class Plain(Block):
 
     def __init__(self, spec: PlainSpec, place: Place, hidden: int) -> None:
         super().__init__()
-        self.approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+        self.activation = spec.activation
         self.up = Linear(place / spec.names.up, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
         self.down = Linear(place / spec.names.down, spec.width, hidden, bias=spec.bias, split=Split("tp", 1))
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
-        return self.down(ops.gelu(self.up(x), approximate=self.approximate))
+        return self.down(ops.activate(self.up(x), kind=self.activation))

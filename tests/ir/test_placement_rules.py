@@ -135,13 +135,13 @@ def check_in_parts(name: str, op: Op | None, target: Any, sample: Sample) -> set
 
 # Ways of splitting that the rules accept, beside nothing split at all.
 WAYS: dict[str, set[str]] = {
+    "activate": {"x:shard1"},
     "append_attention": {
         "kv:shard3 q:shard1 k:shard1 v:shard1",
         "kv:shard3 q:shard1 k:shard1 v:shard1 sinks:shard0",
     },
     "attention": {"q:shard1 k:shard1", "q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
     "cast": {"x:shard1"},
-    "gelu": {"x:shard1"},
     "gelu_mul": {"gate:shard1 up:shard1"},
     "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},
     "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0", "x:shard1 weight:shard0 bias:shard0"},

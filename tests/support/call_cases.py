@@ -1,5 +1,6 @@
 """Calls of every op that the triton provider claims: samples of the definitions, odd sizes, and the edges of shapes."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from op_values import ints, random_step
 from paged_steps import Heads, paged_step
 
 from ingot.ir.ops import OPS
+from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.tables import make_table
 
 # Ops whose arguments have the same dtypes in every model.
@@ -73,7 +75,7 @@ def _ids(g: torch.Generator, high: int, *shape: int) -> torch.Tensor:
 def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
     """Ops on rows, some of them parts of a wider product."""
     calls: Calls = []
-    for tokens, width in zip(_TOKENS, _WIDTHS, strict=True):
+    for tokens, width, kind in zip(_TOKENS, _WIDTHS, itertools.cycle(ACTIVATIONS), strict=False):
         merged = draw(tokens, 2 * width)
         left, right, alone = merged[:, :width], merged[:, width:], draw(tokens, width)
         given: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -82,7 +84,7 @@ def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
             "add_rms_norm": ((alone, draw(tokens, width), draw(width)), {"eps": 1e-6}),
             "silu_mul": ((left, right), {}),
             "gelu_mul": ((left, right), {"approximate": "tanh"}),
-            "gelu": ((right,), {"approximate": "tanh"}),
+            "activate": ((right,), {"kind": kind}),
             "soft_cap": ((alone,), {"cap": 30.0}),
             "cast": ((alone,), {"dtype": torch.float32}),
             "aten.add.Tensor": ((alone, draw(tokens, width)), {}),
@@ -229,7 +231,7 @@ def _logits(op: str, draw: Draw, g: torch.Generator) -> Calls:
 
 
 _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
-    **dict.fromkeys(("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "gelu", "soft_cap", "cast"), _rows),
+    **dict.fromkeys(("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "activate", "soft_cap", "cast"), _rows),
     **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows"), _rows),
     "rms_norm": _head_norm,
     "linear": _linear,

@@ -5,6 +5,7 @@ from op_values import F16, F32, generator, ints, randn, random_step, rope_attrs
 
 from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.ops import OPS, Sample
+from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.tables import make_table
 
 # Ops that move the rows of a state.
@@ -51,7 +52,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((heads[:, 1:4], whole(31, 11), table), {"interleaved": True}),
         ],
         "gelu_mul": [Sample((merged[:, :37], merged[:, 74:]), {"approximate": how}) for how in ("none", "tanh")],
-        "gelu": [Sample((merged[:, 37:74],), {"approximate": how}) for how in ("none", "tanh")],
+        "activate": [Sample((merged[:, 37:74],), {"kind": kind}) for kind in ACTIVATIONS],
         "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],

@@ -37,7 +37,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "cast": {"x": "T"},
     "silu_mul": {"gate": "T", "up": "T"},
     "gelu_mul": {"gate": "T", "up": "T"},
-    "gelu": {"x": "T"},
+    "activate": {"x": "T"},
     "linear": {"x": "T"},
     "rms_norm": {"x": "T"},
     "layer_norm": {"x": "T"},

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Function, Kernels
+from ingot.ir.ops.activations import ACTIVATIONS
 
 
 def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
@@ -16,7 +17,7 @@ def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
         "ingot.add_rms_norm": _add_rms_norm(kernels),
         "ingot.silu_mul": _silu_mul(kernels),
         "ingot.gelu_mul": _gelu_mul(kernels),
-        "ingot.gelu": _gelu(kernels),
+        "ingot.activate": _activate(kernels),
     }
 
 
@@ -113,12 +114,12 @@ def _gelu_mul(kernels: Kernels) -> Callable[..., torch.Tensor]:
     return lambda gate, up, *, approximate: _gate(functions[approximate][gate.dtype], gate, up)
 
 
-def _gelu(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    functions = {kind: kernels.by_dtype(f"gelu_{kind}", *[POINTER] * 2, *[INT] * 3) for kind in ("tanh", "none")}
+def _activate(kernels: Kernels) -> Callable[..., torch.Tensor]:
+    functions = {kind: kernels.by_dtype(kind, *[POINTER] * 2, *[INT] * 3) for kind in ACTIVATIONS}
 
-    def gelu(x: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
         out = x.new_empty(x.shape)
-        functions[approximate][x.dtype](out.data_ptr(), x.data_ptr(), *x.shape, x.stride(0))
+        functions[kind][x.dtype](out.data_ptr(), x.data_ptr(), *x.shape, x.stride(0))
         return out
 
-    return gelu
+    return activate

@@ -1,4 +1,4 @@
-// silu_mul and gelu_mul: an activation of the gate times the other half, rounded once; gelu alone.
+// silu_mul and gelu_mul: an activation of the gate times the other half, rounded once; activate: one alone.
 
 #include "vec.h"
 
@@ -15,6 +15,11 @@ inline float gelu_tanh(float x) {
 }
 
 inline float gelu_erf(float x) { return 0.5f * x * std::erfc(x * -0.7071067811865476f); }
+
+// NaN stays NaN.
+inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
+
+inline float relu_squared(float x) { return relu(x) * relu(x); }
 
 template <float (*ACTIVATION)(float), typename T>
 void gate_mul(T *out, const T *gate, const T *up, int64_t tokens, int64_t n, int64_t gate_stride, int64_t up_stride) {
@@ -50,6 +55,8 @@ void activate(T *out, const T *x, int64_t tokens, int64_t n, int64_t stride) {
   GATE(gelu_mul_tanh_##SUFFIX, T, gelu_tanh)    \
   GATE(gelu_mul_none_##SUFFIX, T, gelu_erf)     \
   ACTIVATE(gelu_tanh_##SUFFIX, T, gelu_tanh)    \
-  ACTIVATE(gelu_none_##SUFFIX, T, gelu_erf)
+  ACTIVATE(gelu_##SUFFIX, T, gelu_erf)          \
+  ACTIVATE(relu_##SUFFIX, T, relu)              \
+  ACTIVATE(relu_squared_##SUFFIX, T, relu_squared)
 
 FOR_EACH_DTYPE(GATES)

@@ -19,8 +19,8 @@ def gate_mul(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """ACTIVATION(gate) * up of [rows, WIDTH], rounded once; without `up`, 1 in its place. ACTIVATION is "silu", "gelu"
-    or "gelu_tanh"."""
+    """ACTIVATION(gate) * up of [rows, WIDTH], rounded once; without `up`, 1 in its place. ACTIVATION is one
+    of `gated`."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

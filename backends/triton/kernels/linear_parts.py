@@ -21,6 +21,11 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
         return gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "gelu":
         return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    elif ACTIVATION == "relu":
+        return tl.where(gate < 0.0, 0.0, gate) * up  # NaN stays NaN
+    elif ACTIVATION == "relu_squared":
+        positive = tl.where(gate < 0.0, 0.0, gate)
+        return positive * positive * up
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         # (1 + tanh(z)) / 2 is sigmoid(2 z); the constants are sqrt(2 / pi) and that of arXiv 1606.08415.

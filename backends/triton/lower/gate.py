@@ -1,4 +1,4 @@
-"""Gates and activations of an MLP: silu_mul, gelu_mul, gelu."""
+"""Gates and activations of an MLP: silu_mul, gelu_mul, activate."""
 
 from ingot.backends.triton.kernels.gate import gate_mul
 from ingot.backends.triton.launches import cdiv
@@ -18,12 +18,12 @@ def _gate(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     return _launch(call, schedule, x, up, activation)
 
 
-def _gelu(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+def _activate(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     x = call.value("x")
     want_floats(call, "x")
     call.want_dense_rows("x")
     call.want(len(x.type.shape) == 2, f"x is {x.type}, not [T, F]")
-    return _launch(call, schedule, x, None, _GELU[call.attributes["approximate"]])
+    return _launch(call, schedule, x, None, call.attributes["kind"])
 
 
 def _launch(call: Call, schedule: Schedule, x: Value, up: Value | None, activation: str) -> tuple[Value, ...]:
@@ -47,4 +47,4 @@ def _launch(call: Call, schedule: Schedule, x: Value, up: Value | None, activati
     return (result,)
 
 
-LOWERINGS: dict[str, Lowering] = {"silu_mul": _gate, "gelu_mul": _gate, "gelu": _gelu}
+LOWERINGS: dict[str, Lowering] = {"silu_mul": _gate, "gelu_mul": _gate, "activate": _activate}

@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_values import BF16, F16, F32, F64, FLOATS, check, generator, ints, randn
+from transformers.activations import ACT2FN
 from transformers.models.cohere import modeling_cohere as cohere
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from ingot.ir.errors import VerifyError
 from ingot.ir.ops import OPS
 from ingot.ir.tolerances import compare
 
@@ -79,12 +81,19 @@ def test_layer_norm_with_a_bias_is_torchs(dtype: torch.dtype, shape: tuple[int, 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_is_torchs(dtype: torch.dtype, approximate: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "theirs"), [("gelu", "gelu"), ("gelu_tanh", "gelu_new"), ("relu", "relu"), ("relu_squared", "relu2")]
+)
+def test_activations_are_transformers(dtype: torch.dtype, kind: str, theirs: str) -> None:
     x = randn(generator(26), dtype, 5, 37) * 3
-    found = OPS["gelu"].reference(x[:, 5:], approximate=approximate)
+    found = OPS["activate"].reference(x[:, 5:], kind=kind)
     assert found.is_contiguous()
-    check(found, F.gelu(x[:, 5:].double(), approximate=approximate), dtype)
+    check(found, ACT2FN[theirs](x[:, 5:].double()), dtype)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(VerifyError, match="activation 'gelu_new'"):
+        OPS["activate"].reference(torch.ones(1, 2), kind="gelu_new")
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])

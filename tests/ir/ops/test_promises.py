@@ -24,7 +24,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "rope": ("x", "positions"),
     "silu_mul": ("gate", "up"),
     "gelu_mul": ("gate", "up"),
-    "gelu": ("x",),
+    "activate": ("x",),
     "layer_norm": ("x",),
     "soft_cap": ("x",),
     "select_rows": ("rows",),

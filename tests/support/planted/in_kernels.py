@@ -130,7 +130,7 @@ KERNELS: Mapping[str, Mapping[str, Wrong]] = {
     },
     "silu_mul": _GATE,
     "gelu_mul": _GATE,
-    "gelu": {"one row wrong": _spoiled(_row)},
+    "activate": {"one row wrong": _spoiled(_row)},
     "soft_cap": {"wrong soft cap": _with(cap=lambda cap: cap * 1.25)},
     "rope": {
         "wrong rope section": _with(table=lambda table: table.roll(table.shape[1] // 2, 1)),

@@ -1,0 +1,67 @@
+"""Gates and activations of feed-forward parts, and what bounds values."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops.registry import Sample, define, wide
+
+# The kinds of `activate`, on float32.
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+}
+
+
+def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    merged = _randn(g, dtype, 5, 64)
+    return [Sample((merged[:, :32], merged[:, 32:])), Sample((_randn(g, dtype, 1, 24), _randn(g, dtype, 1, 24)))]
+
+
+@define(rows=("gate", "up"), samples=_silu_mul_samples)
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up`, both [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
+    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
+
+
+def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    gate, up = _randn(g, dtype, 5, 24), _randn(g, dtype, 5, 24)
+    return [Sample((gate, up), {"approximate": "tanh"}), Sample((gate, up), {"approximate": "none"})]
+
+
+@define(rows=("gate", "up"), samples=_gelu_mul_samples)
+def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
+    """`gelu(gate) * up`, both [T, F], rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
+    return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
+
+
+def _activate_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 5, 24),), {"kind": kind}) for kind in ACTIVATIONS]
+
+
+@define(rows=("x",), samples=_activate_samples)
+def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
+    """The activation `kind` of x [T, F], rounded once: "gelu" and "gelu_tanh" (arXiv 1606.08415), "relu", and
+    "relu_squared" (arXiv 2109.08668)."""
+    if kind not in ACTIVATIONS:
+        raise VerifyError(f"activation '{kind:.80}'", where="ingot.activate", expected=", ".join(ACTIVATIONS))
+    return ACTIVATIONS[kind](wide(x)).to(x.dtype).contiguous()
+
+
+def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 4, 33) * 40,), {"cap": 30.0})]
+
+
+@define(rows=("x",), samples=_soft_cap_samples)
+def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
+    """`cap * tanh(x / cap)` in x's dtype: logits that stay within ±cap (Gemma 2, arXiv 2408.00118, section 2)."""
+    return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
