@@ -15,7 +15,21 @@ from ingot.ir.types import TensorType
 from ingot.models.blocks.block import expected_matches
 from ingot.models.blocks.decoder import Decoder, DecoderSpec
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
-from ingot.models.families import cohere, exaone, gemma, gpt2, granite, llama, olmo, phi, qwen
+from ingot.models.families import (
+    cohere,
+    exaone,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neox,
+    gptj,
+    granite,
+    llama,
+    olmo,
+    phi,
+    qwen,
+    stablelm,
+)
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
 INPUTS: Mapping[str, TensorType] = {
@@ -68,22 +82,28 @@ DECODER = Definition(build=Decoder, ignored=DecoderSpec.ignored, optional_prefix
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row: how a family's config reads, and the definition that it feeds."""
+    """One row: how a family's config reads, and the definition that it feeds; `positions` is the config's name of the
+    longest context."""
 
     family: str
     read: Callable[[ConfigReader], Any]
     definition: Definition
+    positions: str = "max_position_embeddings"
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "CodeGenForCausalLM": Architecture("codegen", gptj.codegen, DECODER, positions="n_positions"),
     "Cohere2ForCausalLM": Architecture("cohere2", cohere.cohere2, DECODER),
     "CohereForCausalLM": Architecture("cohere", cohere.cohere, DECODER),
     "CwmForCausalLM": Architecture("cwm", llama.cwm, DECODER),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", llama.ernie4_5, DECODER),
     "Exaone4ForCausalLM": Architecture("exaone4", exaone.exaone4, DECODER),
+    "FalconForCausalLM": Architecture("falcon", falcon.falcon, DECODER),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma.gemma2, DECODER),
     "Gemma3ForCausalLM": Architecture("gemma3", gemma.gemma3, DECODER),
     "GPT2LMHeadModel": Architecture("gpt2", gpt2.gpt2, DECODER),
+    "GPTJForCausalLM": Architecture("gptj", gptj.gptj, DECODER, positions="n_positions"),
+    "GPTNeoXForCausalLM": Architecture("gpt_neox", gpt_neox.gpt_neox, DECODER),
     "GemmaForCausalLM": Architecture("gemma", gemma.gemma, DECODER),
     "GraniteForCausalLM": Architecture("granite", granite.granite, DECODER),
     "HeliumForCausalLM": Architecture("helium", llama.helium, DECODER),
@@ -97,8 +117,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "PhiForCausalLM": Architecture("phi", phi.phi, DECODER),
     "Qwen2ForCausalLM": Architecture("qwen2", qwen.qwen2, DECODER),
     "Qwen3ForCausalLM": Architecture("qwen3", qwen.qwen3, DECODER),
+    "RWForCausalLM": Architecture("falcon", falcon.refined_web, DECODER),
     "SeedOssForCausalLM": Architecture("seed_oss", llama.seed_oss, DECODER),
     "SmolLM3ForCausalLM": Architecture("smollm3", llama.smollm3, DECODER),
+    "StableLMEpochForCausalLM": Architecture("stablelm", stablelm.stablelm_epoch, DECODER),
+    "StableLmForCausalLM": Architecture("stablelm", stablelm.stablelm, DECODER),
 }
 
 
@@ -130,7 +153,7 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         family=architecture.family,
         dtype=reader.dtype(),
         vocab_size=dims.vocab,
-        max_position=dims.embedding.most_positions or _max_position(reader, dims.ropes),
+        max_position=dims.embedding.most_positions or _max_position(reader, architecture.positions, dims.ropes),
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dims=dims,
@@ -139,10 +162,10 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
     return replace(spec, config={field: value for field, value in config.items() if field in asked})
 
 
-def _max_position(config: ConfigReader, ropes: tuple[RopeSpec, ...]) -> int:
+def _max_position(config: ConfigReader, field: str, ropes: tuple[RopeSpec, ...]) -> int:
     """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Gemma 3's
     is scaled already."""
-    given = config.integer("max_position_embeddings", 2048)
+    given = config.integer(field, 2048)
     if not ropes:
         return given
     rope, constants = ropes[0], dict(ropes[0].constants)

@@ -20,6 +20,7 @@ class NormSpec:
     wide     gains are float32 and the product with them is what gets rounded
     offset   added to the stored gains
     stored   what the checkpoint calls it
+    apart    the gains of each head are a tensor of their own, STORED.0, STORED.1 and so on
     """
 
     eps: float
@@ -28,13 +29,20 @@ class NormSpec:
     offset: float = 0.0
     bias: bool = False
     stored: str = "norm"
+    apart: bool = False
 
     def named(self, stored: str) -> "NormSpec":
         """The same norm at another place, with gains of its own."""
         return replace(self, stored=stored)
 
-    def gains(self, place: Place) -> Recipe:
-        stored = place.source("weight")
+    def tensor(self, place: Place, name: str, *shape: int) -> Recipe:
+        """The recipe of a tensor of this norm, whose shape begins with the heads where they are stored apart."""
+        if not self.apart:
+            return place.source(name)
+        return recipe.stack([(place / head).source(name) for head in range(shape[0])])
+
+    def gains(self, place: Place, *shape: int) -> Recipe:
+        stored = self.tensor(place, "weight", *shape)
         if not self.offset:
             return stored
         # In float32: 1 + w in bfloat16 would lose most of w.
@@ -48,8 +56,8 @@ class Norm(Block):
         super().__init__()
         self.spec = spec
         place, dtype = place / spec.stored, torch.float32 if spec.wide or spec.offset else place.dtype
-        self.weight = parameter(shape, spec.gains(place), dtype, split)
-        self.bias = parameter(shape, place.source("bias"), dtype, split) if spec.bias else None
+        self.weight = parameter(shape, spec.gains(place, *shape), dtype, split)
+        self.bias = parameter(shape, spec.tensor(place, "bias", *shape), dtype, split) if spec.bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.spec.kind == "rms":

@@ -15,6 +15,13 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 
+# Of plain parts, by transformers' names (activations.py): some are one function computed in several ways.
+PLAIN = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
 SILU = {"silu": "silu"}
 # Of plain parts. "gelu_new" is what transformers calls the tanh form (activations.py).
 PLAIN_GELU = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -28,6 +35,17 @@ def read_head_dim(config: ConfigReader, default: int | None = None) -> int:
     return config.integer(
         "head_dim", default or config.integer("hidden_size") // config.integer("num_attention_heads") or 1
     )
+
+
+def require_square_heads(config: ConfigReader) -> int:
+    """The size of a head in a family where the heads of q are as wide as the stream, and no field says otherwise."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden % heads:
+        raise ConfigError(
+            f"hidden_size {hidden} over num_attention_heads {heads}", where=config.source, expected="a multiple"
+        )
+    config.require("head_dim", (hidden // heads,), hidden // heads)
+    return hidden // heads
 
 
 def read_attention(config: ConfigReader, *, head_dim: int | None = None, **fields: Any) -> AttentionSpec:

@@ -245,7 +245,12 @@ MUTATIONS = (
         lambda dims: any(rope.rotary_dim < first_attention(dims).head_dim for rope in dims.ropes),
         _all_rotated,
     ),
-    Mutation("theta 10000", "RopeSpec.theta", _rotated, _ropes(lambda rope: replace(rope, theta=10000.0))),
+    Mutation(
+        "theta 10000",
+        "RopeSpec.theta",
+        lambda dims: any(rope.theta != 10000.0 for rope in dims.ropes),
+        _ropes(lambda rope: replace(rope, theta=10000.0)),
+    ),
     Mutation(
         "rope default",
         "RopeSpec.rope_type",

@@ -21,7 +21,9 @@ def hf_model(
     config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
     with no_init_weights():  # they are all replaced
         model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager")
-    missing, unexpected = model.eval().load_state_dict(dict(tensors), strict=False)
+    renamed = family.renamed if family is not None else {}
+    known = {".".join(renamed.get(part, part) for part in name.split(".")): one for name, one in tensors.items()}
+    missing, unexpected = model.eval().load_state_dict(known, strict=False)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     assert set(missing) <= tied and not unexpected, f"missing {missing}, unexpected {unexpected}"
     model.tie_weights()

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Family:
     bad         (checkpoint, field, value) that reading refuses by the field's name
     oracle      the model, (config, tensors, dtype, max_seq_len) -> a module that gives `.logits` [1, n, vocab] for ids
                 [1, n], where transformers has no class
+    renamed     what transformers calls modules whose names in checkpoints are others
     """
 
     model_type: str
@@ -34,6 +35,8 @@ class Family:
     optional: frozenset[str] = frozenset()
     bad: tuple[tuple[str, str, Any], ...] = ()
     oracle: Callable[[Config, Mapping[str, torch.Tensor], torch.dtype, int], torch.nn.Module] | None = None
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> tuple[Tiny, ...]:

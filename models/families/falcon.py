@@ -1,0 +1,90 @@
+"""Falcon, old and new, and the same models by their first names: q, k and v are one tensor, by groups of heads."""
+
+from ingot.ir.errors import ConfigError
+from ingot.models.blocks.attention import AttentionNames, AttentionSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
+from ingot.models.blocks.feed_forward import PlainNames, PlainSpec
+from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.config import MAX_LAYERS, ConfigReader
+from ingot.models.families.reading import PLAIN, count_layers, read_head, read_norm, require_square_heads
+
+_NAMES = DecoderNames("transformer", "h", may_lack_place=True, unread=())
+
+
+def falcon(config: ConfigReader) -> DecoderSpec:
+    config.require("alibi", (False,), False)
+    if config.fields.get("n_embed") is not None:  # an older name, which transformers lets win
+        config = config.within({**config.fields, "hidden_size": config.integer("n_embed")})
+    hidden, head_dim = config.integer("hidden_size"), require_square_heads(config)
+    rope = config.rope(head_dim)
+    if rope.rotary_dim != head_dim:
+        raise ConfigError(
+            f"partial_rotary_factor gives {rope.rotary_dim} rotated elements of {head_dim}",
+            where=config.source,
+            expected="all of them: Falcon's code rotates whole heads",
+        )
+    layer, norm = (
+        _layer(config, hidden, head_dim),
+        read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True),
+    )
+    return DecoderSpec(
+        vocab=config.integer("vocab_size"),
+        hidden=hidden,
+        layers=(layer,) * count_layers(config),
+        norm=norm.named("ln_f"),
+        ropes=(rope,),
+        embedding=EmbeddingSpec(stored="word_embeddings"),
+        head=read_head(config, tied=True),
+        names=_NAMES,
+    )
+
+
+def refined_web(config: ConfigReader) -> DecoderSpec:
+    """Falcon by the names of the code that came with its first checkpoints, modelling_RW.py. That of Falcon 40B knows
+    `n_head_kv` and the new architecture alone, that of Falcon 7B knows only the old one."""
+    if "n_head" not in config.fields:  # the fields were renamed, the architecture was not
+        return falcon(config)
+    config.require("apply_residual_connection_post_layernorm", (False,), False)
+    kv_heads = config.integer_or_none("n_head_kv")
+    named = {
+        "num_attention_heads": config.integer("n_head"),
+        "num_hidden_layers": config.integer("n_layer", most=MAX_LAYERS),
+    }
+    if kv_heads is not None:
+        named |= {"num_kv_heads": kv_heads, "new_decoder_architecture": True, "parallel_attn": True}
+    defaults = {"multi_query": False, "parallel_attn": False}
+    return falcon(config.within({**defaults, **config.fields, **named}))
+
+
+def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
+    """Attention and a plain part, which in parallel have one norm or two. The new architecture is always parallel."""
+    new, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
+    norm = read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True)
+    heads, kv_heads = config.integer("num_attention_heads"), _count_kv_heads(config, new=new)
+    names = AttentionNames("self_attention", o="dense", merged="query_key_value", groups=kv_heads)
+    attention = AttentionSpec(heads, kv_heads, head_dim, bias=bias, o_bias=bias, names=names)
+    activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
+    mlp = PlainSpec(config.integer("ffn_hidden_size", 4 * hidden), activation, bias=bias, names=plain)
+    norms = 2 if new else 1
+    config.require("num_ln_in_parallel_attn", (1, 2) if new else (1,), norms)
+    if new:
+        config.require("parallel_attn", (True,), True)
+        norms = config.integer("num_ln_in_parallel_attn", norms)
+    first, second = ("ln_attn", "ln_mlp") if norms == 2 else ("input_layernorm", "post_attention_layernorm")
+    parallel = config.flag("parallel_attn", True)
+    own = norm.named(second) if norms == 2 or not parallel else None  # else it reads what attention reads
+    return LayerSpec(
+        (BranchSpec("attention", attention, norm.named(first)), BranchSpec("mlp", mlp, own)), parallel=parallel
+    )
+
+
+def _count_kv_heads(config: ConfigReader, *, new: bool) -> int:
+    """In the old architecture there is one head of k and v, or as many as of q."""
+    heads = config.integer("num_attention_heads")
+    if not new and config.flag("multi_query", True):
+        return 1
+    kv_heads = config.integer("num_kv_heads", heads)
+    if heads % kv_heads or (kv_heads != heads and not new):
+        raise config.error("num_kv_heads", f"a divisor of {heads} attention heads" if new else f"{heads}, one a head")
+    return kv_heads
