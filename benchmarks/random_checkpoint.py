@@ -2,8 +2,9 @@
 
     python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0]
 
-OUT gets config.json and bfloat16 safetensors of 5 GB at most, without a tokenizer. Weights are drawn on the GPU where
-there is one: the 16 GB of the 8B shape are then written as fast as the disk takes them.
+OUT gets config.json and bfloat16 safetensors of 5 GB at most, without a tokenizer. Its tensors are those that
+transformers' model has. Weights are drawn on the GPU where there is one: the 16 GB of the 8B shape are then written as
+fast as the disk takes them.
 """
 
 import argparse
@@ -65,8 +66,9 @@ _QWEN3 = {
     "head_dim": 128,
     "tie_word_embeddings": True,
 }
-# The sizes are those of config.json of the published checkpoints: meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B,
-# Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, and google/gemma-3-4b-pt, whose text_config is the language model.
+# Shapes whose fields have Llama's names. The sizes are those of config.json of the published checkpoints:
+# meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, and google/gemma-3-4b-pt, whose
+# text_config is the language model.
 SHAPES: Mapping[str, Config] = {
     "1b": {
         **_LLAMA,
@@ -118,49 +120,97 @@ SHAPES: Mapping[str, Config] = {
 }
 
 
+# Other families, with fields and tensors of their own: config.json of cerebras/Cerebras-GPT-2.7B, microsoft/phi-2 and
+# tiiuae/falcon-7b.
+FAMILIES: Mapping[str, Config] = {
+    "gpt2-2.7b": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu",
+        "layer_norm_epsilon": 1e-5,
+        "n_embd": 2560,
+        "n_head": 32,
+        "n_inner": 10240,
+        "n_layer": 32,
+        "n_positions": 2048,
+        "scale_attn_weights": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "vocab_size": 50257,
+    },
+    "phi-2": {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "partial_rotary_factor": 0.4,
+        "qk_layernorm": False,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "vocab_size": 51200,
+    },
+    "falcon-7b": {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "alibi": False,
+        "bias": False,
+        "hidden_size": 4544,
+        "layer_norm_epsilon": 1e-5,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "num_attention_heads": 71,
+        "num_hidden_layers": 32,
+        "parallel_attn": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 11,
+        "eos_token_id": 11,
+        "vocab_size": 65024,
+    },
+}
+
+
 def config_of(shape: str, **changes: Any) -> Config:
-    """The config.json of a shape by its name in SHAPES, with some fields changed."""
-    return {**SHAPES[shape], **changes}
+    """The config.json of a shape by its name, with some fields changed."""
+    return {**{**SHAPES, **FAMILIES}[shape], **changes}
 
 
 def tensor_shapes(config: Config) -> TensorShapes:
-    """The tensors of a checkpoint with this config.json, in their order, linears as [out, in]."""
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{layer}.{name}.weight": sizes for name, sizes in layer_shapes(config).items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocab, hidden)
-    return shapes
+    """The tensors of a checkpoint with this config.json, in their order, as transformers' model of it stores them."""
+    import transformers
+
+    kind = getattr(transformers, config["architectures"][0])
+    with torch.device("meta"):
+        model = kind(type(transformers.AutoConfig.for_model(config["model_type"])).from_dict(dict(config)))
+    model.tie_weights()
+    # A tied head is the table of the embedding, which comes first.
+    found = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    return {
+        name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items() if name in found.values()
+    }
 
 
 def layer_shapes(config: Config) -> TensorShapes:
     """The tensors of one layer, by the names that they have in it."""
-    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    gemma = config["model_type"] == "gemma3_text"
-    # Llama has neither norms of each head's queries and keys nor two more around the feed-forward part.
-    head_norms = ("self_attn.q_norm", "self_attn.k_norm") if gemma or config["model_type"] == "qwen3" else ()
-    norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm") if gemma else ()
-    return {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        **dict.fromkeys(head_norms, (head_dim,)),
-        **dict.fromkeys(("input_layernorm", "post_attention_layernorm", *norms), (hidden,)),
-    }
+    layers = tensor_shapes({**config, "num_hidden_layers": 1})
+    return {name.partition(".0.")[2]: shape for name, shape in layers.items() if ".0." in name}
 
 
 def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
     """Write a checkpoint of this config.json into `folder`, which must not exist yet; returns it.
 
-    Matrices are normal with a deviation of 1/sqrt(fan_in), norms multiply by 1, so that activations keep their size
-    through any number of layers. The same seed gives the same weights on the same kind of device.
+    Matrices are normal with a deviation of 1/sqrt(their columns), biases with one of 0.02, and norms multiply by 1, so
+    that activations keep their size through any number of layers. The same seed gives the same weights on the same kind
+    of device.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder.mkdir(parents=True)
@@ -174,7 +224,7 @@ def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
 
     def write(file: str, names: list[str]) -> None:
         # A generator for each tensor: the weights do not depend on which file is drawn first.
-        tensors = {name: _draw(shapes[name], (seed << 20) + order[name], device, norm) for name in names}
+        tensors = {name: _draw(name, shapes[name], (seed << 20) + order[name], device, norm) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
 
     with ThreadPoolExecutor(_WRITERS) as writers:
@@ -205,17 +255,17 @@ def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
     yield names
 
 
-def _draw(shape: tuple[int, ...], seed: int, device: torch.device, norm: float) -> torch.Tensor:
-    if len(shape) == 1:
+def _draw(name: str, shape: tuple[int, ...], seed: int, device: torch.device, norm: float) -> torch.Tensor:
+    if len(shape) == 1 and not name.endswith("bias"):
         return torch.full(shape, norm, dtype=torch.bfloat16)
     generator = torch.Generator(device).manual_seed(seed)
     drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    return drawn.normal_(0, shape[1] ** -0.5, generator=generator).cpu()
+    return drawn.normal_(0, 0.02 if len(shape) == 1 else shape[1] ** -0.5, generator=generator).cpu()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shape", choices=[*SHAPES, *FAMILIES])
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--layers", type=int, help="in place of as many as the shape has")
     parser.add_argument("--seed", type=int, default=0)

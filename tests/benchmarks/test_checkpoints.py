@@ -22,12 +22,15 @@ from staged import traced
         ("qwen3-0.6b", 596049920),
         ("qwen3-1.7b", 2031739904 - 151936 * 2048),  # its file repeats the embedding as the output layer
         ("gemma-3-4b", 3880263168),  # the file's 4300079472 less the 419816304 of what sees pictures
+        ("gpt2-2.7b", 2651553280),
+        ("phi-2", 2779683840),
+        ("falcon-7b", 6921720704),
     ],
 )
 def test_shapes_have_the_published_number_of_parameters(benchmarks: None, shape: str, parameters: int) -> None:
-    """The model cards' 1.23 B, 8.03 B, 0.6 B, 1.7 B and 4 B, as the metadata of their safetensors say exactly."""
+    """As the metadata of the published safetensors say; of GPT-2's shape as its sizes do."""
     checkpoints = importlib.import_module("random_checkpoint")
-    assert sum(map(math.prod, checkpoints.tensor_shapes(checkpoints.SHAPES[shape]).values())) == parameters
+    assert sum(map(math.prod, checkpoints.tensor_shapes(checkpoints.config_of(shape)).values())) == parameters
 
 
 @pytest.mark.parametrize("shape", ["1b", "8b", "qwen3-0.6b", "qwen3-1.7b", "gemma-3-4b"])
