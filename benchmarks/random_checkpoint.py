@@ -272,8 +272,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.out.exists():
         sys.exit(f"{options.out} exists already: name a folder that does not")
-    changes = {} if options.layers is None else {"num_hidden_layers": options.layers}
-    print(write_checkpoint(options.out, config_of(options.shape, **changes), seed=options.seed))
+    config = config_of(options.shape)
+    if options.layers is not None:
+        config = {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": options.layers}
+    print(write_checkpoint(options.out, config, seed=options.seed))
 
 
 if __name__ == "__main__":
