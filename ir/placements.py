@@ -328,6 +328,7 @@ RULES: Mapping[str, Rule] = {
     "ingot.attention": _attention,
     "ingot.activate": _elementwise,
     "ingot.cast": _elementwise,
+    "ingot.clamp": _elementwise,
     "ingot.count_tokens": whole,
     "ingot.embedding": whole,
     "ingot.feed": whole,

@@ -1,6 +1,6 @@
 """The ops of the dialect, each defined once. `OPS` holds them by name; the modules hold them as callables."""
 
-from ingot.ir.ops.activations import activate, gelu_mul, silu_mul, soft_cap
+from ingot.ir.ops.activations import activate, clamp, gelu_mul, silu_mul, soft_cap
 from ingot.ir.ops.append_attention import append_attention
 from ingot.ir.ops.attention import attention
 from ingot.ir.ops.blocks import fill_block, take_block
@@ -47,6 +47,7 @@ __all__ = [
     "append_attention",
     "attention",
     "cast",
+    "clamp",
     "count_tokens",
     "define",
     "embedding",

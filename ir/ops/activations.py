@@ -65,3 +65,13 @@ def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
     """`cap * tanh(x / cap)` in x's dtype: logits that stay within ±cap (Gemma 2, arXiv 2408.00118, section 2)."""
     return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
+
+
+def _clamp_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    return [Sample((_randn(g, dtype, 4, 33) * 2,), {"limit": 0.7})]
+
+
+@define(rows=("x",), samples=_clamp_samples)
+def clamp(x: torch.Tensor, *, limit: float) -> torch.Tensor:
+    """x where it is within ±limit, and the nearer of these where it is not, in x's dtype."""
+    return wide(x).clamp(-limit, limit).to(x.dtype).contiguous()

@@ -65,6 +65,7 @@ class AttentionSpec:
 
     bias, o_bias   biases of q, k and v, and of the output
     rotary         how q and k are rotated; None: not at all
+    clip           limit of the elements of q, k and v as their linears give them
     window         how many positions attention sees, None: all
     scale          factor on scores, None: head_dim ** -0.5
     soft_cap       cap on scores: cap * tanh(score / cap)
@@ -77,6 +78,7 @@ class AttentionSpec:
     o_bias: bool = False
     rotary: RotarySpec | None = field(default_factory=RotarySpec)
     qk_norm: QKNormSpec | None = None
+    clip: float | None = None
     window: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
@@ -121,6 +123,8 @@ class Attention(LinearsFirst):
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         spec, over = self.spec, self.spec.qk_norm.over if self.spec.qk_norm else None
         q, k, v = self.q(x), self.k(x), self.v(x)
+        if spec.clip is not None:
+            q, k, v = (ops.clamp(part, limit=spec.clip) for part in (q, k, v))
         if over == "all heads":
             q, k = self.q_norm(q), self.k_norm(k)
         # view(-1, …), never x.shape[0]: how many tokens there are is no number while the model is traced.

@@ -142,6 +142,7 @@ WAYS: dict[str, set[str]] = {
     },
     "attention": {"q:shard1 k:shard1", "q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
     "cast": {"x:shard1"},
+    "clamp": {"x:shard0", "x:shard1"},
     "gelu_mul": {"gate:shard1 up:shard1"},
     "kv_append": {"kv:shard3 k:shard1", "kv:shard3 k:shard1 v:shard1"},
     "layer_norm": {"x:shard0", "x:shard1", "x:shard1 weight:shard0", "x:shard1 weight:shard0 bias:shard0"},
@@ -179,6 +180,7 @@ EXTRA: dict[str, list[Sample]] = {
         Sample((torch.randn(3, 4, 6).double(), torch.randn(6).double()), {"eps": 0.1}),
         Sample((torch.randn(3, 4, 6).double(), *torch.randn(2, 4, 6).double()), {"eps": 0.1}),
     ],
+    "clamp": [Sample((torch.randn(3, 6).double(),), {"limit": 0.5})],
     "soft_cap": [Sample((torch.randn(3, 6).double(),), {"cap": 2.0})],
     "attention": [],
     "quant_linear": [

@@ -86,6 +86,7 @@ def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
             "gelu_mul": ((left, right), {"approximate": "tanh"}),
             "activate": ((right,), {"kind": kind}),
             "soft_cap": ((alone,), {"cap": 30.0}),
+            "clamp": ((right,), {"limit": 0.7}),
             "cast": ((alone,), {"dtype": torch.float32}),
             "aten.add.Tensor": ((alone, draw(tokens, width)), {}),
             "aten.mul.Tensor": ((alone, 0.25), {}),
@@ -231,7 +232,9 @@ def _logits(op: str, draw: Draw, g: torch.Generator) -> Calls:
 
 
 _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
-    **dict.fromkeys(("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "activate", "soft_cap", "cast"), _rows),
+    **dict.fromkeys(
+        ("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "activate", "soft_cap", "clamp", "cast"), _rows
+    ),
     **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows"), _rows),
     "rms_norm": _head_norm,
     "linear": _linear,

@@ -54,6 +54,11 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         "gelu_mul": [Sample((merged[:, :37], merged[:, 74:]), {"approximate": how}) for how in ("none", "tanh")],
         "activate": [Sample((merged[:, 37:74],), {"kind": kind}) for kind in ACTIVATIONS],
         "soft_cap": [Sample((merged[:, 3:8],), {"cap": 0.5}), Sample((rand(2, 3, 5),), {"cap": 50.0})],
+        "clamp": [
+            Sample((merged[:, 3:8],), {"limit": 0.5}),
+            Sample((heads[:, 1:4],), {"limit": 1.3}),
+            Sample((rand(2, 3, 5),), {"limit": 50.0}),
+        ],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],
         "moe": [

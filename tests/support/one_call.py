@@ -34,6 +34,7 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "kv_append": {"k": "T", "v": "T", "slots": "T"},
     "rope": {"x": "T", "positions": "T"},
     "soft_cap": {"x": "T"},
+    "clamp": {"x": "T"},
     "cast": {"x": "T"},
     "silu_mul": {"gate": "T", "up": "T"},
     "gelu_mul": {"gate": "T", "up": "T"},

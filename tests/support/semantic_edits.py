@@ -27,7 +27,7 @@ _OTHER_OP: Mapping[str, str] = {
     "ingot.silu_mul": "ingot.gelu_mul",
     "ingot.gelu_mul": "ingot.silu_mul",
 }
-_FLOATS = ("eps", "scale", "cap", "soft_cap")
+_FLOATS = ("eps", "scale", "cap", "soft_cap", "limit")
 _NUMBERED = ("layer", "page_size", "parts", "mask")
 
 

@@ -64,10 +64,12 @@ def convert(
     X_GROUP: tl.constexpr,
     X_COLUMN: tl.constexpr,
     CAP: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x in the dtype of the result; with a CAP, CAP * tanh(x / CAP) of it."""
+    """x in the dtype of the result; with a CAP, CAP * tanh(x / CAP) of it; with a LIMIT, the nearest number
+    within it, and NaN stays NaN."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -77,4 +79,7 @@ def convert(
     value = tl.load(x + row * X_ROW + group * X_GROUP + column * X_COLUMN, mask=mask, other=0.0)
     if CAP is not None:
         value = tanh(value.to(tl.float32) / CAP) * CAP
+    if LIMIT is not None:
+        value = value.to(tl.float32)
+        value = tl.where(value > LIMIT, LIMIT, tl.where(value < -LIMIT, -LIMIT, value))
     tl.store(result + (row * GROUPS + group) * WIDTH + column, value.to(result.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""Elementwise ops: aten's sum and product, soft_cap, cast."""
+"""Elementwise ops: aten's sum and product, soft_cap, clamp, cast."""
 
 from ingot.backends.triton.kernels.elementwise import arithmetic, convert
 from ingot.backends.triton.launches import cdiv
@@ -54,6 +54,7 @@ def _convert(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "X_GROUP": group,
             "X_COLUMN": column,
             "CAP": call.attributes.get("cap"),
+            "LIMIT": call.attributes.get("limit"),
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
         },
@@ -67,5 +68,6 @@ LOWERINGS: dict[str, Lowering] = {
     "aten.add.Tensor": _arithmetic,
     "aten.mul.Tensor": _arithmetic,
     "soft_cap": _convert,
+    "clamp": _convert,
     "cast": _convert,
 }

@@ -136,6 +136,15 @@ def test_soft_cap(dtype: torch.dtype, cap: float) -> None:
     assert bool((found.abs() <= cap).all()) and bool((found * x >= 0).all())
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("limit", [0.5, 30.0])
+def test_clamp_is_torchs(dtype: torch.dtype, limit: float) -> None:
+    x = randn(generator(27), dtype, 6, 33) * 60
+    x[0, 0], x[0, 1] = float("nan"), float("inf")
+    found = OPS["clamp"].reference(x[:, :20], limit=limit)
+    assert found.is_contiguous() and torch.equal(found.nan_to_num(7e4), x[:, :20].clamp(-limit, limit).nan_to_num(7e4))
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_add_rms_norm_rounds_the_sum_first(dtype: torch.dtype) -> None:
     g = generator(2)

@@ -27,6 +27,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "activate": ("x",),
     "layer_norm": ("x",),
     "soft_cap": ("x",),
+    "clamp": ("x",),
     "select_rows": ("rows",),
     "cast": ("x",),
     "moe": ("x", "router_logits"),

@@ -122,7 +122,7 @@ def _refs(instruction: Json) -> set[str]:
 
 
 def _wrong_constants(name: str, value: Any) -> list[Any]:
-    if name in ("eps", "scale", "soft_cap", "cap"):
+    if name in ("eps", "scale", "soft_cap", "cap", "limit"):
         return [value * 1.5]
     return [wrong_edge(value, 1)] if name == "mask" else []
 

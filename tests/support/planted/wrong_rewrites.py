@@ -10,6 +10,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.ops import op_of
+from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.program import VIEWS, Program, RegionCall, target_name
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import StateType, TensorType
@@ -66,6 +67,8 @@ _LABELS: Mapping[str, str] = {
     "mask": "wrong mask edge",
     "soft_cap": "wrong soft cap",
     "cap": "wrong soft cap",
+    "limit": "wrong limit",
+    "kind": "wrong activation",
     "interleaved": "wrong rope section",
     "approximate": "wrong activation",
     "page_size": "page off by one",
@@ -114,6 +117,8 @@ def _wrong_values(name: str, value: Any) -> list[Any]:
         return [None]
     if name == "approximate":
         return ["none" if value == "tanh" else "tanh"]
+    if name == "kind":
+        return [kind for kind in ACTIVATIONS if kind != value]
     if name == "page_size":
         return [value - 1, value // 2]
     return []
