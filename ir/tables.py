@@ -1,6 +1,7 @@
-"""Tables that a recipe computes from constants: today the rotary tables, one maker per `rope_type`.
+"""Tables that a recipe computes from constants: rotary tables, one maker per `rope_type`, and ones.
 
-Every maker gives f32[positions, rotary_dim]: cosines in the first half of a row, sines in the second.
+Every maker of `ROPE_TYPES` gives frequencies; a rotary table is f32[positions, rotary_dim]: cosines in the first half
+of a row, sines in the second.
 """
 
 import math
@@ -90,10 +91,13 @@ ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
 
 
 def make_table(attrs: Attrs) -> torch.Tensor:
-    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …
+    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …, or "ones"
+    with `shape`.
 
     `attention_factor` scales cosines and sines alike.
     """
+    if attrs.get("kind") == "ones":
+        return torch.ones(attrs["shape"])
     if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:
         raise ConfigError(
             f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}", expected=", ".join(ROPE_TYPES)

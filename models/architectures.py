@@ -25,10 +25,14 @@ from ingot.models.families import (
     gptj,
     granite,
     llama,
+    nemotron,
     olmo,
+    opt,
+    persimmon,
     phi,
     qwen,
     stablelm,
+    starcoder2,
 )
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
@@ -92,6 +96,7 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER),
     "CodeGenForCausalLM": Architecture("codegen", gptj.codegen, DECODER, positions="n_positions"),
     "Cohere2ForCausalLM": Architecture("cohere2", cohere.cohere2, DECODER),
     "CohereForCausalLM": Architecture("cohere", cohere.cohere, DECODER),
@@ -111,8 +116,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture("llama", llama.llama, DECODER),
     "MinistralForCausalLM": Architecture("ministral", llama.ministral, DECODER),
     "MistralForCausalLM": Architecture("mistral", llama.mistral, DECODER),
+    "NemotronForCausalLM": Architecture("nemotron", nemotron.nemotron, DECODER),
+    "OPTForCausalLM": Architecture("opt", opt.opt, DECODER),
     "Olmo2ForCausalLM": Architecture("olmo2", olmo.olmo2, DECODER),
     "Olmo3ForCausalLM": Architecture("olmo3", olmo.olmo3, DECODER),
+    "OlmoForCausalLM": Architecture("olmo", olmo.olmo, DECODER),
+    "PersimmonForCausalLM": Architecture("persimmon", persimmon.persimmon, DECODER),
     "Phi3ForCausalLM": Architecture("phi3", phi.phi3, DECODER),
     "PhiForCausalLM": Architecture("phi", phi.phi, DECODER),
     "Qwen2ForCausalLM": Architecture("qwen2", qwen.qwen2, DECODER),
@@ -122,6 +131,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "SmolLM3ForCausalLM": Architecture("smollm3", llama.smollm3, DECODER),
     "StableLMEpochForCausalLM": Architecture("stablelm", stablelm.stablelm_epoch, DECODER),
     "StableLmForCausalLM": Architecture("stablelm", stablelm.stablelm, DECODER),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2.starcoder2, DECODER),
 }
 
 

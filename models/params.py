@@ -35,9 +35,9 @@ def declaration(made: nn.Parameter) -> Declaration | None:
 class Place:
     """Where a block finds its tensors in the checkpoint, and the dtype of its weights.
 
-    `place / "mlp"` is the place below. Tensors at a place with `rows` are those rows of what is stored there: from one
-    to another, of each run of so many rows if there is a third number. Matrices at a `transposed` place, and below it,
-    are stored [inputs, outputs].
+    `place / "mlp"` is the place below, `place / ""` the same one. Tensors at a place with `rows` are those rows of what
+    is stored there: from one to another, of each run of so many rows if there is a third number. Matrices at a
+    `transposed` place, and below it, are stored [inputs, outputs].
     """
 
     prefix: str
@@ -46,6 +46,8 @@ class Place:
     transposed: bool = False
 
     def __truediv__(self, name: str | int) -> "Place":
+        if name == "":
+            return self
         return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype, transposed=self.transposed)
 
     def split(self, *sizes: int, groups: int = 1) -> list["Place"]:

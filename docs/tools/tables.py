@@ -215,11 +215,13 @@ _NO_TRAITS = (
 
 def _traits(spec: DecoderSpec) -> dict[str, Any]:
     """What a decoder's specs say, by "KIND.FIELD", apart from sizes; of the first layer."""
-    layer, *others = spec.layers[0], spec.norm, spec.embedding, spec.head
+    layer, norm, *others = spec.layers[0], spec.norm, spec.embedding, spec.head
+    others += [norm] if norm is not None else []
     blocks = [branch.block for branch in layer.branches]
     traits: dict[str, Any] = {}
     for branch in layer.branches:
         traits |= {f"{branch.name}_norm": branch.norm is not None, f"{branch.name}_post_norm": bool(branch.post_norm)}
+        traits[f"{branch.name}_stream_norm"] = bool(branch.stream_norm)
     rotaries = {attention.rotary for attention in _attentions(spec) if attention.rotary is not None}
     for one in (layer, *blocks, *rotaries, *others):
         traits[type(one).__name__] = True

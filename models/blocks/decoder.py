@@ -19,8 +19,8 @@ from ingot.models.params import Place
 @dataclass(frozen=True)
 class DecoderNames:
     """Where the checkpoint has a decoder and its layers. Matrices may be stored `transposed`, [inputs, outputs]. With
-    `may_lack_place` some checkpoints have names without `place` in front. `unread` are patterns of tensors that some
-    carry and nothing reads."""
+    `may_lack_place` some checkpoints have names without the first part of `place` in front. `unread` are patterns of
+    tensors that some carry and nothing reads."""
 
     place: str = "model"
     layers: str = "layers"
@@ -31,12 +31,12 @@ class DecoderNames:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder, with the rotary tables that its layers share."""
+    """A decoder, with the rotary tables that its layers share; `norm` is the last one, which some lack."""
 
     vocab: int
     hidden: int
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec
+    norm: NormSpec | None
     ropes: tuple[RopeSpec, ...] = ()
     embedding: AnyEmbeddingSpec = field(default_factory=EmbeddingSpec)
     head: HeadSpec = field(default_factory=HeadSpec)
@@ -49,7 +49,7 @@ class DecoderSpec:
 
     def optional_prefix(self) -> str:
         """What the names of all tensors begin with, or none of them; "" where that is not so."""
-        return f"{self.names.place}." if self.names.may_lack_place else ""
+        return f"{self.names.place.partition('.')[0]}." if self.names.may_lack_place else ""
 
 
 class Decoder(Block):
@@ -64,7 +64,7 @@ class Decoder(Block):
         self.layers = nn.ModuleList(
             layer.build(place / names.layers / index, hidden, index) for index, layer in enumerate(spec.layers)
         )
-        self.norm = Norm(spec.norm, place, hidden)
+        self.norm = None if spec.norm is None else Norm(spec.norm, place, hidden)
         self.head = Head(spec.head, root, spec.vocab, hidden, self.embed.weight)
         self.ropes = nn.ParameterList(rope_table(rope, max_seq_len) for rope in spec.ropes)
 
@@ -76,8 +76,8 @@ class Decoder(Block):
         h = self.embed(tokens, at)
         for layer in self.layers:
             h = layer(h, at)
-        x = self.norm(ops.select_rows(h, logit_rows))
-        return self.head(x)
+        x = ops.select_rows(h, logit_rows)
+        return self.head(x if self.norm is None else self.norm(x))
 
     def at(self, positions: torch.Tensor, token_seqs: torch.Tensor) -> Positions:
         """What layers are called with."""

@@ -8,7 +8,9 @@ import torch
 from ingot.ir import ops
 from ingot.ir.types import Split
 from ingot.models.blocks.block import Block
+from ingot.models.blocks.linear import Linear
 from ingot.models.blocks.positions import Positions
+from ingot.models.blocks.projection import ProjectionSpec
 from ingot.models.params import Place, parameter
 
 OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is not split
@@ -28,18 +30,20 @@ class AnyEmbeddingSpec(Protocol):
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`."""
+    """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`; a
+    `projection` gives them the stream's width."""
 
     scale: float | None = None
     rounded: bool = False
     stored: str = "embed_tokens"
+    projection: ProjectionSpec | None = None
 
     @property
     def most_positions(self) -> int | None:
         return None
 
     def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
-        return Embedding(self, place / self.stored, vocab, hidden)
+        return Embedding(self, place, vocab, hidden)
 
 
 class Embedding(Block):
@@ -47,11 +51,15 @@ class Embedding(Block):
 
     def __init__(self, spec: EmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
         super().__init__()
-        self.weight = parameter((vocab, hidden), place.source("weight"), place.dtype, OF_VOCAB)
+        projection, table = spec.projection, place / spec.stored
+        width = hidden if projection is None else projection.width
+        self.weight = parameter((vocab, width), table.source("weight"), place.dtype, OF_VOCAB)
+        self.projection = None if projection is None else Linear(place / projection.stored, width, hidden)
         self.scale = spec.scale
         if spec.scale is not None and spec.rounded:
             self.scale = torch.tensor(spec.scale, dtype=place.dtype, device="cpu").item()
 
     def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:
         h = ops.embedding(tokens, self.weight)
+        h = h if self.projection is None else self.projection(h)
         return h if self.scale is None else h * self.scale

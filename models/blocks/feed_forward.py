@@ -62,7 +62,7 @@ class Gated(LinearsFirst):
 
 @dataclass(frozen=True)
 class PlainNames:
-    """What the checkpoint calls a plain part and its tensors."""
+    """What the checkpoint calls a plain part and its tensors; `place` is "" where they are the layer's own."""
 
     place: str = "mlp"
     up: str = "up_proj"

@@ -8,18 +8,22 @@ from torch import nn
 from ingot.ir import ops
 from ingot.models.blocks.block import Block
 from ingot.models.blocks.embedding import OF_VOCAB
+from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.projection import ProjectionSpec
 from ingot.models.params import Place, parameter
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Logits from hidden states: by the embedding's table if `tied`, times `scale`, then cap * tanh(logit / cap)."""
+    """Logits from hidden states: by the embedding's table if `tied`, times `scale`, then cap * tanh(logit / cap). A
+    `projection` gives hidden states the table's width."""
 
     tied: bool = False
     bias: bool = False
     scale: float | None = None
     soft_cap: float | None = None
     stored: str = "lm_head"
+    projection: ProjectionSpec | None = None
 
 
 class Head(Block):
@@ -27,12 +31,16 @@ class Head(Block):
 
     def __init__(self, spec: HeadSpec, place: Place, vocab: int, hidden: int, tied: nn.Parameter) -> None:
         super().__init__()
-        place, dtype = place / spec.stored, place.dtype
+        projection, root = spec.projection, place
+        place, dtype = root / spec.stored, root.dtype
+        width = hidden if projection is None else projection.width
         self.spec = spec
-        self.weight = tied if spec.tied else parameter((vocab, hidden), place.source("weight"), dtype, OF_VOCAB)
+        self.projection = None if projection is None else Linear(root / projection.stored, hidden, width)
+        self.weight = tied if spec.tied else parameter((vocab, width), place.source("weight"), dtype, OF_VOCAB)
         self.bias = parameter((vocab,), place.source("bias"), dtype, OF_VOCAB) if spec.bias else None
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
+        h = h if self.projection is None else self.projection(h)
         bias = () if self.bias is None else (self.bias,)
         logits = ops.cast(ops.linear(h, self.weight, *bias), dtype=torch.float32)
         if self.spec.scale is not None:

@@ -21,13 +21,14 @@ class BlockSpec(Protocol):
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """A block of a layer: `name` is what its parameters are called, `norm` is of what it reads, and `post_norm` of
-    what it gives."""
+    """A block of a layer: `name` is what its parameters are called, `norm` is of what it reads, `post_norm` of what it
+    gives, and `stream_norm` of the stream with that added, which then is the stream."""
 
     name: str
     block: BlockSpec
     norm: NormSpec | None = None
     post_norm: NormSpec | None = None
+    stream_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LayerSpec:
     """A layer of one or more branches.
 
     parallel   all branches read the stream as it comes in, and one without a norm reads what the one before it reads;
-               otherwise each reads the stream with the results before it added
+               otherwise each reads the stream with the results before it added. Parallel ones norm no stream
     scale      factor on what is added to the stream
     """
 
@@ -52,6 +53,7 @@ class _Branch:
     norm: Norm | None
     block: Block
     post_norm: Norm | None
+    stream_norm: Norm | None
 
     @property
     def begins_with_rms_norm(self) -> bool:
@@ -59,7 +61,8 @@ class _Branch:
 
 
 class Layer(Block):
-    """The stream [T, hidden] -> the stream. Parameters are called NAME.…, NAME_norm and NAME_post_norm."""
+    """The stream [T, hidden] -> the stream. Parameters are called NAME.…, NAME_norm, NAME_post_norm and
+    NAME_stream_norm."""
 
     def __init__(self, spec: LayerSpec, place: Place, hidden: int, index: int) -> None:
         super().__init__()
@@ -68,13 +71,15 @@ class Layer(Block):
             self.add_module(one.name, one.block.build(place, hidden, index))
         norms = {f"{one.name}_norm": one.norm for one in spec.branches}
         norms |= {f"{one.name}_post_norm": one.post_norm for one in spec.branches}
+        norms |= {f"{one.name}_stream_norm": one.stream_norm for one in spec.branches}
         for name, norm in norms.items():
             self.add_module(name, Norm(norm, place, hidden) if norm is not None else None)
 
     @property
     def branches(self) -> list[_Branch]:
         names = [one.name for one in self.spec.branches]
-        return [_Branch(*(getattr(self, name + end) for end in ("_norm", "", "_post_norm"))) for name in names]
+        ends = ("_norm", "", "_post_norm", "_stream_norm")
+        return [_Branch(*(getattr(self, name + end) for end in ends)) for name in names]
 
     @property
     def begins_with_rms_norm(self) -> bool:
@@ -86,6 +91,7 @@ class Layer(Block):
         for one in self.branches:
             x = one.norm(h) if one.norm is not None else h
             h = h + self._result(one, x, at)
+            h = one.stream_norm(h) if one.stream_norm is not None else h
         return h
 
     def _in_parallel(self, h: torch.Tensor, at: Positions) -> torch.Tensor:

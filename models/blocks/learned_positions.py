@@ -4,19 +4,26 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.ir import ops
+from ingot.ir import ops, recipe
 from ingot.models.blocks.embedding import Embedding, EmbeddingSpec
 from ingot.models.blocks.positions import Positions
+from ingot.models.blocks.projection import ProjectionSpec
 from ingot.models.params import Place, parameter
 
 
 @dataclass(frozen=True)
 class LearnedPositionsSpec:
-    """Embeddings of tokens and of as many positions as a sequence may have."""
+    """Embeddings of tokens and of as many positions as a sequence may have.
+
+    offset       rows of the table of positions before that of the first one
+    projection   gives the rows of tokens the stream's width, before the sum
+    """
 
     positions: int
     stored: str
     stored_positions: str
+    offset: int = 0
+    projection: ProjectionSpec | None = None
 
     @property
     def most_positions(self) -> int:
@@ -30,8 +37,10 @@ class LearnedPositions(Embedding):
     """tokens i32[T] -> [T, hidden]."""
 
     def __init__(self, spec: LearnedPositionsSpec, place: Place, vocab: int, hidden: int) -> None:
-        super().__init__(EmbeddingSpec(), place / spec.stored, vocab, hidden)
+        super().__init__(EmbeddingSpec(stored=spec.stored, projection=spec.projection), place, vocab, hidden)
         table = (place / spec.stored_positions).source("weight")
+        if spec.offset:
+            table = recipe.take_slice(table, 0, spec.offset, spec.offset + spec.positions)
         self.positions = parameter((spec.positions, hidden), table, place.dtype)
 
     def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:

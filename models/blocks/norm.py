@@ -16,15 +16,17 @@ class NormSpec:
     """A norm.
 
     kind     "rms" or "layer"
+    gain     whether it has gains; ones stand for those of a norm without
     bias     a layer norm's
     wide     gains are float32 and the product with them is what gets rounded
-    offset   added to the stored gains
+    offset   added to the stored gains, which rounds the sum unless they are wide
     stored   what the checkpoint calls it
     apart    the gains of each head are a tensor of their own, STORED.0, STORED.1 and so on
     """
 
     eps: float
     kind: str = "rms"
+    gain: bool = True
     wide: bool = False
     offset: float = 0.0
     bias: bool = False
@@ -42,11 +44,14 @@ class NormSpec:
         return recipe.stack([(place / head).source(name) for head in range(shape[0])])
 
     def gains(self, place: Place, *shape: int) -> Recipe:
+        """The recipe of the gains at the norm's own place."""
+        if not self.gain:
+            return recipe.table(kind="ones", shape=shape)
         stored = self.tensor(place, "weight", *shape)
         if not self.offset:
             return stored
-        # In float32: 1 + w in bfloat16 would lose most of w.
-        return recipe.affine(recipe.cast(stored, torch.float32), 1.0, self.offset)
+        # Where they are wide, in float32: 1 + w in bfloat16 would lose most of w.
+        return recipe.affine(recipe.cast(stored, torch.float32) if self.wide else stored, 1.0, self.offset)
 
 
 class Norm(Block):
@@ -55,7 +60,7 @@ class Norm(Block):
     def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:
         super().__init__()
         self.spec = spec
-        place, dtype = place / spec.stored, torch.float32 if spec.wide or spec.offset else place.dtype
+        place, dtype = place / spec.stored, torch.float32 if spec.wide or not spec.gain else place.dtype
         self.weight = parameter(shape, spec.gains(place, *shape), dtype, split)
         self.bias = parameter(shape, spec.tensor(place, "bias", *shape), dtype, split) if spec.bias else None
 

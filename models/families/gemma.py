@@ -84,7 +84,7 @@ def _gemma(
 
 
 def _norm(config: ConfigReader) -> NormSpec:
-    return read_norm(config, offset=1.0)
+    return read_norm(config, wide=True, offset=1.0)
 
 
 def _attention(config: ConfigReader, **fields: Any) -> AttentionSpec:

@@ -16,6 +16,7 @@ from ingot.models.families.reading import (
     read_gated,
     read_head,
     read_norm,
+    read_plain,
     read_windows,
 )
 
@@ -50,6 +51,14 @@ def _llama(
 def llama(config: ConfigReader) -> DecoderSpec:
     attention = read_attention(config, **read_biases(config))
     return _llama(config, [attention] * count_layers(config), mlp_bias=config.flag("mlp_bias", False))
+
+
+def arcee(config: ConfigReader) -> DecoderSpec:
+    """Llama with plain feed-forward parts."""
+    attention, norm = read_attention(config, **read_biases(config)), read_norm(config, 1e-5)
+    mlp = read_plain(config, "relu2", bias=config.flag("mlp_bias", False))
+    layers = [pre_norm_layer(attention, mlp, norm)] * count_layers(config)
+    return read_decoder(config, layers, norm, config.rope(attention.head_dim))
 
 
 def mistral(config: ConfigReader) -> DecoderSpec:

@@ -1,4 +1,5 @@
-"""OLMo 2 and 3: norms after blocks and none before, norms over all heads of q and of k."""
+"""OLMo 1: Llama with limits of q, k and v, and layer norms without gains. OLMo 2 and 3: norms after blocks and none
+before, norms over all heads of q and of k."""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -7,6 +8,7 @@ from ingot.models.config import ConfigReader, RopeSpec
 from ingot.models.families.reading import (
     count_layers,
     post_norm_layer,
+    pre_norm_layer,
     read_attention,
     read_biases,
     read_decoder,
@@ -15,6 +17,13 @@ from ingot.models.families.reading import (
     read_two_ropes,
     read_windows,
 )
+
+
+def olmo(config: ConfigReader) -> DecoderSpec:
+    attention = read_attention(config, clip=config.number_or_none("clip_qkv"), **read_biases(config))
+    norm = NormSpec(1e-5, kind="layer", gain=False)  # no field tells another epsilon
+    layers = [pre_norm_layer(attention, read_gated(config), norm)] * count_layers(config)
+    return read_decoder(config, layers, norm, config.rope(attention.head_dim))
 
 
 def olmo2(config: ConfigReader) -> DecoderSpec:

@@ -8,9 +8,9 @@ from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.embedding import EmbeddingSpec
-from ingot.models.blocks.feed_forward import GatedSpec
+from ingot.models.blocks.feed_forward import GatedSpec, PlainSpec
 from ingot.models.blocks.head import HeadSpec
-from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.blocks.layer import BlockSpec, BranchSpec, LayerSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
@@ -25,6 +25,7 @@ PLAIN = {
 SILU = {"silu": "silu"}
 # Of plain parts. "gelu_new" is what transformers calls the tanh form (activations.py).
 PLAIN_GELU = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+PLAIN = {**PLAIN_GELU, "relu": "relu", "relu2": "relu_squared"}
 
 
 def count_layers(config: ConfigReader) -> int:
@@ -79,6 +80,11 @@ def read_gated(
     return GatedSpec(config.integer("intermediate_size"), activation, **fields)
 
 
+def read_plain(config: ConfigReader, activation: str, **fields: Any) -> PlainSpec:
+    """A plain feed-forward part; `activation` is the default, `fields` are others of PlainSpec."""
+    return PlainSpec(config.integer("intermediate_size"), config.choice("hidden_act", PLAIN, activation), **fields)
+
+
 def read_norm(config: ConfigReader, eps: float = 1e-6, field: str = "rms_norm_eps", **fields: Any) -> NormSpec:
     """A norm with the model's epsilon; `fields` are others of NormSpec."""
     return NormSpec(config.number(field, eps), **fields)
@@ -92,7 +98,7 @@ def read_head(config: ConfigReader, *, tied: bool = False, **fields: Any) -> Hea
 def read_decoder(
     config: ConfigReader,
     layers: Iterable[LayerSpec],
-    norm: NormSpec,
+    norm: NormSpec | None,
     *ropes: RopeSpec,
     head: HeadSpec | None = None,
     embedding: EmbeddingSpec | None = None,
@@ -110,7 +116,7 @@ def read_decoder(
     )
 
 
-def pre_norm_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
+def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
     """As Llama has it: each block reads a norm of the stream."""
     branches = (
         BranchSpec("attention", attention, norm.named("input_layernorm")),

@@ -140,11 +140,17 @@ MUTATIONS = (
     Mutation(
         "rms norm",
         "NormSpec.kind",
-        lambda dims: dims.norm.kind == "layer" and first_attention(dims).qk_norm is None,
+        lambda dims: some(NormSpec, lambda norm: norm.kind == "layer")(dims) and first_attention(dims).qk_norm is None,
         every(NormSpec, kind="rms", bias=False),
     ),
     Mutation("head tied", "HeadSpec.tied", lambda dims: not dims.head.tied, every(HeadSpec, tied=True)),
-    Mutation("epsilon 1e-6", "NormSpec.eps", always, every(NormSpec, eps=1e-6)),
+    Mutation(
+        "epsilon 1e-6",
+        "NormSpec.eps",
+        always,
+        every(NormSpec, eps=1e-6),
+        unless=("opt-after", "olmo-plain"),  # no field tells their epsilon, which vanishes beside their activations
+    ),
     Mutation(
         "norms only behind",
         "BranchSpec.norm",

@@ -1,0 +1,69 @@
+"""OPT: learned positions after two rows of padding, plain feed-forward parts, layer norms before blocks or after sums,
+and tables of tokens narrower than the stream."""
+
+from ingot.ir.errors import ConfigError
+from ingot.models.blocks.attention import AttentionNames, AttentionSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.feed_forward import PlainNames, PlainSpec
+from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.blocks.learned_positions import LearnedPositionsSpec
+from ingot.models.blocks.norm import NormSpec
+from ingot.models.blocks.projection import ProjectionSpec
+from ingot.models.config import MAX_LAYERS, ConfigReader
+from ingot.models.families.reading import PLAIN, read_head
+
+# The first checkpoints are of the model without its head.
+_NAMES = DecoderNames("model.decoder", may_lack_place=True, unread=())
+# Transformers, modeling_opt.py: rows of the table of positions that no token of a prompt without padding has.
+_OFFSET = 2
+_EPS = 1e-5  # of nn.LayerNorm; no field tells another
+
+
+def opt(config: ConfigReader) -> DecoderSpec:
+    """Norms after sums, as the model of 350m has them, come without a last one."""
+    hidden, bias = config.integer("hidden_size", 768), config.flag("enable_bias", True)
+    affine, before = config.flag("layer_norm_elementwise_affine", True), config.flag("do_layer_norm_before", True)
+    norm = NormSpec(_EPS, kind="layer", gain=affine, bias=affine)
+    mlp = PlainSpec(
+        config.integer("ffn_dim", 3072),
+        config.choice("activation_function", PLAIN, "relu"),
+        bias=bias,
+        names=PlainNames("", up="fc1", down="fc2"),
+    )
+    layer = _layer(_attention(config, hidden, bias), mlp, norm, before)
+    width = config.integer("word_embed_proj_dim", hidden)
+    into, out = (
+        None if width == hidden else ProjectionSpec(width, name)
+        for name in ("project_in", f"{_NAMES.place}.project_out")
+    )
+    positions = config.integer("max_position_embeddings", 2048)
+    last = not config.flag("_remove_final_layer_norm", False) and before
+    return DecoderSpec(
+        vocab=config.integer("vocab_size", 50272),
+        hidden=hidden,
+        layers=(layer,) * config.integer("num_hidden_layers", 12, most=MAX_LAYERS),
+        norm=norm.named("final_layer_norm") if last else None,
+        embedding=LearnedPositionsSpec(positions, "embed_tokens", "embed_positions", _OFFSET, into),
+        head=read_head(config, tied=True, projection=out),
+        names=_NAMES,
+    )
+
+
+def _attention(config: ConfigReader, hidden: int, bias: bool) -> AttentionSpec:
+    heads = config.integer("num_attention_heads", 12)
+    if hidden % heads:
+        raise ConfigError(
+            f"hidden_size {hidden} over num_attention_heads {heads}", where=config.source, expected="a multiple"
+        )
+    names = AttentionNames(o="out_proj")
+    return AttentionSpec(heads, heads, hidden // heads, bias=bias, o_bias=bias, rotary=None, names=names)
+
+
+def _layer(attention: AttentionSpec, mlp: PlainSpec, norm: NormSpec, before: bool) -> LayerSpec:
+    """What a layer calls its final norm is that of its feed-forward part."""
+    at = "norm" if before else "stream_norm"
+    branches = (
+        BranchSpec("attention", attention, **{at: norm.named("self_attn_layer_norm")}),
+        BranchSpec("mlp", mlp, **{at: norm.named("final_layer_norm")}),
+    )
+    return LayerSpec(branches)

@@ -1,0 +1,27 @@
+"""StarCoder2: Llama with layer norms, plain feed-forward parts and biases everywhere."""
+
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.feed_forward import PlainNames
+from ingot.models.config import ConfigReader
+from ingot.models.families.reading import (
+    count_layers,
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_head,
+    read_norm,
+    read_plain,
+)
+
+
+def starcoder2(config: ConfigReader) -> DecoderSpec:
+    """One window for all layers, or none."""
+    config.require("norm_type", ("layer_norm",), "layer_norm")
+    config.require("mlp_type", ("default",), "default")
+    bias, window = config.flag("use_bias", True), config.integer_or_none("sliding_window")
+    config = config.within({"num_key_value_heads": 2, **config.fields})
+    attention = read_attention(config, bias=bias, o_bias=bias, window=window)
+    mlp = read_plain(config, "gelu_pytorch_tanh", bias=bias, names=PlainNames(up="c_fc", down="c_proj"))
+    norm = read_norm(config, 1e-5, "norm_epsilon", kind="layer", bias=True)
+    layers = [pre_norm_layer(attention, mlp, norm)] * count_layers(config)
+    return read_decoder(config, layers, norm, config.rope(attention.head_dim), head=read_head(config, tied=True))

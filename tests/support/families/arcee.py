@@ -1,0 +1,87 @@
+"""Arcee: Llama without gates (transformers, modeling_arcee.py)."""
+
+import random
+from typing import Any
+
+import random_fields
+import torch
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+from tiny_weights import like_llama
+
+from families.family import Config, Family
+
+
+def _tiny(name: str, seed: int, **fields: Any) -> Tiny:
+    config = {
+        "architectures": ["ArceeForCausalLM"],
+        "model_type": "arcee",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 14,
+        "intermediate_size": 103,
+        "vocab_size": 379,
+        "max_position_embeddings": MAX_SEQ_LEN,
+        "rms_norm_eps": 0.016,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
+    return Tiny(name, {**config, **fields}, seed)
+
+
+def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    tensors = like_llama(config, generator)
+    return {name: tensor for name, tensor in tensors.items() if ".mlp.gate_proj." not in name}
+
+
+def _random(draw: random.Random) -> dict[str, Any]:
+    config = random_fields.sizes(draw)
+    # Transformers wants the hidden size to be a multiple of the heads, whatever the size of a head.
+    config["hidden_size"] = config["num_attention_heads"] * draw.randint(1, 30)
+    config["rms_norm_eps"] = random_fields.log(draw, 1e-12, 1.0)
+    config["hidden_act"] = draw.choice(["relu", "relu2", "gelu_new", *random_fields.GELU])
+    config |= random_fields.flags(draw, "attention_bias", "mlp_bias")
+    kinds = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
+    random_fields.spell_rope(config, random_fields.rope(draw, config, kinds), draw)
+    return config
+
+
+FAMILIES = (
+    Family(
+        "arcee",
+        "ArceeForCausalLM",
+        tiny=(
+            _tiny(
+                "arcee-plain",
+                1,
+                hidden_size=84,
+                rope_theta=811.0,
+                rope_scaling={
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 40,
+                    "beta_fast": 8.0,
+                    "beta_slow": 0.5,
+                },
+            ),
+            _tiny(
+                "arcee-biased",
+                2,
+                hidden_size=96,
+                attention_bias=True,
+                mlp_bias=True,
+                tie_word_embeddings=True,
+                rope_theta=811.0,
+            ),
+        ),
+        weights=_weights,
+        random=_random,
+        cut={"hidden_size": 84, "num_hidden_layers": 1},
+        bad=(
+            ("arcee-plain", "hidden_act", "silu"),
+            ("arcee-plain", "attention_bias", 1),
+            ("arcee-plain", "mlp_bias", "no"),
+        ),
+    ),
+)
