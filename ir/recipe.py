@@ -60,7 +60,7 @@ class Recipe:
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
-        if self.step in ("cast", "affine"):
+        if self.step in ("cast", "affine", "normalize"):
             return self.inputs[0].source_shapes(shape)
         if self.step == "quantize" and self.output == "weight":
             return self.inputs[0].source_shapes(find_format(str(self.attr("format"))).shape_of(shape))
@@ -191,6 +191,11 @@ def _affine(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
     return (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * scale + offset).to(tensor.dtype)
 
 
+def _normalize(tensor: torch.Tensor) -> torch.Tensor:
+    # The bound on a length is that of torch.nn.functional.normalize: a row of zeros stays one.
+    return (tensor.double() / tensor.double().norm(dim=-1, keepdim=True).clamp(min=1e-12)).to(tensor.dtype)
+
+
 def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     # float64: a product of weights is made once, so it may as well be exact before its one rounding.
     return (left.double() @ right.double()).to(left.dtype)
@@ -224,6 +229,7 @@ STEPS: dict[str, Step] = {
     "pad": lambda args, attrs: _pad(args[0], attrs),
     "repeat": lambda args, attrs: args[0].repeat_interleave(_int(attrs["times"]), _int(attrs["dim"])),
     "affine": lambda args, attrs: _affine(args[0], attrs),
+    "normalize": lambda args, attrs: _normalize(args[0]),
     "matmul": lambda args, attrs: _matmul(args[0], args[1]),
     "table": lambda args, attrs: make_table(attrs),
     "shard": lambda args, attrs: _shard(args[0], attrs),
@@ -285,6 +291,11 @@ def repeat(recipe: Recipe, dim: int, times: int) -> Recipe:
 def affine(recipe: Recipe, scale: float, offset: float) -> Recipe:
     """`x * scale + offset`, computed in at least float32 (norm gains stored minus one, for example)."""
     return _recipe("affine", recipe, scale=float(scale), offset=float(offset))
+
+
+def normalize(recipe: Recipe) -> Recipe:
+    """Rows divided by their Euclidean lengths, computed in float64."""
+    return _recipe("normalize", recipe)
 
 
 def matmul(left: Recipe, right: Recipe) -> Recipe:

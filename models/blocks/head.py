@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ingot.ir import ops
+from ingot.ir import ops, recipe
 from ingot.models.blocks.block import Block
 from ingot.models.blocks.embedding import OF_VOCAB
 from ingot.models.blocks.linear import Linear
@@ -16,10 +16,12 @@ from ingot.models.params import Place, parameter
 @dataclass(frozen=True)
 class HeadSpec:
     """Logits from hidden states: by the embedding's table if `tied`, times `scale`, then cap * tanh(logit / cap). A
-    `projection` gives hidden states the table's width."""
+    `projection` gives hidden states the table's width. Rows of a table of its own are divided by their lengths if
+    `normed`."""
 
     tied: bool = False
     bias: bool = False
+    normed: bool = False
     scale: float | None = None
     soft_cap: float | None = None
     stored: str = "lm_head"
@@ -36,7 +38,8 @@ class Head(Block):
         width = hidden if projection is None else projection.width
         self.spec = spec
         self.projection = None if projection is None else Linear(root / projection.stored, hidden, width)
-        self.weight = tied if spec.tied else parameter((vocab, width), place.source("weight"), dtype, OF_VOCAB)
+        table = recipe.normalize(place.source("weight")) if spec.normed else place.source("weight")
+        self.weight = tied if spec.tied else parameter((vocab, width), table, dtype, OF_VOCAB)
         self.bias = parameter((vocab,), place.source("bias"), dtype, OF_VOCAB) if spec.bias else None
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:

@@ -183,6 +183,7 @@ def test_meanings_are_what_the_steps_do(seed: int) -> None:
         ("split", [x], {"dim": 2, "sizes": (3, 5)}),
         ("affine", [x], {"scale": 1.5, "offset": 1.0}),
         ("cast", [x], {"dtype": "f16" if seed == 1 else "bf16"}),
+        ("normalize", [x], {}),
         ("matmul", [x[0], x[1].t().contiguous()], {}),
     ]
     for step, args, attrs in calls:

@@ -160,6 +160,15 @@ def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) ->
     return _beyond(found, wanted, allowed) if found.dtype is args[0].dtype else f"it is {found.dtype}"
 
 
+def _normalize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
+    found, rows = results[""], _double(args[0])
+    lengths = np.maximum(np.sqrt(np.einsum("...k,...k->...", rows, rows)), 1e-12)
+    wanted = rows / lengths[..., None]
+    tiny = torch.finfo(found.dtype).tiny  # below it, neighbours are as far apart as there
+    # Sums of float64 in any order, and one rounding at the end.
+    return _beyond(found, wanted, (1e-12 + _unit(found.dtype)) * np.maximum(np.abs(wanted), tiny))
+
+
 def _matmul(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
     found, (left, right) = results[""], map(_double, args)
     wanted = np.einsum("...nk,...km->...nm", left, right)
@@ -252,6 +261,7 @@ def _dequantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]
 _COMPUTED: Mapping[str, Callable[[Tensors, Attrs, Mapping[str, torch.Tensor]], str | None]] = {
     "cast": _cast,
     "affine": _affine,
+    "normalize": _normalize,
     "matmul": _matmul,
     "table": _table,
     "quantize": _quantize,
