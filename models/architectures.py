@@ -16,6 +16,7 @@ from ingot.models.blocks.block import expected_matches
 from ingot.models.blocks.decoder import Decoder, DecoderSpec
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 from ingot.models.families import (
+    baichuan,
     cohere,
     exaone,
     falcon,
@@ -24,15 +25,19 @@ from ingot.models.families import (
     gpt_neox,
     gptj,
     granite,
+    internlm2,
     llama,
+    minicpm,
     nemotron,
     olmo,
     opt,
+    orion,
     persimmon,
     phi,
     qwen,
     stablelm,
     starcoder2,
+    telechat,
 )
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
@@ -86,17 +91,23 @@ DECODER = Definition(build=Decoder, ignored=DecoderSpec.ignored, optional_prefix
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row: how a family's config reads, and the definition that it feeds; `positions` is the config's name of the
-    longest context."""
+    """One row: how a family's config reads, and the definition that it feeds.
+
+    positions   the config's name of the longest context
+    default     what that is where the field is missing
+    """
 
     family: str
     read: Callable[[ConfigReader], Any]
     definition: Definition
     positions: str = "max_position_embeddings"
+    default: int = 2048
 
 
+_TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER),
+    "BaiChuanForCausalLM": Architecture("baichuan", baichuan.baichuan_7b, DECODER, default=4096),
     "CodeGenForCausalLM": Architecture("codegen", gptj.codegen, DECODER, positions="n_positions"),
     "Cohere2ForCausalLM": Architecture("cohere2", cohere.cohere2, DECODER),
     "CohereForCausalLM": Architecture("cohere", cohere.cohere, DECODER),
@@ -113,7 +124,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GraniteForCausalLM": Architecture("granite", granite.granite, DECODER),
     "HeliumForCausalLM": Architecture("helium", llama.helium, DECODER),
     "HyperCLOVAXForCausalLM": Architecture("hyperclovax", granite.hyperclovax, DECODER),
+    "InternLM2ForCausalLM": Architecture("internlm2", internlm2.internlm2, DECODER),
     "LlamaForCausalLM": Architecture("llama", llama.llama, DECODER),
+    "MiniCPMForCausalLM": Architecture("minicpm", minicpm.minicpm, DECODER),
     "MinistralForCausalLM": Architecture("ministral", llama.ministral, DECODER),
     "MistralForCausalLM": Architecture("mistral", llama.mistral, DECODER),
     "NemotronForCausalLM": Architecture("nemotron", nemotron.nemotron, DECODER),
@@ -121,6 +134,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Olmo2ForCausalLM": Architecture("olmo2", olmo.olmo2, DECODER),
     "Olmo3ForCausalLM": Architecture("olmo3", olmo.olmo3, DECODER),
     "OlmoForCausalLM": Architecture("olmo", olmo.olmo, DECODER),
+    "OrionForCausalLM": Architecture("orion", orion.orion, DECODER, default=4096),
     "PersimmonForCausalLM": Architecture("persimmon", persimmon.persimmon, DECODER),
     "Phi3ForCausalLM": Architecture("phi3", phi.phi3, DECODER),
     "PhiForCausalLM": Architecture("phi", phi.phi, DECODER),
@@ -129,9 +143,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "RWForCausalLM": Architecture("falcon", falcon.refined_web, DECODER),
     "SeedOssForCausalLM": Architecture("seed_oss", llama.seed_oss, DECODER),
     "SmolLM3ForCausalLM": Architecture("smollm3", llama.smollm3, DECODER),
+    # What TeleChat 2's config.json files and its code call it besides.
     "StableLMEpochForCausalLM": Architecture("stablelm", stablelm.stablelm_epoch, DECODER),
     "StableLmForCausalLM": Architecture("stablelm", stablelm.stablelm, DECODER),
     "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2.starcoder2, DECODER),
+    "TeleChat2ForCausalLM": _TELECHAT2,
+    "Telechat2ForCausalLM": _TELECHAT2,
+    "TelechatForCausalLM": _TELECHAT2,
+    "TeleFLMForCausalLM": Architecture("teleflm", minicpm.teleflm, DECODER),
 }
 
 
@@ -163,7 +182,7 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         family=architecture.family,
         dtype=reader.dtype(),
         vocab_size=dims.vocab,
-        max_position=dims.embedding.most_positions or _max_position(reader, architecture.positions, dims.ropes),
+        max_position=dims.embedding.most_positions or _max_position(reader, architecture, dims.ropes),
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dims=dims,
@@ -172,10 +191,10 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
     return replace(spec, config={field: value for field, value in config.items() if field in asked})
 
 
-def _max_position(config: ConfigReader, field: str, ropes: tuple[RopeSpec, ...]) -> int:
+def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple[RopeSpec, ...]) -> int:
     """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Gemma 3's
     is scaled already."""
-    given = config.integer(field, 2048)
+    given = config.integer(architecture.positions, architecture.default)
     if not ropes:
         return given
     rope, constants = ropes[0], dict(ropes[0].constants)

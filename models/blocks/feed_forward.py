@@ -30,11 +30,13 @@ class GatedNames:
 
 @dataclass(frozen=True)
 class GatedSpec:
-    """down(activation(gate(x)) * up(x)), `width` elements wide; `activation` is "silu", "gelu" or "gelu_tanh"."""
+    """down(activation(gate(x)) * up(x)), `width` elements wide; `activation` is "silu", "gelu" or "gelu_tanh". All
+    three have biases with `bias`, and down alone with `down_bias`."""
 
     width: int
     activation: str = "silu"
     bias: bool = False
+    down_bias: bool = False
     names: GatedNames = GatedNames()
 
     def build(self, place: Place, hidden: int, layer: int) -> "Gated":
@@ -50,7 +52,8 @@ class Gated(LinearsFirst):
         gate, up = spec.names.gate_and_up(place, spec.width)
         self.gate = Linear(gate, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
         self.up = Linear(up, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
-        self.down = Linear(place / spec.names.down, spec.width, hidden, bias=spec.bias, split=Split("tp", 1))
+        down_bias = spec.bias or spec.down_bias
+        self.down = Linear(place / spec.names.down, spec.width, hidden, bias=down_bias, split=Split("tp", 1))
         self.first = (self.gate, self.up)
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionSpec
-from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
 from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.feed_forward import GatedSpec, PlainSpec
 from ingot.models.blocks.head import HeadSpec
@@ -26,6 +26,10 @@ SILU = {"silu": "silu"}
 # Of plain parts. "gelu_new" is what transformers calls the tanh form (activations.py).
 PLAIN_GELU = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 PLAIN = {**PLAIN_GELU, "relu": "relu", "relu2": "relu_squared"}
+
+
+# What the published code of most families that transformers does not have knows of rotary tables.
+PUBLISHED_ROPES = ("default", "linear", "dynamic")
 
 
 def count_layers(config: ConfigReader) -> int:
@@ -102,9 +106,10 @@ def read_decoder(
     *ropes: RopeSpec,
     head: HeadSpec | None = None,
     embedding: EmbeddingSpec | None = None,
+    names: DecoderNames | None = None,
 ) -> DecoderSpec:
     """A decoder of these layers. Without `head` and `embedding` they have no factors, and a field says if they are
-    tied."""
+    tied; without `names` tensors have Llama's."""
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
@@ -113,6 +118,7 @@ def read_decoder(
         ropes=ropes,
         embedding=embedding or EmbeddingSpec(),
         head=head or read_head(config),
+        names=names or DecoderNames(),
     )
 
 
@@ -149,6 +155,16 @@ def read_windows(
     plain = attention.rotary or RotarySpec()
     rotaries = [None if table is None else replace(plain, table=table) for table in tables]
     return [replace(attention, window=window if slides else None, rotary=rotaries[slides]) for slides in sliding]
+
+
+def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBLISHED_ROPES) -> RopeSpec:
+    """The rotary table of a whole head, of one of `kinds`: those that the family's published code has."""
+    config.require("partial_rotary_factor", (1.0,), 1.0)
+    rope = config.rope(head_dim)
+    if rope.rope_type not in kinds:
+        field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
+        raise config.error(field, f"one of the types that the family's published code has: {', '.join(kinds)}")
+    return rope
 
 
 def read_two_ropes(config: ConfigReader, head_dim: int, *, full: float, sliding: float) -> tuple[RopeSpec, RopeSpec]:

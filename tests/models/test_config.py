@@ -1,12 +1,13 @@
 """Reading a config.json: both spellings, the context that scaling gives, defaults, and errors that name the field."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from families import FAMILIES
 from tiny import TINY
-from tiny_checkpoint import MAX_SEQ_LEN
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny
 
 from ingot.ir.errors import ConfigError
 from ingot.models.architectures import ARCHITECTURES, read_spec
@@ -135,10 +136,12 @@ OPTIONAL = {
 }
 
 
-ORACLES = {family.architecture for family in FAMILIES.values() if family.oracle is not None}  # not in transformers
+# Not in transformers, and other names of what is.
+APART = {name for family in FAMILIES.values() if family.oracle is not None for name in family.architectures}
+APART |= {name for family in FAMILIES.values() for name in family.aliases}
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - ORACLES))
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - APART))
 def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
     """A config.json without the fields that may be missing reads as the one that transformers makes of it."""
     from transformers import CONFIG_MAPPING
@@ -152,6 +155,14 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
     spec = read_spec(bare)
     found = read_spec({**filled, "architectures": [architecture], "torch_dtype": "float32"})
     assert spec.dims == found.dims
+
+
+@pytest.mark.parametrize(
+    ("alias", "tiny"), [(name, family.tiny[0]) for family in FAMILIES.values() for name in family.aliases]
+)
+def test_another_name_of_an_architecture_reads_the_same(alias: str, tiny: Tiny) -> None:
+    spec = read_spec({**tiny.config, "architectures": [alias]})
+    assert replace(spec, architecture="", config={}) == replace(read_spec(tiny.config), architecture="", config={})
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ def _rotated(dims: DecoderSpec) -> bool:
     return bool(dims.ropes)
 
 
+def _rebased(dims: DecoderSpec) -> bool:
+    return any(rope.theta != 10000.0 for rope in dims.ropes)
+
+
 def _ropes(change: Callable[[RopeSpec], RopeSpec]) -> Change:
     return lambda dims: replace(dims, ropes=tuple(map(change, dims.ropes)))
 
@@ -125,6 +129,7 @@ WITHOUT: tuple[tuple[type[Any], str, Any], ...] = (
     (AttentionSpec, "scale", None),
     (AttentionSpec, "soft_cap", None),
     (GatedSpec, "bias", False),
+    (GatedSpec, "down_bias", False),
     (GatedSpec, "activation", "silu"),
     (EmbeddingSpec, "scale", None),
     (HeadSpec, "bias", False),
@@ -251,12 +256,7 @@ MUTATIONS = (
         lambda dims: any(rope.rotary_dim < first_attention(dims).head_dim for rope in dims.ropes),
         _all_rotated,
     ),
-    Mutation(
-        "theta 10000",
-        "RopeSpec.theta",
-        lambda dims: any(rope.theta != 10000.0 for rope in dims.ropes),
-        _ropes(lambda rope: replace(rope, theta=10000.0)),
-    ),
+    Mutation("theta 10000", "RopeSpec.theta", _rebased, _ropes(lambda rope: replace(rope, theta=10000.0))),
     Mutation(
         "rope default",
         "RopeSpec.rope_type",
@@ -288,11 +288,11 @@ MUTATIONS = (
         "RopeSpec.constants.original_max_position",
         lambda dims: _kind("dynamic")(dims) or _kind("longrope")(dims),
         _constant("original_max_position", 16.0),
-        unless=("phi3-long",),
+        unless=("phi3-long", "minicpm-long"),
     ),
     *(
-        Mutation(f"{name} 1", f"RopeSpec.constants.{name}", _has(name), _ones(name), unless=(other,))
-        for name, other in (("short_factor", "phi3-long"), ("long_factor", "phi3-short"))
+        Mutation(f"{name} 1", f"RopeSpec.constants.{name}", _has(name), _ones(name), unless=others)
+        for name, others in (("short_factor", ("phi3-long", "minicpm-long")), ("long_factor", ("phi3-short",)))
     ),
     *of_all_files("MUTATIONS"),
 )

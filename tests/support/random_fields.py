@@ -28,6 +28,15 @@ def sizes(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def square_sizes(draw: random.Random) -> dict[str, Any]:
+    """Those of a family whose heads of q are as wide as the stream; some configurations lack the default epsilon."""
+    config = sizes(draw)
+    config["hidden_size"] = config["num_attention_heads"] * config.pop("head_dim")
+    if draw.random() < 0.8:
+        config["rms_norm_eps"] = log(draw, 1e-12, 1.0)
+    return config
+
+
 def dtype(draw: random.Random) -> dict[str, str]:
     """The dtype, in one of its two spellings."""
     return {draw.choice(["dtype", "torch_dtype"]): draw.choice(["float32", "float32", "bfloat16", "float16"])}
@@ -66,6 +75,16 @@ def rope(draw: random.Random, config: Mapping[str, Any], kinds: tuple[str, ...])
         }
         table |= draw.choice([{}, {"factor": 3.5}, {"attention_factor": 1.2}])
     return table
+
+
+def published_rope(draw: random.Random, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as the published code of most families that transformers does not have spells it: the default one, linear
+    or dynamic."""
+    table = rope(draw, config, ("default", "linear", "dynamic"))
+    fields = {"rope_theta": table.pop("rope_theta")}
+    if table["rope_type"] != "default":
+        fields["rope_scaling"] = {"type": table.pop("rope_type"), **table}
+    return fields
 
 
 def spell_rope(config: dict[str, Any], table: dict[str, Any], draw: random.Random) -> None:

@@ -19,6 +19,7 @@ class Family:
     weights     every tensor of a checkpoint, in its own names, written apart from Ingot's reader
     random      fields of a random config.json, sizes to their ends; architecture and model type are added
     cut         sizes of the cut to one layer, such that all cuts share executables
+    aliases     other names of the architecture, which read the same
     optional    fields that a config.json may lack
     bad         (checkpoint, field, value) that reading refuses by the field's name
     oracle      the model, (config, tensors, dtype, max_seq_len) -> a module that gives `.logits` [1, n, vocab] for ids
@@ -32,11 +33,16 @@ class Family:
     weights: Weights
     random: Callable[[random.Random], dict[str, Any]]
     cut: Config
+    aliases: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     bad: tuple[tuple[str, str, Any], ...] = ()
     oracle: Callable[[Config, Mapping[str, torch.Tensor], torch.dtype, int], torch.nn.Module] | None = None
 
     renamed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def architectures(self) -> frozenset[str]:
+        return frozenset({self.architecture, *self.aliases, *(tiny.config["architectures"][0] for tiny in self.tiny)})
 
     @property
     def checkpoints(self) -> tuple[Tiny, ...]:

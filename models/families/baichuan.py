@@ -1,0 +1,66 @@
+"""Baichuan 1 and 2: Llama with q, k and v in one tensor. The larger model of each has ALiBi, and both of the second
+divide the rows of the head by their lengths."""
+
+from ingot.ir.errors import ConfigError
+from ingot.models.blocks.attention import AttentionNames
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.config import ConfigReader
+from ingot.models.families.reading import (
+    count_layers,
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_gated,
+    read_head,
+    read_norm,
+    read_rope,
+    require_square_heads,
+)
+
+_NAMES = AttentionNames(merged="W_pack")
+_ROTARY_WIDTH = 4096  # of the models of 7 billion weights, the rotated ones (vLLM, baichuan.py)
+_VOCAB_1, _VOCAB_2 = 64000, 125696
+
+
+def baichuan_7b(config: ConfigReader) -> DecoderSpec:
+    """The first model, of 7 billion weights."""
+    return _rotary(config, normed=False)
+
+
+def baichuan(config: ConfigReader) -> DecoderSpec:
+    """The other three, which have one architecture and are told apart by their sizes."""
+    width = config.integer("hidden_size")
+    if width != _ROTARY_WIDTH:
+        raise ConfigError(
+            f"hidden_size is {width}, so that positions are by ALiBi",
+            where=config.source,
+            expected=f"hidden_size {_ROTARY_WIDTH}, with rotary positions",
+        )
+    return _rotary(config, _is_second(config))
+
+
+def _is_second(config: ConfigReader) -> bool:
+    """Only the second configuration class has `z_loss_weight`; a vocabulary of another size tells neither."""
+    vocab = config.integer("vocab_size")
+    second = vocab == _VOCAB_2 or "z_loss_weight" in config.fields
+    if not second and vocab != _VOCAB_1:
+        raise ConfigError(
+            f"vocab_size {vocab} is neither that of Baichuan 1 nor that of Baichuan 2",
+            where=config.source,
+            expected=f"{_VOCAB_1}, {_VOCAB_2}, or the field 'z_loss_weight', which Baichuan 2 has",
+        )
+    return second
+
+
+def _rotary(config: ConfigReader, normed: bool) -> DecoderSpec:
+    config.require("rope_theta", (10000.0,), 10000.0)
+    rope = read_rope(config, require_square_heads(config), ("default",))
+    attention = read_attention(config, names=_NAMES)
+    if attention.kv_heads != attention.heads:
+        raise config.error("num_key_value_heads", f"{attention.heads}, as many as heads of q")
+    if normed:
+        config.require("tie_word_embeddings", (False,), False)
+    norm = read_norm(config)
+    layer = pre_norm_layer(attention, read_gated(config), norm)
+    head = read_head(config, normed=normed)
+    return read_decoder(config, [layer] * count_layers(config), norm, rope, head=head)

@@ -1,0 +1,78 @@
+"""MiniCPM 1, 2 and 4, and Tele-FLM: Llama with the factors that a maximal-update parametrisation leaves."""
+
+import math
+
+from ingot.ir.errors import ConfigError
+from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
+from ingot.models.config import ConfigReader, RopeSpec
+from ingot.models.families.reading import (
+    PUBLISHED_ROPES,
+    count_layers,
+    pre_norm_layer,
+    read_attention,
+    read_biases,
+    read_decoder,
+    read_gated,
+    read_head,
+    read_norm,
+    read_rope,
+    require_square_heads,
+)
+
+
+def minicpm(config: ConfigReader) -> DecoderSpec:
+    """Results are scaled by depth, and logits by the width against that of a base model."""
+    config.require("num_experts", (0,), 0)
+    config.require("sparse_config", (None,), None)  # MiniCPM 4's attention to chosen blocks
+    require_square_heads(config)
+    norm, layers = read_norm(config), count_layers(config)
+    depth = config.number("scale_depth", 1.0) / math.sqrt(layers)
+    layer = pre_norm_layer(read_attention(config, **read_biases(config)), read_gated(config), norm, scale=depth)
+    width = config.number("dim_model_base", 1.0) / config.integer("hidden_size")
+    return read_decoder(
+        config,
+        [layer] * layers,
+        norm,
+        _minicpm_rope(config),
+        head=read_head(config, tied=True, scale=width),
+        embedding=EmbeddingSpec(scale=config.number("scale_emb", 1.0)),
+    )
+
+
+def _minicpm_rope(config: ConfigReader) -> RopeSpec:
+    """The published code derives LongRoPE's factor on cosines and sines from the two maxima alone."""
+    rope = read_rope(config, require_square_heads(config), (*PUBLISHED_ROPES, "longrope"))
+    if rope.rope_type != "longrope":
+        return rope
+    constants = dict(rope.constants)
+    original, scale = float(constants["original_max_position"]), float(constants["attention_factor"])
+    square = 1 + math.log(config.integer("max_position_embeddings", 2048) / original) / math.log(original)
+    if square < 0 or not math.isclose(math.sqrt(square), scale, rel_tol=1e-6):
+        raise ConfigError(
+            f"longrope scales cosines and sines by {scale:g}",
+            where=config.source,
+            expected=f"no 'factor' or 'attention_factor', and max_position_embeddings of {original:g} at least",
+        )
+    return rope
+
+
+def teleflm(config: ConfigReader) -> DecoderSpec:
+    """The factors are on embeddings and logits, and `use_mup` switches them on."""
+    config.require("aud_depthgpt", (None,), None)  # FLM-Audio's second model
+    require_square_heads(config)
+    bias = config.flag("attention_bias", False)
+    o_bias = bias and not config.flag("disable_att_o_bias", False)
+    norm, attention = read_norm(config), read_attention(config, bias=bias, o_bias=o_bias)
+    scales: list[float | None] = [None, None]
+    if config.flag("use_mup", False):
+        output = config.number("output_mult", 1.0) / config.number("mup_scale_factor", 1.0)
+        scales = [config.number("input_mult", 1.0), output]
+    return read_decoder(
+        config,
+        [pre_norm_layer(attention, read_gated(config), norm)] * count_layers(config),
+        norm,
+        read_rope(config, attention.head_dim),
+        head=read_head(config, scale=scales[1]),
+        embedding=EmbeddingSpec(scale=scales[0]),
+    )

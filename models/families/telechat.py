@@ -1,0 +1,57 @@
+"""TeleChat 2: Llama with names of its own, k and v in one tensor, and a rotary base that follows from two lengths."""
+
+import math
+
+from ingot.ir.errors import ConfigError
+from ingot.models.blocks.attention import AttentionNames, AttentionSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
+from ingot.models.blocks.feed_forward import GatedSpec
+from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
+from ingot.models.families.reading import pre_norm_layer, read_head, read_norm
+
+
+def telechat2(config: ConfigReader) -> DecoderSpec:
+    """The matrices behind attention and activation have biases, the others have none."""
+    config.require("apply_residual_connection_post_layernorm", (False,), False)
+    config.require("embed_layernorm", (False,), False)
+    hidden = config.integer_or_none("n_embed") or config.integer("hidden_size", 4096)
+    attention = _attention(config, hidden)
+    mlp = GatedSpec(config.integer("ffn_hidden_size", 12288), down_bias=True)
+    norm = read_norm(config, 1e-5, "layer_norm_epsilon")
+    return DecoderSpec(
+        vocab=config.integer("vocab_size", 160256),
+        hidden=hidden,
+        layers=(pre_norm_layer(attention, mlp, norm),) * config.integer("n_layer", 30, most=MAX_LAYERS),
+        norm=norm.named("ln_f"),
+        ropes=(_rope(config, attention.head_dim),),
+        embedding=EmbeddingSpec(stored="word_embeddings"),
+        head=read_head(config, tied=True),
+        names=DecoderNames("transformer", "h", unread=()),
+    )
+
+
+def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
+    heads = config.integer("n_head", 32)
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if hidden % heads or heads % kv_heads or hidden // heads % 2 or hidden == 2 * heads:
+        raise ConfigError(
+            f"n_head {heads} of hidden_size {hidden}, num_key_value_heads {kv_heads}",
+            where=config.source,
+            expected="heads of an even size of 4 at least, and a multiple of the heads of k and v",
+        )
+    names = AttentionNames("self_attention", q="query", merged_kv="key_value", groups=kv_heads, o="dense")
+    return AttentionSpec(heads, kv_heads, hidden // heads, o_bias=True, names=names)
+
+
+def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
+    """Dynamic NTK in steps: the base grows with the power of two that the training's length is of `base_seqlen`.
+
+    The published code lets it grow further in prompts longer than the training's, and scales cosines and sines there;
+    the longest context that is served is the training's (modeling_telechat2.py, RotaryEmbedding).
+    """
+    config.require("rope_scaling", (None,), None)
+    config.require("rope_theta", (10000.0,), 10000.0)
+    stretch = config.integer("training_seqlen", 8192) / config.integer("base_seqlen")
+    alpha = max(2 ** math.ceil(math.log(stretch, 2) + 1) - 1, 1)
+    return RopeSpec("default", 10000.0 * alpha ** (head_dim / (head_dim - 2)), head_dim)

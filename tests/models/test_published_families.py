@@ -1,0 +1,82 @@
+"""Families that transformers has no class for: defaults of their published configuration classes, and what is derived
+from sizes."""
+
+from typing import Any
+
+import pytest
+from tiny import TINY
+
+from ingot.ir.errors import ConfigError
+from ingot.models.architectures import read_spec
+from ingot.models.blocks.attention import AttentionSpec
+from ingot.models.blocks.decoder import DecoderSpec
+
+
+def dims(name: str, **changes: Any) -> DecoderSpec:
+    """What a tiny checkpoint's config.json reads as, with some fields changed, or taken away where they are `...`."""
+    return _spec(name, **changes).dims
+
+
+def _spec(name: str, **changes: Any) -> Any:
+    return read_spec({key: value for key, value in {**TINY[name].config, **changes}.items() if value is not ...})
+
+
+def attention(of: DecoderSpec) -> AttentionSpec:
+    block = of.layers[0].branches[0].block
+    assert isinstance(block, AttentionSpec)
+    return block
+
+
+def test_internlm2_has_biases_unless_it_says_no() -> None:
+    missing, said = (attention(dims("internlm2-tied", bias=bias)) for bias in (..., False))
+    assert (missing.bias, missing.o_bias) == (True, True) and (said.bias, said.o_bias) == (False, False)
+    assert dims("internlm2-tied", rms_norm_eps=...).norm.eps == 1e-6
+
+
+@pytest.mark.parametrize(("given", "found"), [(..., 40), (None, 80), (20, 20)])
+def test_orion_has_forty_heads_of_keys_unless_it_says_otherwise(given: Any, found: int) -> None:
+    of = dims("orion-normed", hidden_size=320, num_attention_heads=80, num_key_value_heads=given)
+    assert attention(of).kv_heads == found
+
+
+def test_minicpm_without_factors_divides_logits_by_the_width() -> None:
+    """`dim_model_base` is 1 where it is missing, as in the published configuration class."""
+    of = dims("minicpm-scaled", scale_emb=..., scale_depth=..., dim_model_base=...)
+    assert (of.embedding.scale, of.layers[0].scale, of.head.scale) == (1.0, pytest.approx(3**-0.5), 1 / 84)
+    assert of.head.tied
+
+
+@pytest.mark.parametrize("changes", [{"factor": 4.0}, {"attention_factor": 1.1}])
+def test_a_factor_that_minicpms_longrope_does_not_read_is_refused(changes: dict[str, float]) -> None:
+    scaling = {**TINY["minicpm-long"].config["rope_scaling"], **changes}
+    with pytest.raises(ConfigError, match="longrope scales cosines and sines"):
+        dims("minicpm-long", rope_scaling=scaling)
+
+
+def test_teleflm_has_no_factors_unless_they_are_switched_on() -> None:
+    of = dims("teleflm-mup", use_mup=...)
+    assert (of.embedding.scale, of.head.scale) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("training", "base", "alpha"),
+    [(8192, 8192, 1), (4096, 8192, 1), (8192, 4096, 3), (32768, 8192, 7), (9000, 4096, 7)],
+)
+def test_telechat2s_rotary_base_grows_by_steps(training: int, base: int, alpha: int) -> None:
+    spec = _spec("telechat2-grown", training_seqlen=training, base_seqlen=base)
+    assert spec.dims.ropes[0].theta == 10000.0 * alpha ** (14 / 12)
+    assert spec.max_position == training, "the longest context is the training's"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "longest"),
+    [
+        ("internlm2-dynamic", "max_position_embeddings", 3 * 2048),
+        ("minicpm-scaled", "max_position_embeddings", 2048),
+        ("orion-normed", "max_position_embeddings", 4096),
+        ("telechat2-grown", "training_seqlen", 8192),
+        ("baichuan7b-rotary", "max_position_embeddings", 4096),
+    ],
+)
+def test_the_context_is_the_published_default_where_it_is_missing(name: str, field: str, longest: int) -> None:
+    assert _spec(name, **{field: ...}).max_position == longest

@@ -1,0 +1,105 @@
+"""Baichuan 1 and 2: q, k and v in one tensor; the larger models have ALiBi, and the second ones a normed head.
+
+The oracle is written from the modeling_baichuan.py files that checkpoints of baichuan-inc carry: Baichuan-7B (rotary),
+Baichuan-13B-Chat (ALiBi), Baichuan2-7B-Chat and Baichuan2-13B-Chat (NormHead). vLLM has all four in baichuan.py.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import random_fields
+import torch
+from drawn_weights import DrawnWeights
+from oracle import Oracle, Tensors, attention, frequencies, gated, linear, rms_norm, rotated
+from tiny_checkpoint import MAX_SEQ_LEN, Tiny
+
+from families.family import Config, Family
+
+
+def _tiny(architecture: str, name: str, seed: int, **fields: Any) -> Tiny:
+    config = {
+        "architectures": [architecture],
+        "model_type": "baichuan",
+        "hidden_size": 84,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "intermediate_size": 103,
+        "vocab_size": 379,
+        "rms_norm_eps": 0.016,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    return Tiny(name, {**config, **fields}, seed)
+
+
+def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    hidden, width, drawn = config["hidden_size"], config["intermediate_size"], DrawnWeights(generator)
+    drawn.matrix("model.embed_tokens", config["vocab_size"], hidden)
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        drawn.norm(f"{layer}.input_layernorm", hidden)
+        drawn.matrix(f"{layer}.self_attn.W_pack", 3 * hidden, hidden)
+        drawn.matrix(f"{layer}.self_attn.o_proj", hidden, hidden)
+        drawn.norm(f"{layer}.post_attention_layernorm", hidden)
+        drawn.matrix(f"{layer}.mlp.gate_proj", width, hidden)
+        drawn.matrix(f"{layer}.mlp.up_proj", width, hidden)
+        drawn.matrix(f"{layer}.mlp.down_proj", hidden, width)
+    drawn.norm("model.norm", hidden)
+    if not config.get("tie_word_embeddings", False):
+        drawn.matrix("lm_head", config["vocab_size"], hidden)
+    return drawn.tensors
+
+
+def _oracle(
+    config: Config, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, max_seq_len: int
+) -> torch.nn.Module:
+    heads, eps = config["num_attention_heads"], config.get("rms_norm_eps", 1e-6)
+    rates = frequencies(10000.0, config["hidden_size"] // heads)
+
+    def attended(t: Tensors, place: str, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = linear(t, f"{place}.W_pack", x).view(len(x), 3, heads, -1).unbind(1)
+        return linear(t, f"{place}.o_proj", attention(rotated(q, rates), rotated(k, rates), v))
+
+    def logits(t: Tensors, ids: torch.Tensor) -> torch.Tensor:
+        h = t["model.embed_tokens.weight"][ids]
+        for index in range(config["num_hidden_layers"]):
+            layer = f"model.layers.{index}"
+            h = h + attended(t, f"{layer}.self_attn", rms_norm(t, f"{layer}.input_layernorm", h, eps))
+            x = rms_norm(t, f"{layer}.post_attention_layernorm", h, eps)
+            h = h + gated(t, x, *(f"{layer}.mlp.{name}_proj" for name in ("gate", "up", "down")))
+        head = "model.embed_tokens" if config.get("tie_word_embeddings", False) else "lm_head"
+        return linear(t, head, rms_norm(t, "model.norm", h, eps))
+
+    return Oracle(tensors, dtype, logits)
+
+
+def _random(draw: random.Random) -> dict[str, Any]:
+    config = random_fields.square_sizes(draw)
+    if draw.random() < 0.5:
+        del config["num_key_value_heads"]
+    else:
+        config["num_key_value_heads"] = config["num_attention_heads"]
+    return config
+
+
+FAMILIES = (
+    Family(
+        "baichuan",
+        "BaiChuanForCausalLM",
+        tiny=(_tiny("BaiChuanForCausalLM", "baichuan7b-rotary", 1, max_position_embeddings=MAX_SEQ_LEN),),
+        weights=_weights,
+        random=_random,
+        cut={"num_hidden_layers": 1},
+        oracle=_oracle,
+        bad=(
+            ("baichuan7b-rotary", "rope_theta", 5e5),
+            ("baichuan7b-rotary", "num_key_value_heads", 2),
+            ("baichuan7b-rotary", "hidden_act", "gelu"),
+            ("baichuan7b-rotary", "rope_scaling", {"type": "linear", "factor": 2.0}),
+        ),
+    ),
+)
