@@ -59,6 +59,12 @@ CASES: Mapping[str, Case] = {
         "phi-normed", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
     ),
     "merged in the checkpoint": Case("phi3-long", {"intermediate_size": 104}, slow=True),
+    "merged by groups in the checkpoint": Case(
+        "internlm2-dynamic", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
+    "keys and values in turns": Case(
+        "telechat2-grown", {"n_layer": 1, "ffn_hidden_size": 104, "vocab_size": 380}, slow=True
+    ),
     "soft caps and windows": Case("gemma2-capped", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
     "a scaled stream": Case("granite-scaled", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
     "layers without rotation": Case("smollm3-nope", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
