@@ -47,11 +47,12 @@ class AttentionNames:
 @dataclass(frozen=True)
 class QKNormSpec:
     """Norms of q and of k, `over` what: "head", with gains that all heads share; "each head", with gains of its own;
-    "all heads" of a token at once."""
+    "all heads" of a token at once. Norms over a head may come `after_rotation`."""
 
     q: NormSpec
     k: NormSpec
     over: str = "head"
+    after_rotation: bool = False
 
     @staticmethod
     def of(norm: NormSpec, over: str = "head") -> "QKNormSpec":
@@ -130,10 +131,13 @@ class Attention(LinearsFirst):
         # view(-1, …), never x.shape[0]: how many tokens there are is no number while the model is traced.
         q = q.view(-1, spec.heads, spec.head_dim)
         k, v = k.view(-1, spec.kv_heads, spec.head_dim), v.view(-1, spec.kv_heads, spec.head_dim)
-        if over in ("head", "each head"):
+        late = spec.qk_norm is not None and spec.qk_norm.after_rotation
+        if over in ("head", "each head") and not late:
             q, k = self.q_norm(q), self.k_norm(k)
         if spec.rotary is not None:
             q, k = spec.rotary.rotate(q, at), spec.rotary.rotate(k, at)
+        if late:
+            q, k = self.q_norm(q), self.k_norm(k)
         attended = ops.attention(q, k, v, at.positions, at.token_seqs, layer=self.layer, **self.options())
         return self.o(attended.view(-1, spec.heads * spec.head_dim))
 

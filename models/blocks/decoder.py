@@ -12,6 +12,7 @@ from ingot.models.blocks.head import Head, HeadSpec
 from ingot.models.blocks.layer import LayerSpec
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions, rope_table
+from ingot.models.blocks.skips import SkipSpec
 from ingot.models.config import RopeSpec
 from ingot.models.params import Place
 
@@ -31,7 +32,8 @@ class DecoderNames:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder, with the rotary tables that its layers share; `norm` is the last one, which some lack."""
+    """A decoder, with the rotary tables that its layers share. Some have no last `norm`. `skips` are in the order in
+    which they are made."""
 
     vocab: int
     hidden: int
@@ -40,6 +42,7 @@ class DecoderSpec:
     ropes: tuple[RopeSpec, ...] = ()
     embedding: AnyEmbeddingSpec = field(default_factory=EmbeddingSpec)
     head: HeadSpec = field(default_factory=HeadSpec)
+    skips: tuple[SkipSpec, ...] = ()
     names: DecoderNames = DecoderNames()
 
     def ignored(self) -> tuple[str, ...]:
@@ -74,7 +77,12 @@ class Decoder(Block):
         """tokens, positions, token_seqs i32[T], logit_rows i32[L] -> logits f32[L, vocab]."""
         at = self.at(positions, token_seqs)
         h = self.embed(tokens, at)
-        for layer in self.layers:
+        before: list[torch.Tensor] = []  # the stream before each layer
+        for index, layer in enumerate(self.layers):
+            before.append(h)
+            for skip in self.spec.skips:
+                if skip.to == index:
+                    h = skip.mix(before[skip.start], h)
             h = layer(h, at)
         x = ops.select_rows(h, logit_rows)
         return self.head(x if self.norm is None else self.norm(x))
@@ -84,5 +92,6 @@ class Decoder(Block):
         return Positions(positions, token_seqs, tuple(self.ropes))
 
     def matches(self) -> dict[str, int]:
-        """A norm in front of a layer follows the sum at the end of the layer before it."""
-        return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in self.layers[1:])}
+        """A norm in front of a layer follows the sum at the end of the layer before it. A layer may be empty."""
+        layers = [layer for layer in self.layers if layer.branches]
+        return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in layers[1:])}

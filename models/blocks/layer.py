@@ -33,7 +33,7 @@ class BranchSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer of one or more branches.
+    """A layer of its branches, of which there may be none: then it gives the stream as it is.
 
     parallel   all branches read the stream as it comes in, and one without a norm reads what the one before it reads;
                otherwise each reads the stream with the results before it added. Parallel ones norm no stream

@@ -1,17 +1,58 @@
-"""EXAONE 4: norms after blocks, norms of q and k, and in a model with windows no rotation where there is none."""
+"""EXAONE 3: Llama by other names. EXAONE 4: norms after blocks, norms of q and k, and in a model with windows no
+rotation where there is none."""
 
-from ingot.models.blocks.attention import QKNormSpec
-from ingot.models.blocks.decoder import DecoderSpec
-from ingot.models.config import ConfigReader
+from dataclasses import replace
+
+from ingot.models.blocks.attention import AttentionNames, QKNormSpec
+from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
+from ingot.models.blocks.embedding import EmbeddingSpec
+from ingot.models.blocks.feed_forward import GatedNames
+from ingot.models.blocks.layer import BranchSpec, LayerSpec
+from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.families.reading import (
     count_layers,
     post_norm_layer,
     read_attention,
+    read_biases,
     read_decoder,
     read_gated,
+    read_head,
     read_norm,
     read_windows,
 )
+
+_NAMES = DecoderNames("transformer", "h", unread=(r"transformer\.(h\.\d+\.attn\.attention\.)?rotary(_emb)?\.inv_freq",))
+_ATTENTION_NAMES = AttentionNames("attn.attention", o="out_proj")
+_GATED_NAMES = GatedNames(gate="c_fc_0", up="c_fc_1", down="c_proj")
+
+
+def exaone(config: ConfigReader) -> DecoderSpec:
+    """As in vLLM (exaone.py); defaults are those of the config class there. It says `num_layers`, `layer_norm_epsilon`
+    and `activation_function`."""
+    layers = config.integer("num_layers" if "num_layers" in config.fields else "num_hidden_layers", most=MAX_LAYERS)
+    config = config.within({**config.fields, "intermediate_size": _width(config)})
+    norm = read_norm(config, 1e-6, "layer_norm_epsilon")
+    attention = read_attention(config, names=_ATTENTION_NAMES, **read_biases(config))
+    bias = config.flag("mlp_bias", False)
+    mlp = read_gated(config, activation_field="activation_function", bias=bias, names=_GATED_NAMES)
+    branches = (
+        BranchSpec("attention", attention, norm.named("ln_1")),
+        BranchSpec("mlp", mlp, norm.named("ln_2")),
+    )
+    spec = read_decoder(
+        config,
+        [LayerSpec(branches)] * layers,
+        norm.named("ln_f"),
+        config.rope(attention.head_dim),
+        head=read_head(config, tied=True),
+        embedding=EmbeddingSpec(stored="wte"),
+    )
+    return replace(spec, names=_NAMES)
+
+
+def _width(config: ConfigReader) -> int:
+    """Of a feed-forward part."""
+    return config.integer_or_none("intermediate_size") or 4 * config.integer("hidden_size")
 
 
 def exaone4(config: ConfigReader) -> DecoderSpec:

@@ -1,0 +1,31 @@
+"""One linear map in place of an attention or a feed-forward part."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.positions import Positions
+from ingot.models.params import Place
+
+
+@dataclass(frozen=True)
+class LinearPartSpec:
+    """A linear map of the hidden size without a bias; `stored` is what the checkpoint calls it, within the layer."""
+
+    stored: str
+
+    def build(self, place: Place, hidden: int, layer: int) -> "LinearPart":
+        return LinearPart(place / self.stored, hidden)
+
+
+class LinearPart(Block):
+    """x [T, hidden] -> [T, hidden]. Every rank of a mesh has it whole."""
+
+    def __init__(self, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.map = Linear(place, hidden, hidden)
+
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        return self.map(x)
