@@ -54,6 +54,9 @@ class QKNormSpec:
     over: str = "head"
     after_rotation: bool = False
 
+    def __post_init__(self) -> None:
+        assert not self.after_rotation or self.over != "all heads", "norms over all heads come before rotation"
+
     @staticmethod
     def of(norm: NormSpec, over: str = "head") -> "QKNormSpec":
         """The norm for both, by the names that all checkpoints have for them."""

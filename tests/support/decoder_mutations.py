@@ -303,7 +303,7 @@ SIZES: dict[str, Change] = {
     "AttentionSpec.heads": each(AttentionSpec, lambda one: replace(one, heads=2 * one.heads)),
     "PlainSpec.width": each(PlainSpec, lambda one: replace(one, width=2 * one.width)),
     "GatedSpec.width": each(GatedSpec, lambda one: replace(one, width=2 * one.width)),
-    "QKNormSpec.over": every(QKNormSpec, over="all heads"),
+    "QKNormSpec.over": every(QKNormSpec, over="all heads", after_rotation=False),
     **dict(of_all_files("SIZES")),
 }
 STORAGE = (
