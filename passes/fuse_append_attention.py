@@ -89,7 +89,7 @@ def _fuse(rewriter: Rewriter, found: _Found) -> fx.Node:
     from_attention = ("page_table", "q_starts", "q_lens", "kv_lens")
     args = [append[name] for name in from_append] + [attention[name] for name in from_attention]
     args += [append["q_weight"], append["k_weight"], attention["sinks"], attention["sharing"]]
-    options: dict[str, Any] = {"interleaved": True} if append["interleaved"] else {}
+    options: dict[str, Any] = {name: True for name in ("interleaved", "norm_last") if append[name]}
     options |= stated_options(attention)
     return rewriter.call(
         ops.append_attention,

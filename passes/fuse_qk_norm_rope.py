@@ -57,29 +57,55 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
     written = ops.kv_append.bind(append.args, append.kwargs)
     if written["v"] is None or tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
         return "keys and values are not of one width: the fused op writes caches of equal widths"
-    turned = {"q": attentions[0].args[0], "k": written["k"]}
-    bound: dict[str, dict[str, Any]] = {}
-    for name, node in turned.items():
-        if not is_call(node, ops.rope.overload):
-            return f"{name} is not rotated: it is {described(node)}"
-        if len(node.users) > 1:
-            return f"the rotated {name} is used elsewhere too: {len(node.users)} times in all"
-        bound[name] = ops.rope.bind(node.args, node.kwargs)
+    q, k = _turned("q", attentions[0].args[0]), _turned("k", written["k"])
+    if isinstance(q, str) or isinstance(k, str):
+        return q if isinstance(q, str) else str(k)
     for part in ("positions", "table", "interleaved"):
-        if (one := bound["q"][part]) != (other := bound["k"][part]):
+        if (one := q.rope[part]) != (other := k.rope[part]):
             return f"q and k are rotated differently: {part} is {described(one)} and {described(other)}"
-    norms = [bound[name]["x"] for name in turned]
-    normed = [is_call(node, ops.rms_norm.overload) and len(node.users) == 1 for node in norms]
+    if q.norm_last != k.norm_last:
+        return f"{'q' if q.norm_last else 'k'} alone is normed after it is rotated"
     names = ("kv", "v", "slots", "k_scale", "v_scale")
-    result = {**{name: written[name] for name in names}, **bound["q"]}
+    result = {**{name: written[name] for name in names}, **q.rope, "norm_last": q.norm_last}
     del result["x"]
-    if not all(normed):
-        return {**result, "q": norms[0], "k": norms[1], "q_weight": None, "k_weight": None, "eps": 0.0}
-    inner = [ops.rms_norm.bind(node.args, node.kwargs) for node in norms]
-    if inner[0]["eps"] != inner[1]["eps"]:
-        return f"the norms of q and k differ in eps: {inner[0]['eps']} and {inner[1]['eps']}"
-    weights = {"q_weight": inner[0]["weight"], "k_weight": inner[1]["weight"], "eps": inner[0]["eps"]}
-    return {**result, "q": inner[0]["x"], "k": inner[1]["x"], **weights}
+    if q.norm is None or k.norm is None:
+        return {**result, "q": q.rope["x"], "k": k.rope["x"], "q_weight": None, "k_weight": None, "eps": 0.0}
+    if q.norm["eps"] != k.norm["eps"]:
+        return f"the norms of q and k differ in eps: {q.norm['eps']} and {k.norm['eps']}"
+    weights = {"q_weight": q.norm["weight"], "k_weight": k.norm["weight"], "eps": q.norm["eps"]}
+    return {**result, "q": q.x, "k": k.x, **weights}
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """How q or k is rotated, by the arguments of the calls: x itself, or with a norm before the rotation or, with
+    `norm_last`, after it."""
+
+    x: Any
+    rope: dict[str, Any]
+    norm: dict[str, Any] | None = None
+    norm_last: bool = False
+
+
+def _turned(name: str, node: Any) -> _Turned | str:
+    """How `node` is rotated, or why it is not."""
+    turn, last = node, None
+    if is_call(node, ops.rms_norm.overload):
+        last = ops.rms_norm.bind(node.args, node.kwargs)
+        turn = last["x"]
+    if not is_call(turn, ops.rope.overload):
+        return f"{name} is not rotated: it is {described(node)}"
+    uses = max(len(node.users), len(turn.users))
+    if uses > 1:
+        return f"the rotated {name} is used elsewhere too: {uses} times in all"
+    rope = ops.rope.bind(turn.args, turn.kwargs)
+    x = rope["x"]
+    if last is not None:
+        return _Turned(x, rope, last, norm_last=True)
+    if not is_call(x, ops.rms_norm.overload) or len(x.users) > 1:
+        return _Turned(x, rope)
+    norm = ops.rms_norm.bind(x.args, x.kwargs)
+    return _Turned(norm["x"], rope, norm)
 
 
 def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[str, Any]) -> fx.Node:
@@ -87,7 +113,7 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
     args = [found[name] for name in names]
     if found["q_weight"] is not None:
         args += [found["q_weight"], found["k_weight"]]
-    order: dict[str, Any] = {"interleaved": True} if found["interleaved"] else {}
+    order: dict[str, Any] = {name: True for name in ("interleaved", "norm_last") if found[name]}
     order |= CacheScales.of(found).options()
     # In front of attention: q may be made only after the cache was written.
     return rewriter.call(ops.qk_norm_rope_append, *args, before=attention, eps=found["eps"], **order)

@@ -36,6 +36,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
             {"eps": 1e-6, "interleaved": True, "scale": 0.25, "mask": "window_5", "soft_cap": 2.0},
         ),
         Sample(args, {"eps": 1e-6, "scale": 0.25, "mask": "chunked_4"}),
+        Sample((*args, randn(16), randn(16)), {"eps": 1e-6, "norm_last": True, "scale": 0.25}),
     ]
 
 
@@ -43,7 +44,7 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
     """`function` of what the first part of a call is given."""
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
-    order = {"interleaved": True} if call["interleaved"] else {}
+    order = {name: True for name in ("interleaved", "norm_last") if call[name]}
     scales = CacheScales.of(call).options()
     return function(*(call[name] for name in names), *norms, eps=call["eps"], **order, **scales)
 
@@ -144,6 +145,7 @@ def append_attention(
     *,
     eps: float,
     interleaved: bool = False,
+    norm_last: bool = False,
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
@@ -158,8 +160,9 @@ def append_attention(
     rounded to the dtype of the cache, with its scales, before it is attended to. How a prompt is cut does not show.
     """
     scales = {"k_scale": k_scale, "v_scale": v_scale}
+    order = {"interleaved": interleaved, "norm_last": norm_last}
     prepared, written = qk_norm_rope_append.reference(
-        kv, q, k, v, positions, table, slots, q_weight, k_weight, eps=eps, interleaved=interleaved, **scales
+        kv, q, k, v, positions, table, slots, q_weight, k_weight, eps=eps, **order, **scales
     )
     lens = (page_table, q_starts, q_lens, kv_lens)
     return (

@@ -20,7 +20,12 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     q_weight, k_weight = (torch.randn(16, generator=g).to(dtype) for _ in range(2))
     table = make_table({"kind": "rope", "rope_type": "default", "positions": 64, "theta": 1e4, "rotary_dim": 16})
     args = (kv, q, k, v, torch.tensor([1, 40, 7], dtype=torch.int32), table, torch.tensor([17, 63, -1]))
-    return [Sample(args, {"eps": 1e-6}), Sample((*args, q_weight, k_weight), {"eps": 1e-6, "interleaved": True})]
+    normed = (*args, q_weight, k_weight)
+    return [
+        Sample(args, {"eps": 1e-6}),
+        Sample(normed, {"eps": 1e-6, "interleaved": True}),
+        Sample(normed, {"eps": 1e-6, "norm_last": True}),
+    ]
 
 
 def _prepared(
@@ -32,11 +37,15 @@ def _prepared(
     k_weight: torch.Tensor | None,
     eps: float,
     interleaved: bool,
+    norm_last: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if q_weight is not None and k_weight is not None:
-        q, k = rms_norm.reference(q, q_weight, eps=eps), rms_norm.reference(k, k_weight, eps=eps)
-    turned = (rope.reference(x, positions, table, interleaved=interleaved) for x in (q, k))
-    return next(turned), next(turned)
+    made = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        if weight is not None and not norm_last:
+            x = rms_norm.reference(x, weight, eps=eps)
+        x = rope.reference(x, positions, table, interleaved=interleaved)
+        made.append(x if weight is None or not norm_last else rms_norm.reference(x, weight, eps=eps))
+    return made[0], made[1]
 
 
 def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tensor]:
@@ -56,10 +65,11 @@ def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tenso
         *,
         eps: float,
         interleaved: bool = False,
+        norm_last: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> torch.Tensor:
-        q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+        q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
         append(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)
         return q
 
@@ -79,14 +89,18 @@ def _decompose(
     *,
     eps: float,
     interleaved: bool = False,
+    norm_last: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if q_weight is not None and k_weight is not None:
-        q, k = rms_norm(q, q_weight, eps=eps), rms_norm(k, k_weight, eps=eps)
     order = {"interleaved": True} if interleaved else {}
-    scales = CacheScales(k_scale, v_scale).options()
-    return rope(q, positions, table, **order), kv_append(kv, rope(k, positions, table, **order), v, slots, **scales)
+    made = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        if weight is not None and not norm_last:
+            x = rms_norm(x, weight, eps=eps)
+        x = rope(x, positions, table, **order)
+        made.append(x if weight is None or not norm_last else rms_norm(x, weight, eps=eps))
+    return made[0], kv_append(kv, made[1], v, slots, **CacheScales(k_scale, v_scale).options())
 
 
 def _fake(
@@ -159,13 +173,15 @@ def qk_norm_rope_append(
     *,
     eps: float,
     interleaved: bool = False,
+    norm_last: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k likewise and v [T, KV, D] at `slots`).
 
-    Without weights nothing is normed. The parts are those of `rms_norm`, `rope` and `kv_append`, roundings included:
-    the norm is rounded before the rotation, and what it gives before the cache's own dtype and scales.
+    Without weights nothing is normed; with `norm_last` the norms come after the rotation. The parts are those of
+    `rms_norm`, `rope` and `kv_append`, roundings included: what comes first is rounded before what comes after it, and
+    both before the cache's own dtype and scales.
     """
-    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+    q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
     return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)

@@ -5,6 +5,7 @@ expressions of sympy.
 """
 
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def both_texts(config: Mapping[str, Any]) -> tuple[str, str]:
 def test_a_definition_is_traced_as_torch_export_traces_it(name: str) -> None:
     ours, theirs = both_texts(TINY[name].config)
     assert ours == theirs
-    assert "layer 0, blocks/attention.py:" in ours
+    assert re.search(r"layer \d+, blocks/attention\.py:", ours)  # a first layer may have none
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ REFUSED = {
         orders=("", ", interleaved=True")
     ),
     "the norms of q and k differ in eps: 0.01 and 0.02": Layer(eps=(0.01, 0.02)),
+    "k alone is normed after it is rotated": Layer(normed="k", norm_last=True),
     "2 attentions read the cache after this write": Layer(extra=SECOND, outputs=", again=%again"),
     "the rotated q is used elsewhere too: 2 times in all": Layer(outputs=", turned=%q_turned"),
     "the rotated k is used elsewhere too: 2 times in all": Layer(outputs=", turned=%k_turned"),

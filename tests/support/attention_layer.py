@@ -44,6 +44,7 @@ class Layer:
     extra: str = ""  # more lines before the attention
     outputs: str = ""
     attention: str = ""  # more attributes of the attention
+    norm_last: bool = False  # q and k are rotated, and then normed
     append_first: bool = False  # the cache is written before q is even rotated
     cache: str = "%written"  # what attention reads
     last: str = "%written"  # what the program returns
@@ -69,12 +70,13 @@ class Layer:
         for place, name in enumerate("kq" if self.append_first else "qk"):
             index = "qk".index(name)
             shape, value = dtype + t.format(SIZES[name]), f"%{name}_heads"
-            if name in self.normed:
-                lines.append(f"%{name}_normed = ingot.rms_norm({value}, %{name}_norm, eps={self.eps[index]}) : {shape}")
-                value = f"%{name}_normed"
-            if name in self.rotated:
-                lines.append(f"%{name}_turned = ingot.rope({value}, %positions, %table{self.orders[index]}) : {shape}")
-                value = f"%{name}_turned"
+            norm = f"ingot.rms_norm({{}}, %{name}_norm, eps={self.eps[index]}) : {shape}"
+            turn = f"ingot.rope({{}}, %positions, %table{self.orders[index]}) : {shape}"
+            made = {"normed": norm} if name in self.normed else {}
+            made |= {"turned": turn} if name in self.rotated else {}
+            for kind, call in reversed(made.items()) if self.norm_last else made.items():
+                lines.append(f"%{name}_{kind} = {call.format(value)}")
+                value = f"%{name}_{kind}"
             turned[name] = value
             if place == 0 and self.append_first:
                 lines.append(f"%written = ingot.kv_append(%kv.0, {turned['k']}, %v_heads, %slots) : state<kv.0>")
@@ -122,6 +124,8 @@ FORMS = {
     "interleaved": Layer(orders=INTERLEAVED),
     "interleaved, not normed": Layer(normed="", orders=INTERLEAVED),
     "one norm only": Layer(normed="k"),
+    "normed last": Layer(norm_last=True),
+    "interleaved, normed last": Layer(norm_last=True, orders=INTERLEAVED),
     "the write first": Layer(append_first=True),
 }
 

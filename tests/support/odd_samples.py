@@ -153,6 +153,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             for weights, options in [
                 ((), {}),
                 ((rand(10), rand(10)), {"mask": "window_2"}),
+                ((rand(10), rand(10)), {"norm_last": True}),
                 ((None, None, rand(4)), {"interleaved": True, "soft_cap": 0.7}),
             ]
         ],
@@ -168,7 +169,12 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
                 ),
                 {"eps": 0.1, **order},
             )
-            for weights, order in [((), {}), ((rand(10), rand(10)), {}), ((rand(10), rand(10)), {"interleaved": True})]
+            for weights, order in [
+                ((), {}),
+                ((rand(10), rand(10)), {}),
+                ((rand(10), rand(10)), {"interleaved": True}),
+                ((rand(10), rand(10)), {"norm_last": True}),
+            ]
         ],
         "page_slots": [
             Sample(

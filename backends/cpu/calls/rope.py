@@ -42,7 +42,7 @@ def _rope(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    functions = kernels.by_cache("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 12, REAL, INT, REAL, REAL)
+    functions = kernels.by_cache("qk_norm_rope_append", *[POINTER] * 10, *[INT] * 12, REAL, INT, INT, REAL, REAL)
 
     def qk_norm_rope_append(
         kv: torch.Tensor,
@@ -57,6 +57,7 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
         *,
         eps: float,
         interleaved: bool = False,
+        norm_last: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> torch.Tensor:
@@ -87,6 +88,7 @@ def _qk_norm_rope_append(kernels: Kernels) -> Callable[..., torch.Tensor]:
             v.stride(1),
             eps,
             interleaved,
+            norm_last,
             k_scale,
             v_scale,
         )

@@ -56,10 +56,16 @@ inline int64_t row_of(int64_t slot, int64_t page) { return slot / page * 2 * pag
 template <typename T, typename C>
 void qk_norm_rope_append(T *out, C *cache, const Heads<T> &q, const Heads<T> &k, const Heads<T> &v,
                          const int32_t *positions, const int64_t *slots, const T *q_weight, const T *k_weight,
-                         int64_t tokens, int64_t page, const Turn &turn, float eps, float k_scale, float v_scale) {
+                         int64_t tokens, int64_t page, const Turn &turn, float eps, bool norm_last, float k_scale,
+                         float v_scale) {
   const int64_t dim = turn.dim;
   std::vector<T> scratch(dim), wide(dim);
   const auto turned = [&](T *place, const T *x, const T *weight, int64_t position) {
+    if (weight && norm_last) {
+      turn.row(scratch.data(), x, position);
+      rms_norm_row(place, scratch.data(), weight, dim, eps);
+      return;
+    }
     if (weight) rms_norm_row(scratch.data(), x, weight, dim, eps);
     turn.row(place, weight ? scratch.data() : x, position);
   };
@@ -96,10 +102,11 @@ void qk_norm_rope_append(T *out, C *cache, const Heads<T> &q, const Heads<T> &k,
       T *out, C *cache, const T *q, const T *k, const T *v, const int32_t *positions, const float *table,            \
       const int64_t *slots, const T *q_weight, const T *k_weight, int64_t tokens, int64_t heads, int64_t kv_heads,   \
       int64_t dim, int64_t rotary, int64_t page, int64_t q_token, int64_t q_head, int64_t k_token, int64_t k_head,   \
-      int64_t v_token, int64_t v_head, double eps, int64_t interleaved, double k_scale, double v_scale) {            \
+      int64_t v_token, int64_t v_head, double eps, int64_t interleaved, int64_t norm_last, double k_scale,           \
+      double v_scale) {                                                                                              \
     qk_norm_rope_append(out, cache, Heads<T>{q, heads, q_token, q_head}, Heads<T>{k, kv_heads, k_token, k_head},     \
                         Heads<T>{v, kv_heads, v_token, v_head}, positions, slots, q_weight, k_weight, tokens, page,  \
-                        Turn{table, rotary, dim, interleaved != 0}, static_cast<float>(eps),                         \
+                        Turn{table, rotary, dim, interleaved != 0}, static_cast<float>(eps), norm_last != 0,         \
                         static_cast<float>(k_scale), static_cast<float>(v_scale));                                   \
   }
 

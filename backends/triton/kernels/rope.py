@@ -12,13 +12,15 @@ from ingot.backends.triton.kernels.cache_dtype import as_cached
 @dataclass(frozen=True)
 class Head:
     """The elements of a head: `dim` of them, in a tile of `block`. The first `rotary` are turned, in pairs that lie
-    side by side where `interleaved`, and else half of them apart. Norms add `eps`."""
+    side by side where `interleaved`, and else half of them apart. Norms add `eps`; they come before the rotation, or
+    after it with `norm_last`."""
 
     dim: int
     block: int
     rotary: int
     interleaved: bool
     eps: float = 0.0
+    norm_last: bool = False
 
 
 @triton.jit
@@ -92,16 +94,22 @@ def turned(
 ):
     """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, HEAD.block] in `dtype`.
 
-    `cos` and `sin` [N or 1, HEAD.block] are their angles. The norm is rounded before the rotation.
+    `cos` and `sin` [N or 1, HEAD.block] are their angles. What comes first, norm or rotation, is rounded before what
+    comes after it.
     """
     d = tl.arange(0, HEAD.block)
-    if NORMED:
+    if NORMED and not HEAD.norm_last:
         rstd = tl.rsqrt(tl.sum(own * own, 1) / HEAD.dim + HEAD.eps)[:, None]
         own = _normed(own, rstd, gain, dtype)
         other = _normed(other, rstd, other_gain, dtype)
     first = d % 2 == 0 if HEAD.interleaved else d < HEAD.rotary // 2
     sign = tl.where(first, -1.0, 1.0)
-    return tl.where((d < HEAD.rotary)[None, :], own * cos + sign[None, :] * other * sin, own).to(dtype)
+    rotated = tl.where((d < HEAD.rotary)[None, :], own * cos + sign[None, :] * other * sin, own).to(dtype)
+    if NORMED and HEAD.norm_last:
+        wide = rotated.to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(wide * wide, 1) / HEAD.dim + HEAD.eps)[:, None]
+        rotated = _normed(wide, rstd, gain, dtype).to(dtype)
+    return rotated
 
 
 @triton.jit

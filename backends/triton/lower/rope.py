@@ -35,6 +35,7 @@ def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Hea
         rotary=static(table, 1),
         interleaved=bool(call.attributes["interleaved"]),
         eps=float(call.attributes.get("eps", 0.0)),
+        norm_last=bool(call.attributes.get("norm_last", False)),
     )
 
 

@@ -214,14 +214,15 @@ def test_sinks_and_soft_cap(dtype: torch.dtype) -> None:
 
 @attention_dtypes
 @pytest.mark.parametrize(
-    ("normed", "rotary", "interleaved"), some(6, itertools.product((None, "same", "wide"), (64, 24), (False, True)))
+    ("normed", "rotary", "interleaved"),
+    some(8, itertools.product((None, "same", "wide", "last"), (64, 24), (False, True))),
 )
 def test_norm_and_rotation(normed: str | None, rotary: int, interleaved: bool, dtype: torch.dtype) -> None:
     step = a_step([(1, 20), (2, 4)], dtype)
     g = torch.Generator().manual_seed(5)
     kind = torch.float32 if normed == "wide" else dtype
     weights = [torch.randn(64, generator=g).to(kind) for _ in range(2)] if normed else []
-    appended(step, 16, *weights, rotary=rotary, interleaved=interleaved)
+    appended(step, 16, *weights, rotary=rotary, interleaved=interleaved, norm_last=normed == "last")
 
 
 @attention_dtypes

@@ -10,10 +10,10 @@ from ingot.ir.tables import make_table
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["", "first", "last"])
 @pytest.mark.parametrize("wide_weight", [False, True])
 def test_qk_norm_rope_append_is_its_parts(
-    dtype: torch.dtype, interleaved: bool, normed: bool, wide_weight: bool
+    dtype: torch.dtype, interleaved: bool, normed: str, wide_weight: bool
 ) -> None:
     g = generator(30)
     qkv = randn(g, dtype, 5, 8 * 12)
@@ -22,10 +22,13 @@ def test_qk_norm_rope_append_is_its_parts(
     kv, slots = randn(g, dtype, 6, 2, 4, 2, 12), torch.tensor([5, 23, -1, 0, 12])
     positions, table = ints(3, 0, 9, 9, 31), make_table(rope_attrs({"rope_type": "default"}, 8, 1e4, 32))
     args = (kv, q, k, v, positions, table, slots, *(weights if normed else ()))
-    found = OPS["qk_norm_rope_append"].reference(*args, eps=1e-3, interleaved=interleaved)
-    if normed:
+    order = {"interleaved": interleaved, "norm_last": normed == "last"}
+    found = OPS["qk_norm_rope_append"].reference(*args, eps=1e-3, **order)
+    if normed == "first":
         q, k = (OPS["rms_norm"].reference(x, w, eps=1e-3) for x, w in zip((q, k), weights, strict=True))
     q, k = (OPS["rope"].reference(x, positions, table, interleaved=interleaved) for x in (q, k))
+    if normed == "last":
+        q, k = (OPS["rms_norm"].reference(x, w, eps=1e-3) for x, w in zip((q, k), weights, strict=True))
     assert torch.equal(found[0], q)
     assert torch.equal(found[1], OPS["kv_append"].reference(kv, k, v, slots))
     untouched = torch.ones(6, 4, dtype=torch.bool)

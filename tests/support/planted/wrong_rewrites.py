@@ -113,7 +113,7 @@ def _wrong_values(name: str, value: Any) -> list[Any]:
         return [wrong_edge(value, -1), wrong_edge(value, 1), None]
     if name == "soft_cap":
         return [value * 1.25, None]
-    if name == "interleaved":
+    if name in ("interleaved", "norm_last"):
         return [None]
     if name == "approximate":
         return ["none" if value == "tanh" else "tanh"]
