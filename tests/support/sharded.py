@@ -67,5 +67,13 @@ CASES: Mapping[str, Case] = {
     ),
     "soft caps and windows": Case("gemma2-capped", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
     "a scaled stream": Case("granite-scaled", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
+    "merged halves and norms after blocks": Case(
+        "glm4-posts", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
+    "norms after rotation": Case("hunyuan-biased", {"num_hidden_layers": 1, "intermediate_size": 104}, slow=True),
+    "streams of earlier layers": Case("solar-skips", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
+    # Linear maps that every rank has whole, and layers without attention, or without anything.
+    "layers of other parts": Case("nemotron_nas-late", {"vocab_size": 380}, slow=True),
+    "key-value heads by layer": Case("decilm-heads", {"intermediate_size": 104}, slow=True),
     "layers without rotation": Case("smollm3-nope", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
 }
