@@ -65,6 +65,21 @@ CASES: Mapping[str, Case] = {
     "keys and values in turns": Case(
         "telechat2-grown", {"n_layer": 1, "ffn_hidden_size": 104, "vocab_size": 380}, slow=True
     ),
+    "merged by groups, in parallel": Case(
+        "falcon-new", {"num_hidden_layers": 1, "ffn_hidden_size": 104, "vocab_size": 380}, slow=True
+    ),
+    "merged with one key-value head": Case(
+        "falcon-query", {"num_hidden_layers": 1, "ffn_hidden_size": 104, "vocab_size": 380}, slow=True
+    ),
+    "merged by heads, in parallel": Case(
+        "gpt_neox-parallel", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
+    "norms by head, stored apart": Case(
+        "stablelm-normed", {"num_hidden_layers": 1, "intermediate_size": 105, "vocab_size": 381}, tp=3, slow=True
+    ),
+    "merged by blocks in another order": Case(
+        "codegen-blocks", {"n_layer": 1, "n_inner": 104, "vocab_size": 380}, slow=True
+    ),
     "soft caps and windows": Case("gemma2-capped", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
     "a scaled stream": Case("granite-scaled", {"intermediate_size": 104, "vocab_size": 380}, slow=True),
     "merged halves and norms after blocks": Case(
