@@ -168,7 +168,7 @@ def _by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ..
 
 
 def _attention(call: Call) -> Fit:
-    fit = _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0}, call.shard(1))
+    fit = _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}, call.shard(1))
     if fit.needs and call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
         raise VerifyError(
             f"a cache whose rows are keys and values has {call.size('k', 1)} heads: no split among {call.parts} ranks",
@@ -183,7 +183,7 @@ def _attention(call: Call) -> Fit:
 
 
 def _step_attention(call: Call) -> Fit:
-    return _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0}, call.shard(1))
+    return _by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}, call.shard(1))
 
 
 def _kv_append(call: Call) -> Fit:
@@ -195,7 +195,7 @@ def _move_slots(call: Call) -> Fit:
 
 
 def _paged_attention(call: Call) -> Fit:
-    return _by_heads(call, {"q": 1, "kv": 3, "sinks": 0}, call.shard(1))
+    return _by_heads(call, {"q": 1, "kv": 3, "sinks": 0, "slopes": 0}, call.shard(1))
 
 
 def _partial_attention(call: Call) -> Fit:
@@ -212,7 +212,8 @@ def _qk_norm_rope_append(call: Call) -> Fit:
 
 
 def _append_attention(call: Call) -> Fit:
-    return _by_heads(call, {"kv": 3, "q": 1, "k": 1, "v": 1, "sinks": 0}, (call.shard(1), call.shard(3)))
+    dims = {"kv": 3, "q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}
+    return _by_heads(call, dims, (call.shard(1), call.shard(3)))
 
 
 def _between_steps(call: Call) -> Fit:

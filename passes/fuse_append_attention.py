@@ -88,7 +88,8 @@ def _fuse(rewriter: Rewriter, found: _Found) -> fx.Node:
     from_append = ("kv", "q", "k", "v", "positions", "table", "slots")
     from_attention = ("page_table", "q_starts", "q_lens", "kv_lens")
     args = [append[name] for name in from_append] + [attention[name] for name in from_attention]
-    args += [append["q_weight"], append["k_weight"], attention["sinks"], attention["sharing"]]
+    args += [append["q_weight"], append["k_weight"]]
+    args += [attention[name] for name in ("sinks", "sharing", "slopes")]
     options: dict[str, Any] = {name: True for name in ("interleaved", "norm_last") if append[name]}
     options |= stated_options(attention)
     return rewriter.call(

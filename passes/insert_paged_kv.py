@@ -92,7 +92,7 @@ class InsertPagedKV(Pass):
                     hint="compile without deterministic",
                 )
             if tree:
-                _check_tree(node, bound["mask"], context)
+                _check_tree(node, bound, context)
                 bound["mask"] = "tree"
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
@@ -111,7 +111,7 @@ class InsertPagedKV(Pass):
                 q_starts,
                 q_lens,
                 kv_lens,
-                *trimmed([bound["sinks"], ancestors, sharing if group == FULL else None]),
+                *trimmed([bound["sinks"], ancestors, sharing if group == FULL else None, bound["slopes"]]),
                 before=node,
                 scale=bound["scale"],
                 **_options(bound),
@@ -139,18 +139,25 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
                 expected="keys and values of one width",
             )
         tensors = [bound[name] for name in ("q", "k", "v")]
-        sinks = [] if bound["sinks"] is None else [bound["sinks"]]
+        last = trimmed([bound["sinks"], bound["slopes"]])
         options = {"scale": bound["scale"], **_options(bound)}
-        attended = rewriter.call(ops.step_attention, *tensors, q_starts, q_lens, *sinks, before=node, **options)
+        attended = rewriter.call(ops.step_attention, *tensors, q_starts, q_lens, *last, before=node, **options)
         rewriter.replace(node, attended)
 
 
-def _check_tree(node: fx.Node, mask: str, context: PassContext) -> None:
+def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -> None:
     """Raises OptionError for attention that cannot see a tree of drafts."""
     where = f"{InsertPagedKV.name}, %{node.name}"
-    if mask != CAUSAL.name:
+    if bound["slopes"] is not None:
         raise OptionError(
-            f"a tree of drafts is verified by attention with the mask {mask}",
+            "slopes go by places in the cache, and tokens of a tree do not lie there by their positions",
+            where=where,
+            expected="attention without slopes in every layer",
+            hint="compile a definition whose ending is 'verify', which feeds drafts one after the other",
+        )
+    if bound["mask"] != CAUSAL.name:
+        raise OptionError(
+            f"a tree of drafts is verified by attention with the mask {bound['mask']}",
             where=where,
             expected=f"the mask {CAUSAL.name} in every layer",
             hint="compile a definition whose ending is 'verify', which feeds drafts one after the other",

@@ -52,6 +52,8 @@ def _attention(
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
     ancestors: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -62,9 +64,9 @@ def _attention(
 ) -> None:
     """All tokens are of one sequence at the end of its pages."""
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
-    if not fused_by_torch(form, sinks, soft_cap, v_scale):
+    if not fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
         paged_attention.costliest(
-            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors,
+            q, kv, page_table, q_starts, q_lens, kv_lens, sinks, ancestors, sharing, slopes,
             scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
         return
@@ -86,14 +88,15 @@ def _step_attention(
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> None:
     """All tokens are of one sequence."""
-    if sinks is not None or soft_cap is not None:
-        step_attention.costliest(q, k, v, q_starts, q_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap)
+    if sinks is not None or slopes is not None or soft_cap is not None:
+        step_attention.costliest(q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap)
         return
     out, by, places = torch.zeros(q.shape, dtype=q.dtype), Mask.named(mask), torch.arange(q.shape[0])
     _in_torch(threads, q, None if by.kind == "bidirectional" else by.seen(places, places))

@@ -128,6 +128,8 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return "no kernel for " + " with ".join(sorted({DTYPE_NAMES[q.dtype], DTYPE_NAMES[kv.dtype]}))
     if "sinks" in types:
         return "no kernel for attention sinks"
+    if "slopes" in types:
+        return "no kernel for slopes of positions (ALiBi)"
     form = CacheForm.of_cache(kv.shape, q.shape[2], _call_arguments(node)["value_width"])
     if not form.equal:
         return f"{form}, and the kernels are for values beside keys of their width"

@@ -8,7 +8,7 @@ import torch
 from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL
-from ingot.ir.ops.attention import like_q, stated_options
+from ingot.ir.ops.attention import like_q, slopes_sample, stated_options
 from ingot.ir.ops.paged_attention import paged_attention
 from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.ops.rope_append import qk_norm_rope_append
@@ -37,6 +37,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         ),
         Sample(args, {"eps": 1e-6, "scale": 0.25, "mask": "chunked_4"}),
         Sample((*args, randn(16), randn(16)), {"eps": 1e-6, "norm_last": True, "scale": 0.25}),
+        Sample((*args, None, None, None, None, slopes_sample(4)), {"eps": 1e-6, "scale": 0.25}),
     ]
 
 
@@ -52,7 +53,7 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
     """`function` of what the second part is given: `q` and `kv` of the first one."""
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
-    last = [call["sinks"], None, call["sharing"]]
+    last = [call["sinks"], None, call["sharing"], call["slopes"]]
     while last and last[-1] is None:
         last.pop()
     return function(q, kv, *(call[name] for name in names), *last, scale=call["scale"], **stated_options(call))
@@ -142,6 +143,7 @@ def append_attention(
     k_weight: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     eps: float,
     interleaved: bool = False,
@@ -167,7 +169,7 @@ def append_attention(
     lens = (page_table, q_starts, q_lens, kv_lens)
     return (
         paged_attention.reference(
-            prepared, written, *lens, sinks, None, sharing, scale=scale, mask=mask, soft_cap=soft_cap, **scales
+            prepared, written, *lens, sinks, None, sharing, slopes, scale=scale, mask=mask, soft_cap=soft_cap, **scales
         ),
         written,
     )

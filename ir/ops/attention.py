@@ -22,18 +22,38 @@ def attention_scores(
     scale: float,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Scores of q [n, H, D] with k [m, KV, D], -inf where the mask [n, m] is False: [KV, H / KV, n, m], and with
-    `sinks` one more along the last axis, which takes its share of the softmax and has no value."""
+    """Scores of q [n, H, D] with k [m, KV, D], plus `bias` [H, n, m], -inf where the mask [n, m] is False:
+    [KV, H / KV, n, m], and with `sinks` one more along the last axis, which takes its share of the softmax and has no
+    value."""
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
     scores = torch.einsum("nkgd,mkd->kgnm", grouped, k.to(grouped.dtype)) * scale
     if soft_cap is not None:
         scores = torch.tanh(scores / soft_cap) * soft_cap
+    if bias is not None:
+        scores = scores + bias.view(scores.shape)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is None:
         return scores
     return torch.cat([scores, wide(sinks).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+
+
+def distance_bias(
+    q: torch.Tensor, slopes: torch.Tensor | None, queries: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor | None:
+    """What `slopes` [H] add to the scores of q [n, H, D] at the positions `queries` [n] with keys at `places` [m]:
+    [H, n, m], each slope times the key's position less the query's. None without slopes."""
+    if slopes is None:
+        return None
+    return slopes.to(wide(q[:0]).dtype)[:, None, None] * (places[None, :] - queries[:, None])
+
+
+def check_slopes(q: torch.Tensor, slopes: torch.Tensor | None) -> None:
+    """Raises VerifyError for slopes that are not one number in float32, or wider, for each head of q [T, H, D]."""
+    if slopes is not None and (slopes.shape != q.shape[1:2] or slopes.dtype not in (torch.float32, torch.float64)):
+        raise VerifyError(f"slopes {slopes.dtype} {list(slopes.shape)}", expected=f"float32 [{q.shape[1]}], by heads")
 
 
 def attend(
@@ -45,9 +65,10 @@ def attend(
     soft_cap: float | None,
     sinks: torch.Tensor | None,
     scales: CacheScales = UNSCALED,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention of q [n, H, D] over k [m, KV, D], v [m, KV, V] with mask [n, m] (True: attend): [n, H, V]."""
-    weights = attention_scores(q, k, mask, scale * scales.k, soft_cap, sinks).softmax(-1)[..., : k.shape[0]]
+    weights = attention_scores(q, k, mask, scale * scales.k, soft_cap, sinks, bias).softmax(-1)[..., : k.shape[0]]
     return weighted_values(q, weights, v, scales.v)
 
 
@@ -66,13 +87,20 @@ def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def check_mask(mask: str, ancestors: object) -> None:
-    """Raises VerifyError for an unknown mask, for one of trees without ancestors, and for ancestors with another."""
+def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
+    """Raises VerifyError for an unknown mask, for one of trees without ancestors or with slopes, and for ancestors with
+    another."""
     tree = Mask.named(mask).kind == "tree"
     if tree and ancestors is None:
         raise VerifyError(
             "the mask 'tree' without the ancestors of each token",
             expected="paged_attention with ancestors, as the ending 'verify_tree' has it",
+        )
+    if tree and slopes is not None:
+        raise VerifyError(
+            "slopes with the mask 'tree': tokens of a tree do not lie in the cache by their positions",
+            where="ingot.paged_attention",
+            expected="a tree for attention without slopes",
         )
     if ancestors is not None and not tree:
         raise VerifyError(f"ancestors for the mask '{mask:.80}'", where="ingot.paged_attention", expected="tree")
@@ -102,6 +130,11 @@ def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
+def slopes_sample(heads: int) -> torch.Tensor:
+    """Slopes for samples of ops: float32 whatever the dtype of the others, none like its neighbour."""
+    return torch.linspace(0.9, 0.05, heads)
+
+
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g).to(dtype)
@@ -114,6 +147,8 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [
         Sample(args, plain),
         Sample((*args, randn(6)), {**plain, "mask": "window_2", "soft_cap": 3.0}),
+        Sample((*args, None, slopes_sample(6)), plain),
+        Sample((*args, randn(6), slopes_sample(6)), {**plain, "mask": "chunked_2"}),
         Sample(ungrouped, plain),
         *(Sample(args, {**plain, "mask": mask}) for mask in ("chunked_2", "bidirectional", "block_causal_2")),
         Sample((*args[:2], randn(5, 2, 10), *args[3:]), plain),
@@ -128,6 +163,7 @@ def _attention_rowwise(
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
@@ -143,7 +179,8 @@ def _attention_rowwise(
     for i in range(q.shape[0]):
         seen = (token_seqs == token_seqs[i]) & Mask.named(mask).seen(positions[i : i + 1], positions)[0]
         one = torch.ones(1, int(seen.sum()), dtype=torch.bool, device=q.device)
-        out[i : i + 1] = attend(own_row(q, i), k[seen], v[seen], one, scale, soft_cap, sinks)
+        bias = distance_bias(q, slopes, positions[i : i + 1], positions[seen])
+        out[i : i + 1] = attend(own_row(q, i), k[seen], v[seen], one, scale, soft_cap, sinks, bias=bias)
     return out
 
 
@@ -151,13 +188,18 @@ def _attention_fake(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor | None,
-    *_: object,
+    positions: torch.Tensor,
+    token_seqs: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    *,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
-    **__: object,
+    **_: object,
 ) -> torch.Tensor:
-    """Raises VerifyError for an unknown mask, and for widths that do not fit: while the model is traced."""
+    """Raises VerifyError for an unknown mask, and for widths or slopes that do not fit: while the model is traced."""
     check_mask(mask, None)
+    check_slopes(q, slopes)
     return result_of(q, CacheForm.given(q, k, v, value_width))
 
 
@@ -194,6 +236,7 @@ def attention(
     positions: torch.Tensor,
     token_seqs: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     layer: int,
@@ -211,11 +254,12 @@ def attention(
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
     the op will get, and `k_scale` and `v_scale` are for a cache of few bits; none of them changes the result.
     `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op of that name does.
-    `sinks` [H] are logits that join the softmax of each head.
+    `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are those of ALiBi (arXiv 2108.12409):
+    each score, after a cap, gets slope * (position of the key - position of the query).
 
     Raises VerifyError for an unknown mask, and for widths that do not fit together.
     """
     form = CacheForm.given(q, k, v, value_width)
     v = k[..., : form.value_width] if v is None else v
     seen = (token_seqs[:, None] == token_seqs[None, :]) & Mask.named(mask).seen(positions, positions)
-    return attend(q, k, v, seen, scale, soft_cap, sinks)
+    return attend(q, k, v, seen, scale, soft_cap, sinks, bias=distance_bias(q, slopes, positions, positions))

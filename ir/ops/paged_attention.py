@@ -12,7 +12,16 @@ import torch
 from ingot.ir.cache_dtype import CacheScales, as_cached, as_movable, check_cache_dtype
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops.attention import attend, check_mask, flops_of, result_of, seen_in_step
+from ingot.ir.ops.attention import (
+    attend,
+    check_mask,
+    check_slopes,
+    distance_bias,
+    flops_of,
+    result_of,
+    seen_in_step,
+    slopes_sample,
+)
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row
 
 
@@ -149,8 +158,8 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
 
 
 def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Those of `paged_samples`, a tree of three nodes beside a token that is none, and three sequences of which two
-    begin with the same page."""
+    """Those of `paged_samples`, a tree of three nodes beside a token that is none, three sequences of which two begin
+    with the same page, and some with slopes."""
     found = paged_samples(g, dtype)
     tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
@@ -158,7 +167,15 @@ def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows = ([[3, 0], [5, 1], [3, 2]], [0, 1, 2], [1, 1, 1], [20, 9, 31])
     sharing = [[16, 0, 0, 2, 16, 0], [0, 2, 0, 0, 0, 0], [16, 0, 0, 0, 0, 0]]
     table, starts, counts, lens, shared = (torch.tensor(one, dtype=torch.int32) for one in (*rows, sharing))
-    return [*found, tree, Sample((q, kv, table, starts, counts, lens, None, None, shared), {"scale": 0.35})]
+    sharing_prefixes = (q, kv, table, starts, counts, lens, None, None, shared)
+    return [
+        *found,
+        tree,
+        Sample(sharing_prefixes, {"scale": 0.35}),
+        Sample((*sharing_prefixes, slopes_sample(4)), {"scale": 0.35}),
+        Sample((*found[1].args, None, None, slopes_sample(4)), found[1].kwargs),
+        Sample((*found[0].args, None, None, None, slopes_sample(4)), {"scale": 0.35, "mask": "bidirectional"}),
+    ]
 
 
 def _paged_rowwise(
@@ -171,6 +188,7 @@ def _paged_rowwise(
     sinks: torch.Tensor | None = None,
     ancestors: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -189,7 +207,8 @@ def _paged_rowwise(
             own = torch.tensor([position], device=q.device)
             row = slice(start + i, start + i + 1)
             seen = seen_in_step(by, own, places, None if ancestors is None else ancestors[row], length - count)
-            out[row] = attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks, scales)
+            bias = distance_bias(q, slopes, own, places)
+            out[row] = attend(own_row(q, start + i), k, v, seen, scale, soft_cap, sinks, scales, bias)
     return out
 
 
@@ -227,6 +246,8 @@ def _paged_fake(
     kv_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
     ancestors: torch.Tensor | None = None,
+    sharing: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *_: object,
     mask: str = CAUSAL.name,
     value_width: int | None = None,
@@ -234,7 +255,8 @@ def _paged_fake(
     v_scale: float = 1.0,
     **__: object,
 ) -> torch.Tensor:
-    check_mask(mask, ancestors)
+    check_mask(mask, ancestors, slopes)
+    check_slopes(q, slopes)
     check_cache_dtype(kv, q, k_scale, v_scale)
     return result_of(q, CacheForm.of_cache(kv.shape, q.shape[2], value_width))
 
@@ -293,12 +315,14 @@ def _attend_pages(
     soft_cap: float | None,
     ancestors: torch.Tensor | None,
     scales: CacheScales,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
     cached = length - q.shape[0]
     k, v, places = cached_keys(kv, form, table, mask, cached, length)
-    seen = seen_in_step(mask, places[-q.shape[0] :], places, ancestors, cached)
-    return attend(q, k, v, seen, scale, soft_cap, sinks, scales)
+    queries = places[-q.shape[0] :]
+    seen = seen_in_step(mask, queries, places, ancestors, cached)
+    return attend(q, k, v, seen, scale, soft_cap, sinks, scales, distance_bias(q, slopes, queries, places))
 
 
 @cache
@@ -323,6 +347,7 @@ def _paged_costliest(
     sinks: torch.Tensor | None = None,
     ancestors: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -337,7 +362,9 @@ def _paged_costliest(
     by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     own = None if ancestors is None else ancestors[:count]
-    out[:count] = _attend_pages(q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap, own, scales)
+    out[:count] = _attend_pages(
+        q[:count], kv, form, page_table[0], length, sinks, scale, by, soft_cap, own, scales, slopes
+    )
     return out
 
 
@@ -364,6 +391,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     ancestors: torch.Tensor | None = None,
     sharing: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -378,14 +406,16 @@ def paged_attention(
     keys, and only there.
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
-    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `mask` and
-    `soft_cap` are those of `attention`. `ancestors` i64[T] go with the mask `tree`: what each token sees of those that
-    its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the table of shared prefixes
-    (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that share it, or ignore this.
-    `k_scale` and `v_scale` are those that the cache was written with (`ingot.ir.cache_dtype`). Where values are numbers
-    of the keys, they were divided by `k_scale`: `v_scale` is then the same number.
+    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `slopes`,
+    `mask` and `soft_cap` are those of `attention`; the mask `tree` goes without slopes. `ancestors` i64[T] go with the
+    mask `tree`: what each token sees of those that its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the
+    table of shared prefixes (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that
+    share it, or ignore this. `k_scale` and `v_scale` are those that the cache was written with
+    (`ingot.ir.cache_dtype`). Where values are numbers of the keys, they were divided by `k_scale`: `v_scale` is then
+    the same number.
 
-    Raises VerifyError for an unknown mask, for a cache of no form, and for one that is neither of q's dtype nor f8e4m3.
+    Raises VerifyError for an unknown mask, for slopes with a tree, for a cache of no form, and for one that is neither
+    of q's dtype nor f8e4m3.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
@@ -394,5 +424,7 @@ def paged_attention(
         if count:
             row = slice(start, start + count)
             own = None if ancestors is None else ancestors[row]
-            out[row] = _attend_pages(q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap, own, scales)
+            out[row] = _attend_pages(
+                q[row], kv, form, page_table[b], length, sinks, scale, by, soft_cap, own, scales, slopes
+            )
     return out

@@ -147,7 +147,8 @@ def partial_attention(
     The arguments are those of `paged_attention`, with pages and lengths of a part of each sequence: its end, by a mask
     that tells positions by their distance, or another part of which all is seen, by `bidirectional`. A part may hold
     fewer positions than the sequence feeds. Where a token sees nothing, its attention is zero and its log-sum-exp is
-    -inf. `sinks` are to be given with one of the parts.
+    -inf. `sinks` are to be given with one of the parts. There are no slopes:
+    where a part lies in its sequence is not known, and distances follow from that.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.ops.attention import attention, like_q
+from ingot.ir.ops.attention import attention, like_q, slopes_sample
 from ingot.ir.ops.registry import Function, Sample, bytes_of, define
 
 
@@ -24,6 +24,8 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         *(Sample(args, {"scale": 0.25, "mask": mask}) for mask in masks),
         Sample((*args, randn(6)), {"scale": 0.25, "mask": "window_2", "soft_cap": 3.0}),
         Sample((*args, randn(6)), {"scale": 0.25, "mask": "bidirectional", "soft_cap": 3.0}),
+        Sample((*args, None, slopes_sample(6)), {"scale": 0.25}),
+        Sample((*args, randn(6), slopes_sample(6)), {"scale": 0.25, "mask": "bidirectional"}),
     ]
 
 
@@ -38,7 +40,7 @@ def _by_sequence(form: Function, args: Any, kwargs: Any) -> torch.Tensor:
             own = slice(start, start + count)
             places = torch.arange(count, dtype=torch.int32, device=q.device)
             one = torch.zeros_like(places)
-            out[own] = form(q[own], k[own], v[own], places, one, call["sinks"], layer=0, **options)
+            out[own] = form(q[own], k[own], v[own], places, one, call["sinks"], call["slopes"], layer=0, **options)
     return out
 
 
@@ -61,7 +63,8 @@ def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     places = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
     options = {name: call[name] for name in ("scale", "mask", "soft_cap")}
-    out[:] = attention.reference(q, k, v, places, torch.zeros_like(places), call["sinks"], layer=0, **options)
+    seqs, last = torch.zeros_like(places), (call["sinks"], call["slopes"])
+    out[:] = attention.reference(q, k, v, places, seqs, *last, layer=0, **options)
     return out
 
 
@@ -84,6 +87,7 @@ def step_attention(
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
@@ -92,7 +96,7 @@ def step_attention(
     """Attention within each sequence of a step that feeds it whole; q [T, H, D], k and v [T, KV, D]: [T, H, D].
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, at the positions from 0 on. Rows of no sequence come out zero.
-    `sinks`, `mask` and `soft_cap` are those of `attention`.
+    `sinks`, `slopes`, `mask` and `soft_cap` are those of `attention`.
     """
-    args = (q, k, v, q_starts, q_lens, sinks)
+    args = (q, k, v, q_starts, q_lens, sinks, slopes)
     return _by_sequence(attention.reference, args, {"scale": scale, "mask": mask, "soft_cap": soft_cap})

@@ -46,12 +46,16 @@ class Step:
     kv_lens: torch.Tensor
     sinks: torch.Tensor
 
-    def args(self, sinks: bool) -> tuple[torch.Tensor, ...]:
+    def args(self, sinks: bool, slopes: bool = False) -> tuple[torch.Tensor | None, ...]:
         args = (self.q, self.kv, self.table, self.starts, self.lens, self.kv_lens)
-        return (*args, self.sinks) if sinks else args
+        last = self.sinks if sinks else None
+        if slopes:
+            return (*args, last, None, None, torch.linspace(0.5, 0.02, self.q.shape[1]))
+        return (*args, last) if sinks else args
 
-    def exact(self, sinks: bool, **options: Any) -> torch.Tensor:
-        wide = (arg.double() if arg.is_floating_point() else arg for arg in self.args(sinks))
+    def exact(self, sinks: bool, slopes: bool = False, **options: Any) -> torch.Tensor:
+        given = self.args(sinks, slopes)
+        wide = (arg.double() if arg is not None and arg.is_floating_point() else arg for arg in given)
         expected: torch.Tensor = OPS["paged_attention"].reference(*wide, **options)
         return expected
 
@@ -97,13 +101,13 @@ def step(
     return Step(q, kv, table, *ints, torch.randn(heads, generator=g).to(dtype))
 
 
-def check(library: Library, one: Step, *, sinks: bool = False, **options: Any) -> torch.Tensor:
+def check(library: Library, one: Step, *, sinks: bool = False, slopes: bool = False, **options: Any) -> torch.Tensor:
     options = {"scale": 0.4, **options}
-    found: torch.Tensor = library["ingot.paged_attention"](*one.args(sinks), **options)
+    found: torch.Tensor = library["ingot.paged_attention"](*one.args(sinks, slopes), **options)
     assert found.dtype == one.q.dtype and found.is_contiguous()
     # torch's attention, for many tokens of a sequence, rounds the weights to bfloat16 too.
     factor = 2 if one.q.dtype is torch.bfloat16 and len(one.q) >= 16 * len(one.lens) else 1
-    problem = compare(found, one.exact(sinks, **options), one.q.dtype, factor=factor)
+    problem = compare(found, one.exact(sinks, slopes, **options), one.q.dtype, factor=factor)
     assert problem is None, problem
     return found
 
@@ -118,6 +122,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"soft_cap": 1.5},
     {"sinks": True},
     {"mask": "window_33", "soft_cap": 2.0, "sinks": True},
+    {"slopes": True},
+    {"mask": "bidirectional", "slopes": True},
+    {"mask": "window_33", "soft_cap": 2.0, "sinks": True, "slopes": True},
 ]
 # Tokens fed and positions cached of each sequence. The last two have sixteen tokens a sequence, which torch computes.
 STEPS = {
@@ -155,7 +162,7 @@ def test_parts_of_attention_are_the_float64_reference(
     for part, mask in ((one, "causal"), (one, "window_19"), (beginning, "bidirectional")):
         options = {"scale": 0.4, "mask": mask}
         found = library["ingot.partial_attention"](*part.args(sinks), **options)
-        wide = [arg.double() if arg.is_floating_point() else arg for arg in part.args(sinks)]
+        wide = [arg.double() if arg is not None and arg.is_floating_point() else arg for arg in part.args(sinks)]
         expected = OPS["partial_attention"].reference(*wide, **options)
         for one_result, other, tolerance in zip(found, expected, (dtype, torch.float32), strict=True):
             problem = compare(one_result, other, tolerance, factor=2)
@@ -211,11 +218,12 @@ def test_random_steps(seed: int, library: Library) -> None:
         seed=seed,
     )
     options = {"mask": mask, "soft_cap": draw.choice([None, 3.0]), "sinks": draw.random() < 0.5}
+    options["slopes"] = draw.random() < 0.3
     check(library, one, scale=0.2, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", [{}, {"mask": "window_1000"}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("variant", [{}, {"mask": "window_1000"}, {"sinks": True}, {"slopes": True}], ids=str)
 def test_long_contexts(variant: dict[str, Any], dtype: torch.dtype, library: Library) -> None:
     one = step([1, 3], [5000, 2011], dim=32, dtype=dtype, mask=variant.get("mask", "causal"))
     check(library, one, **variant)
@@ -249,10 +257,10 @@ def test_a_sequence_alone_gets_the_same_bits(variant: dict[str, Any], dtype: tor
     """Within the kernel; where torch takes over, for many tokens of a sequence, bits may differ."""
     variant = dict(variant)
     one, sinks = step([1, 5, 0, 1, 15], [37, 5, 0, 80, 61], dim=40, dtype=dtype), variant.pop("sinks", False)
-    attention = library["ingot.paged_attention"]
-    whole = attention(*one.args(sinks), scale=0.4, **variant)
+    attention, slopes = library["ingot.paged_attention"], variant.pop("slopes", False)
+    whole = attention(*one.args(sinks, slopes), scale=0.4, **variant)
     for b, (start, count) in enumerate(zip(one.starts.tolist(), one.lens.tolist(), strict=True)):
-        alone = attention(*one.alone(b).args(sinks), scale=0.4, **variant)
+        alone = attention(*one.alone(b).args(sinks, slopes), scale=0.4, **variant)
         assert torch.equal(alone, whole[start : start + count])
 
 

@@ -116,6 +116,25 @@ def test_caches_of_eight_bits_are_the_float64_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scales", [None, *SCALES], ids=str)
+@pytest.mark.parametrize("form", [EQUAL, FORMS[1], FORMS[2]], ids=str)
+def test_slopes_over_every_form_of_cache(
+    form: CacheForm, scales: dict[str, float] | None, dtype: torch.dtype, library: Library
+) -> None:
+    shared = {"value_width": form.value_width} if form.shared else {}
+    if scales is not None and form.shared:
+        scales = {name: 0.3 for name in scales}
+    options = {"scale": 0.2, **shared, **(scales or {})}
+    for counts, lengths in (([1, 5, 2], [37, 5, 80]), ([40, 1], [61, 20])):
+        args = (*paged(form, counts, lengths, dtype, library, scales), None, None, None, torch.linspace(0.5, 0.02, 6))
+        exact = [arg.double() if arg is not None and arg.dtype is dtype else arg for arg in args]
+        wanted = OPS["paged_attention"].reference(*exact, **options)
+        factor = float(wanted.abs().max().clamp(min=1))
+        problem = compare(library["ingot.paged_attention"](*args, **options), wanted, dtype, factor=factor)
+        assert problem is None, problem
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_number_is_rounded_to_eight_bits_as_the_reference_rounds_it(dtype: torch.dtype, library: Library) -> None:
     """All codes, the numbers halfway between two of them and their neighbours, what is out of range, and NaN."""
     codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8).float()

@@ -139,8 +139,15 @@ WAYS: dict[str, set[str]] = {
     "append_attention": {
         "kv:shard3 q:shard1 k:shard1 v:shard1",
         "kv:shard3 q:shard1 k:shard1 v:shard1 sinks:shard0",
+        "kv:shard3 q:shard1 k:shard1 v:shard1 slopes:shard0",
     },
-    "attention": {"q:shard1 k:shard1", "q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
+    "attention": {
+        "q:shard1 k:shard1",
+        "q:shard1 k:shard1 v:shard1",
+        "q:shard1 k:shard1 v:shard1 sinks:shard0",
+        "q:shard1 k:shard1 v:shard1 slopes:shard0",
+        "q:shard1 k:shard1 v:shard1 sinks:shard0 slopes:shard0",
+    },
     "cast": {"x:shard1"},
     "clamp": {"x:shard0", "x:shard1"},
     "gelu_mul": {"gate:shard1 up:shard1"},
@@ -154,7 +161,12 @@ WAYS: dict[str, set[str]] = {
     "merge_attention": {"one:shard1 one_lse:shard1 other:shard1 other_lse:shard1"},
     "move_slots": {"kv:shard3"},
     "moe": {"gate_up:shard1 down:shard2"},
-    "paged_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},
+    "paged_attention": {
+        "q:shard1 kv:shard3",
+        "q:shard1 kv:shard3 sinks:shard0",
+        "q:shard1 kv:shard3 slopes:shard0",
+        "q:shard1 kv:shard3 sinks:shard0 slopes:shard0",
+    },
     "partial_attention": {"q:shard1 kv:shard3", "q:shard1 kv:shard3 sinks:shard0"},
     "quant_linear": {
         "weight:shard0",
@@ -171,7 +183,12 @@ WAYS: dict[str, set[str]] = {
     "select_rows": {"x:shard1", "x:partial0"},
     "silu_mul": {"gate:shard1 up:shard1"},
     **{name: {"state:shard1"} for name in ("state_copy", "state_move", "state_zero")},
-    "step_attention": {"q:shard1 k:shard1 v:shard1", "q:shard1 k:shard1 v:shard1 sinks:shard0"},
+    "step_attention": {
+        "q:shard1 k:shard1 v:shard1",
+        "q:shard1 k:shard1 v:shard1 sinks:shard0",
+        "q:shard1 k:shard1 v:shard1 slopes:shard0",
+        "q:shard1 k:shard1 v:shard1 sinks:shard0 slopes:shard0",
+    },
     "soft_cap": {"x:shard0", "x:shard1"},
 }
 EXTRA: dict[str, list[Sample]] = {

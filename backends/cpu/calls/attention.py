@@ -28,7 +28,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
     """The kernel for steps that feed few tokens of each sequence, torch for the others; `partial` gives log-sum-exp."""
     functions = kernels.by_cache(
         "paged_attention",
-        *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER),
+        *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER, POINTER),
         *[INT] * 10,
         *(REAL, INT, INT, REAL, REAL),
     )
@@ -42,6 +42,8 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         kv_lens: torch.Tensor,
         sinks: torch.Tensor | None = None,
         ancestors: torch.Tensor | None = None,
+        sharing: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
         *,
         scale: float,
         mask: str = CAUSAL.name,
@@ -55,11 +57,11 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
         # The kernel takes what a token sees as one range; that of a node of a tree has gaps.
         if q.shape[0] >= _MANY * sequences or ancestors is not None:
-            if not partial and fused_by_torch(form, sinks, soft_cap, v_scale):
+            if not partial and fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
                 return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale * k_scale, by, ancestors)
-            op, tree = (partial_attention, ()) if partial else (paged_attention, (ancestors,))
+            op, last = (partial_attention, ()) if partial else (paged_attention, (ancestors, None, slopes))
             attended: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = op.reference(
-                q, kv, page_table, q_starts, q_lens, kv_lens, sinks, *tree,
+                q, kv, page_table, q_starts, q_lens, kv_lens, sinks, *last,
                 scale=scale, mask=mask, soft_cap=soft_cap, value_width=value_width, k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
             return attended
@@ -78,6 +80,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
             kv_lens.data_ptr(),
             sequences,
             None if sinks is None else sinks.data_ptr(),
+            None if slopes is None else slopes.data_ptr(),
             heads,
             kv_heads,
             form.key_width,
@@ -99,9 +102,16 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
     return attend
 
 
-def fused_by_torch(form: CacheForm, sinks: torch.Tensor | None, soft_cap: float | None, v_scale: float) -> bool:
-    """Whether torch's fused attention has what a call needs; the reference computes the others."""
-    return form.equal and sinks is None and soft_cap is None and v_scale == 1.0
+def fused_by_torch(
+    form: CacheForm,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    soft_cap: float | None,
+    v_scale: float,
+) -> bool:
+    """Whether torch's fused attention has what a call needs; the reference computes the others. Torch adds numbers to
+    scores too, but in the dtype of q, and a distance has more digits than bfloat16."""
+    return form.equal and sinks is None and slopes is None and soft_cap is None and v_scale == 1.0
 
 
 def _by_sequence(

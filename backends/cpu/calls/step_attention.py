@@ -21,15 +21,16 @@ def _step_attention(
     q_starts: torch.Tensor,
     q_lens: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     *,
     scale: float,
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
     """The products of a sequence are torch's: an encoder feeds whole prompts, which are what they are good at."""
-    if sinks is not None or soft_cap is not None:  # which torch's fused attention has not
+    if sinks is not None or slopes is not None or soft_cap is not None:  # which torch's fused attention has not
         attended: torch.Tensor = step_attention.reference(
-            q, k, v, q_starts, q_lens, sinks, scale=scale, mask=mask, soft_cap=soft_cap
+            q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap
         )
         return attended
     out = torch.zeros(q.shape, dtype=q.dtype)

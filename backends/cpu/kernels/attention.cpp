@@ -72,7 +72,7 @@ Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int
 // each head.
 template <typename T, typename C>
 void attend(const Shape &shape, const T *query, const C *cache, const int32_t *table, int64_t position, int64_t length,
-            int64_t kv_head, const T *sinks, T *out, float *lse, float *scratch) {
+            int64_t kv_head, const T *sinks, const float *slopes, T *out, float *lse, float *scratch) {
   const int64_t group = shape.heads / shape.kv_heads, dim = shape.key_dim, width = padded(dim);
   const int64_t value_dim = shape.value_dim, value_width = padded(value_dim);
   const int64_t first = first_seen(shape, position), end = end_seen(shape, position, length);
@@ -94,6 +94,10 @@ void attend(const Shape &shape, const T *query, const C *cache, const int32_t *t
       std::memcpy(weights, &scores, sizeof weights);
       if (shape.soft_cap != 0.0f)
         for (int64_t i = 0; i < count; ++i) weights[i] = std::tanh(weights[i] / shape.soft_cap) * shape.soft_cap;
+      if (slopes) {
+        const float slope = slopes[kv_head * group + g];
+        for (int64_t i = 0; i < count; ++i) weights[i] += slope * static_cast<float>(begin + i - position);
+      }
       float highest = peak[g];
       for (int64_t i = 0; i < count; ++i) highest = weights[i] > highest ? weights[i] : highest;  // a NaN shows in total
       const float shrink = fast_exp(peak[g] - highest);
@@ -127,7 +131,7 @@ void attend(const Shape &shape, const T *query, const C *cache, const int32_t *t
 template <typename T, typename C>
 void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *cache, const int32_t *page_table,
                      int64_t table_width, const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens,
-                     int64_t sequences, const T *sinks, const Shape &shape) {
+                     int64_t sequences, const T *sinks, const float *slopes, const Shape &shape) {
   // One task is one token and one kv head. A sequence of length 0 is padding.
   std::vector<int64_t> first(sequences + 1, 0);
   for (int64_t b = 0; b < sequences; ++b) first[b + 1] = first[b] + q_lens[b];
@@ -143,7 +147,7 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *
       const int64_t b = std::upper_bound(first.begin(), first.end(), token) - first.begin() - 1;
       const int64_t place = token - first[b], row = q_starts[b] + place;
       attend(shape, q + row * q_stride, cache, page_table + b * table_width, int64_t{kv_lens[b]} - q_lens[b] + place,
-             kv_lens[b], kv_head, sinks, out + row * shape.heads * shape.value_dim,
+             kv_lens[b], kv_head, sinks, slopes, out + row * shape.heads * shape.value_dim,
              lse ? lse + row * shape.heads : nullptr, scratch.data());
     }
   });
@@ -155,14 +159,14 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *
   extern "C" void paged_attention_##SUFFIX(                                                                            \
       T *out, float *lse, const T *q, int64_t q_stride, const C *cache, const int32_t *page_table, int64_t table_width,\
       const int32_t *q_starts, const int32_t *q_lens, const int32_t *kv_lens, int64_t sequences, const T *sinks,       \
-      int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, int64_t page, int64_t q_head,               \
+      const float *slopes, int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, int64_t page, int64_t q_head,               \
       int64_t page_stride, int64_t slot_stride, int64_t head_stride, int64_t value_offset, double scale, int64_t mask, \
       int64_t size, double soft_cap, double v_scale) {                                                                               \
     const Shape shape{heads, kv_heads, key_dim, value_dim, page, q_head, page_stride, slot_stride, head_stride,        \
                       value_offset, static_cast<float>(scale), static_cast<float>(soft_cap),                           \
                       static_cast<float>(v_scale), mask, size};                                                        \
     paged_attention(out, lse, q, q_stride, cache, page_table, table_width, q_starts, q_lens, kv_lens, sequences,       \
-                    sinks, shape);                                                                                     \
+                    sinks, slopes, shape);                                                                               \
   }
 
 #define PAGED_ATTENTION(T, SUFFIX)          \

@@ -27,9 +27,32 @@ def in_base_two(scores, SCORES: tl.constexpr):
 
 
 @triton.jit
-def weighed(scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr):
-    """Keys with `scores` [M, N] (before scaling) and `values` [N, D] join the running state of M rows, where `seen`."""
-    scores = tl.where(seen, in_base_two(scores, SCORES), float("-inf"))
+def by_distance(scores, slopes, query, place):
+    """Exponents of two, plus what the `slopes` [M] of rows at the positions `query` [M] add for keys at the positions
+    `place` [N]; None: nothing."""
+    if slopes is not None:
+        distance = (place[None, :] - query[:, None]).to(tl.float32)
+        scores = tl.fma(distance, tl.broadcast_to(slopes[:, None], scores.shape), scores)
+    return scores
+
+
+@triton.jit
+def slopes_of(slopes, heads, held):
+    """Slopes of the heads of q `heads`, where `held`, for exponents of two; None where there are none."""
+    found = None
+    if slopes is not None:
+        found = tl.load(slopes + heads, mask=held, other=0.0) * LOG2_E
+    return found
+
+
+@triton.jit
+def weighed(
+    scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr, slopes=None, query_places=None, places=None
+):
+    """Keys with `scores` [M, N] (before scaling) and `values` [N, D] join the running state of M rows, where `seen`.
+    With the `slopes_of` the rows their positions `query_places` [M] and those of the keys, `places` [N], count."""
+    scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
+    scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
     shrunk = tl.exp2(peak - higher)
@@ -197,13 +220,14 @@ def attended(
     FORM: tl.constexpr,
     ancestors=None,
     cached=0,
+    slopes=None,
 ):
     """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
     join the state of M rows: `total` [M, FORM.block_value], `weight_sum` and `peak` [M].
 
     `query` is [M, FORM.block], `query_tail` what that leaves over, and `query_places` [M] are the rows' own positions.
     They see by MASK; AHEAD: some positions may lie after the last one that a row sees. `ancestors` [M] are bits of the
-    positions from `cached` on that a row of a tree sees.
+    positions from `cached` on that a row of a tree sees. `slopes` [M] are the `slopes_of` the rows.
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
@@ -228,7 +252,9 @@ def attended(
             held = inside[:, None] & (e < FORM.value_dim)[None, :]
             values = tl.load(rows[:, None] + CACHE.part_stride + e[None, :], mask=held, other=0.0)
             values = as_computed(values, query.dtype)
-        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCORES)
+        total, weight_sum, peak = weighed(
+            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place
+        )
     return total, weight_sum, peak
 
 

@@ -34,6 +34,7 @@ from ingot.backends.triton.kernels.attention import (
     leave,
     leave_nothing,
     mean_of,
+    slopes_of,
     tail_of,
 )
 from ingot.backends.triton.kernels.attention_constants import group_rows
@@ -200,6 +201,7 @@ def decode_attention(
     q_weight,
     k_weight,
     sinks,
+    slopes,
     sharing,
     prefixes,
     prefix_sizes,
@@ -340,13 +342,14 @@ def decode_attention(
     total, weight_sum, peak = _first_state(
         sinks, sharing, prefixes, prefix_sizes, prefix_splits, sequence, head, split, low, FORM, PREFIXES
     )
+    row_slopes = slopes_of(slopes, head * FORM.group + g, own)
     if APPEND:  # noqa: SIM102
         if split == feeding:
             kept_key, kept_value = as_cached(new_key, kv, CACHE.k_scale), as_cached(new_value, kv, CACHE.v_scale)
             write_cache(kv, slot, head, kept_key, kept_value, CACHE, FORM)
             total, weight_sum, peak = with_fed(
                 total, weight_sum, peak, query, kept_key, kept_value, kv, k, v, positions, table, k_weight,
-                first, nth, cached, head, FED, CACHE, FORM, SCORES, HEAD,
+                first, nth, cached, head, row_slopes, FED, CACHE, FORM, SCORES, HEAD,
             )  # fmt: skip
 
     # The chunks of the split.
@@ -354,15 +357,16 @@ def decode_attention(
     if LOADS_EARLY:  # noqa: SIM102
         if (item < first_items) & (split * SPLITS.chunk < end):
             total, weight_sum, peak = with_early(
-                total, weight_sum, peak, query, early_keys, early_values, early_place < end, SCORES
-            )
+                total, weight_sum, peak, query, early_keys, early_values, early_place < end, SCORES, row_slopes,
+                own_place + tl.zeros((ROWS,), tl.int32), early_place,
+            )  # fmt: skip
             begin += splits * SPLITS.chunk
     if begin < end:
         pages = page_table + sequence.to(tl.int64) * width
         places = own_place + tl.zeros((ROWS,), tl.int32)
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head, begin, end, splits * SPLITS.chunk,
-            SPLITS.chunk, "bidirectional", False, SCORES, CACHE, FORM,
+            SPLITS.chunk, "bidirectional", False, SCORES, CACHE, FORM, slopes=row_slopes,
         )  # fmt: skip
 
     # The result.

@@ -69,13 +69,26 @@ def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexp
 
 
 @triton.jit
-def with_early(total, weight_sum, peak, query, keys, values, inside, SCORES: tl.constexpr):
-    """The state of M rows after an `early_chunk` of N positions, of which those `inside` [N] are of the context."""
+def with_early(
+    total,
+    weight_sum,
+    peak,
+    query,
+    keys,
+    values,
+    inside,
+    SCORES: tl.constexpr,
+    slopes,
+    query_places,
+    places,
+):
+    """The state of M rows after an `early_chunk` of N positions, of which those `inside` [N] are of the context.
+    With the `slopes_of` the rows their positions `query_places` [M] and those of the chunk, `places` [N], count."""
     keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     # What lies past the end may be NaN, which a weight of zero does not silence.
     values = tl.where(inside[:, None], values, 0.0)
-    return weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES)
+    return weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES, slopes, query_places, places)
 
 
 @triton.jit

@@ -85,6 +85,7 @@ def with_fed(
     nth,
     cached,
     head,
+    slopes,
     FED: tl.constexpr,
     CACHE: tl.constexpr,
     FORM: tl.constexpr,
@@ -93,10 +94,10 @@ def with_fed(
 ):
     """The state of G rows `query` [G, FORM.block] after what the step feeds up to their token, the `nth` of a sequence
     whose first one is `first`, and which has `cached` positions before it. Rows see what is fed as the cache holds it:
-    `new_key` and `new_value` come `as_cached`."""
+    `new_key` and `new_value` come `as_cached`. `slopes` [G] are the `slopes_of` the rows."""
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
-    # The token itself is the first that the rows see.
+    # The token itself is the first that the rows see: slopes add nothing to its score.
     itself = tl.arange(0, group_rows(FORM)) == 0
     own_key, own_value = as_computed(new_key, query.dtype), as_computed(new_value, query.dtype)
     own_score = tl.dot(query, tl.trans(own_key), input_precision="ieee")
@@ -116,5 +117,8 @@ def with_fed(
         values = as_cached(tl.load(v + fed_v[:, None] + d[None, :], mask=inside, other=0.0), kv, CACHE.v_scale)
         values = as_computed(values, query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen[None, :], SCORES)
+        total, weight_sum, peak = weighed(
+            scores, values, total, weight_sum, peak, seen[None, :], SCORES,
+            slopes, nth + tl.zeros((query.shape[0],), tl.int32), fed,
+        )  # fmt: skip
     return total, weight_sum, peak

@@ -34,6 +34,7 @@ from ingot.backends.triton.kernels.attention import (
     leave_nothing,
     mean_of,
     owned_between,
+    slopes_of,
     tail_of,
     unowned,
 )
@@ -90,6 +91,7 @@ def invariant_attention(
     q_lens,
     kv_lens,
     sinks,
+    slopes,
     tokens,
     sequences,
     width,
@@ -165,6 +167,7 @@ def invariant_attention(
     if sinks is not None:
         peak = tl.load(sinks + heads, mask=g < FORM.group, other=0.0).to(tl.float32) * LOG2_E
         weight_sum = tl.full((ROWS,), 1.0, tl.float32)
+    row_slopes = slopes_of(slopes, heads, g < FORM.group)
     stored = tl.cdiv(width * CACHE.page, SPLIT)
     pair = (token * FORM.kv_heads + head) * stored
     for split in range(first + way, splits, sharing):
@@ -174,7 +177,7 @@ def invariant_attention(
         part, part_sum, part_peak = attended(
             part, part_sum, part_peak, query, query_tail, places, kv, pages, head,
             tl.maximum(split * SPLIT, low), tl.minimum((split + 1) * SPLIT, end), BLOCK_N,
-            BLOCK_N, MASK, True, SCORES, CACHE, FORM,
+            BLOCK_N, MASK, True, SCORES, CACHE, FORM, slopes=row_slopes,
         )  # fmt: skip
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)

@@ -26,6 +26,7 @@ from ingot.backends.triton.kernels.attention import (
     leave_nothing,
     mean_of,
     owned_between,
+    slopes_of,
     tail_of,
     unowned,
 )
@@ -42,6 +43,7 @@ def prefill_attention(
     q_lens,
     kv_lens,
     sinks,
+    slopes,
     ancestors,
     tokens,
     sequences,
@@ -102,6 +104,7 @@ def prefill_attention(
             peak = tl.zeros((BLOCK_M,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
         pages = page_table + sequence.to(tl.int64) * width
+        row_slopes = slopes_of(slopes, head + tl.zeros((BLOCK_M,), tl.int32), fed)
         low = 0
         if forgets(MASK):
             low = first_seen(cached + block * BLOCK_M, MASK)
@@ -111,11 +114,11 @@ def prefill_attention(
         end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, low, middle, BLOCK_N,
-            BLOCK_N, MASK, False, SCORES, CACHE, FORM,
+            BLOCK_N, MASK, False, SCORES, CACHE, FORM, slopes=row_slopes,
         )  # fmt: skip
         total, weight_sum, peak = attended(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
-            BLOCK_N, MASK, True, SCORES, CACHE, FORM, bits, cached,
+            BLOCK_N, MASK, True, SCORES, CACHE, FORM, bits, cached, row_slopes,
         )  # fmt: skip
         leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse, CACHE), weight_sum, peak, FORM)
         item += tl.num_programs(1)

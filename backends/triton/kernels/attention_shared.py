@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ingot.backends.triton.kernels.attention import LOWEST, attended
+from ingot.backends.triton.kernels.attention import LOWEST, attended, slopes_of
 from ingot.backends.triton.kernels.rope import angles, prepared
 from ingot.ir.features import sharing as columns
 
@@ -74,6 +74,8 @@ def shared_attention(
     table,
     page_table,
     q_starts,
+    kv_lens,
+    slopes,
     sharing,
     q_weight,
     rows,
@@ -124,11 +126,15 @@ def shared_attention(
     total = tl.zeros((BLOCK_M, BLOCK), tl.float32)
     weight_sum = tl.zeros((BLOCK_M,), tl.float32)
     peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
+    row_slopes = slopes_of(slopes, head * FORM.group + nth % FORM.group, held)
+    places = nth  # which nothing looks at without slopes
+    if slopes is not None:
+        places = tl.load(kv_lens + sequence, mask=held, other=1) - 1
     # Every row sees the whole prefix.
     total, weight_sum, peak = attended(
-        total, weight_sum, peak, query, None, nth, kv, page_table + leader.to(tl.int64) * width, head,
+        total, weight_sum, peak, query, None, places, kv, page_table + leader.to(tl.int64) * width, head,
         split * each, tl.minimum((split + 1) * each, length), BLOCK_N,
-        BLOCK_N, "bidirectional", False, SCORES, CACHE, FORM,
+        BLOCK_N, "bidirectional", False, SCORES, CACHE, FORM, slopes=row_slopes,
     )  # fmt: skip
     row = ((sequence * FORM.kv_heads + head).to(tl.int64) * PREFIXES.most + split) * FORM.group + nth % FORM.group
     tl.store(

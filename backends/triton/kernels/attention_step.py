@@ -23,6 +23,7 @@ from ingot.backends.triton.kernels.attention import (
     leave_nothing,
     owned_between,
     seen_by,
+    slopes_of,
     unowned,
     weighed,
 )
@@ -39,6 +40,7 @@ def _joined(
     v,
     begin,
     end,
+    slopes,
     BLOCK_N: tl.constexpr,
     AHEAD: tl.constexpr,
     FED: tl.constexpr,
@@ -46,8 +48,8 @@ def _joined(
     SCORES: tl.constexpr,
 ):
     """The positions begin … end - 1 of a sequence, whose first keys and values of one head are at `k` and `v`, join the
-    state of M rows: `query` [M, FORM.block] at the positions `query_places` [M]. AHEAD: some may lie after the last one
-    that a row sees."""
+    state of M rows: `query` [M, FORM.block] at the positions `query_places` [M], with their `slopes_of`. AHEAD: some
+    may lie after the last one that a row sees."""
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
     for start in range(begin, end, BLOCK_N):
@@ -59,7 +61,9 @@ def _joined(
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         seen = seen_by(inside[None, :], query_places[:, None], place[None, :], AHEAD, MASK)
         values = tl.load(v + row * FED.v.token + d[None, :], mask=held, other=0.0)
-        total, weight_sum, peak = weighed(scores, values, total, weight_sum, peak, seen, SCORES)
+        total, weight_sum, peak = weighed(
+            scores, values, total, weight_sum, peak, seen, SCORES, slopes, query_places, place
+        )
     return total, weight_sum, peak
 
 
@@ -72,6 +76,7 @@ def step_attention(
     q_starts,
     q_lens,
     sinks,
+    slopes,
     tokens,
     sequences,
     FED: tl.constexpr,
@@ -116,6 +121,7 @@ def step_attention(
         if sinks is not None:
             peak = tl.zeros((BLOCK_M,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
             weight_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
+        row_slopes = slopes_of(slopes, head + tl.zeros((BLOCK_M,), tl.int32), places < count)
         low = 0
         if forgets(MASK):
             low = first_seen(block * BLOCK_M, MASK)
@@ -126,11 +132,11 @@ def step_attention(
         keys = k + start * FED.k.token + head // FORM.group * FED.k.head
         values = v + start * FED.v.token + head // FORM.group * FED.v.head
         total, weight_sum, peak = _joined(
-            total, weight_sum, peak, query, places, keys, values, low, middle,
+            total, weight_sum, peak, query, places, keys, values, low, middle, row_slopes,
             BLOCK_N, False, FED, FORM, SCORES,
         )  # fmt: skip
         total, weight_sum, peak = _joined(
-            total, weight_sum, peak, query, places, keys, values, middle, end,
+            total, weight_sum, peak, query, places, keys, values, middle, end, row_slopes,
             BLOCK_N, True, FED, FORM, SCORES,
         )  # fmt: skip
         leave(out, None, 0, row * HEADS + head, places < count, total / weight_sum[:, None], weight_sum, peak, FORM)

@@ -116,6 +116,7 @@ def attention_of(call: Call, sm: int) -> Attention:
     arguments = {
         **{name: call.value(name) for name in names},
         "sinks": call.optional("sinks"),
+        "slopes": call.optional("slopes"),
         "tokens": tokens,
         "sequences": sequences,
         "width": call.value("page_table").type.shape[1],

@@ -38,6 +38,7 @@ def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "out": out,
             **{name: call.value(name) for name in ("q", "k", "v", "q_starts", "q_lens")},
             "sinks": call.optional("sinks"),
+            "slopes": call.optional("slopes"),
             "tokens": tokens,
             "sequences": sequences,
         },

@@ -79,6 +79,7 @@ def agree(name: str, by_name: dict[str, Any], options: dict[str, Any], most: int
             ("all of it", Heads(4, 1, 64), {"soft_cap": 2.0}),
             ("two groups", Heads(6, 2, 32), {}),
             ("more rows than a tile", Heads(4, 1, 128), {}),
+            ("two groups", Heads(3, 1, 64), {"slopes": True}),
         ],
     ),
 )
@@ -86,12 +87,14 @@ def test_a_prefix_is_read_once(
     mix: str, heads: Heads, options: dict[str, Any], scales: dict[str, float] | None, dtype: torch.dtype
 ) -> None:
     step, sharing = shared(MIXES[mix], dtype, heads, behind=3, scales=scales)
+    options = dict(options)
+    slopes = torch.linspace(0.3, 0.004, heads.q) if options.pop("slopes", False) else None
     sinks = torch.linspace(-1.0, 3.0, heads.q).to(dtype) if options else None
     table = make_table(
         {"kind": "rope", "rope_type": "default", "positions": 1024, "theta": 1e4, "rotary_dim": heads.dim}
     )
     lens = dict(zip(("page_table", "q_starts", "q_lens", "kv_lens"), step.lens, strict=True))
-    last = {"sinks": sinks, "sharing": sharing}
+    last = {"sinks": sinks, "sharing": sharing, "slopes": slopes}
     first = {"kv": step.kv, "q": step.q, "k": step.k, "v": step.v, "positions": step.positions, "table": table}
     args = {**first, "slots": step.slots, **lens, "q_weight": None, "k_weight": None, **last}
     given = {"scale": heads.dim**-0.5, **options, **(scales or {})}
@@ -99,7 +102,7 @@ def test_a_prefix_is_read_once(
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots, **(scales or {}))
     agree(
         "paged_attention",
-        {"q": step.q, "kv": kv, **lens, "sinks": sinks, "ancestors": None, "sharing": sharing},
+        {"q": step.q, "kv": kv, **lens, "sinks": sinks, "ancestors": None, "sharing": sharing, "slopes": slopes},
         given,
         64,
     )

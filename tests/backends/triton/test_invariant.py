@@ -109,6 +109,7 @@ CUTS = [(99, 1), (0, 100), (40, 40), (97, 3), (31, 2)]
         (Heads(2, 1, 16), {"mask": "window_50", "sinks": True}),
         (Heads(2, 1, 16), {"mask": "chunked_40"}),
         (Heads(3, 1, 40, 32, shared=True), {"mask": "window_50"}),
+        (Heads(3, 1, 16), {"slopes": True}),
         pytest.param(Heads(4, 2, 48, 20), {"soft_cap": 1.5}, marks=pytest.mark.slow),
         pytest.param(Heads(36, 1, 24, 12, shared=True), {}, marks=pytest.mark.slow),
         pytest.param(Heads(4, 2, 32), {}, marks=pytest.mark.slow),
@@ -128,6 +129,7 @@ def test_rows_of_attention(
     kv = OPS["kv_append"].reference(step.kv, step.k, step.v, step.slots)
     options = {**heads.options, **options}
     sinks = torch.randn(heads.q, generator=g).to(dtype) if options.pop("sinks", False) else None
+    slopes = torch.linspace(0.3, 0.01, heads.q) if options.pop("slopes", False) else None
 
     def attention(cuts: list[tuple[int, int]], tokens: tuple[int, int]) -> list[torch.Tensor]:
         """Of each cut as a sequence of its own, with one token of padding behind it."""
@@ -138,14 +140,14 @@ def test_rows_of_attention(
         counts = [count for _, count in cuts]
         ints = [starts, counts, [first + count for first, count in cuts]]
         lens = [torch.tensor(one, dtype=torch.int32) for one in ints]
-        args = (step.q[rows], kv, step.page_table.expand(len(cuts), -1).contiguous(), *lens, sinks)
+        args = (step.q[rows], kv, step.page_table.expand(len(cuts), -1).contiguous(), *lens, sinks, None, None, slopes)
         dims = {"T": len(rows), "B": len(cuts)}
         op, lowering = OPS["paged_attention"], LOWERINGS["paged_attention"]
         found = run_lowering(op, lowering, args, options, tokens=tokens, dims=dims, invariant=True)[0]
         return [found[start : start + count] for start, count in zip(starts, counts, strict=True)]
 
     (whole,) = attention([(0, LENGTH)], (65, 256))
-    args = (step.q, kv, *step.lens, sinks)
+    args = (step.q, kv, *step.lens, sinks, None, None, slopes)
     wide = [arg.double() if arg is not None and arg.is_floating_point() else arg for arg in args]
     # Weights of a softmax are rounded once more, as in test_attention.py.
     references = (OPS["paged_attention"].reference(*given, **options) for given in (args, wide))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_values import F32, F64, FLOATS, check, generator, ints, randn
+from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
@@ -103,7 +104,23 @@ VARIANTS: list[dict[str, Any]] = [
     {"soft_cap": 1.5},
     {"sinks": True},
     {"mask": "window_4", "soft_cap": 2.0, "sinks": True},
+    {"slopes": True},
+    {"mask": "bidirectional", "slopes": True},
+    {"mask": "window_4", "soft_cap": 2.0, "sinks": True, "slopes": True},
 ]
+FLAGS = ("sinks", "slopes")  # of a variant, where they say that the op is given such tensors
+
+
+def given_tensors(
+    variant: dict[str, Any], g: torch.Generator, dtype: torch.dtype, heads: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Sinks and slopes of a variant."""
+    sinks = randn(g, dtype, heads) if variant.get("sinks") else None
+    return sinks, torch.linspace(0.7, 0.1, heads) if variant.get("slopes") else None
+
+
+def given_options(variant: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in variant.items() if name not in FLAGS}
 
 
 def seen_by_hand(mask: str, place: int, length: int) -> list[int]:
@@ -120,7 +137,13 @@ def seen_by_hand(mask: str, place: int, length: int) -> list[int]:
 
 
 def attention_by_hand(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, variant: dict[str, Any], sinks: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    variant: dict[str, Any],
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """In float64, one query and one head at a time: the last q.shape[0] positions of one sequence."""
     q, k, v = q.double(), k.double(), v.double()
@@ -133,6 +156,8 @@ def attention_by_hand(
             scores = keys @ q[row, head] * scale
             if "soft_cap" in variant:
                 scores = variant["soft_cap"] * torch.tanh(scores / variant["soft_cap"])
+            if slopes is not None:
+                scores = scores - float(slopes[head]) * (place - torch.tensor(seen, dtype=F64))
             weights = scores.exp()
             rest = 0.0 if sinks is None else float(sinks[head].double().exp())
             out[row, head] = weights @ values / (weights.sum() + rest)
@@ -145,14 +170,14 @@ def test_attention_with_masks_soft_cap_and_sinks(dtype: torch.dtype, variant: di
     g = generator(27)
     lengths, total = [5, 1, 9], 15
     q, k, v = (randn(g, dtype, total, heads, 8) for heads in (6, 2, 2))
-    sinks = randn(g, dtype, 6) if variant.get("sinks") else None
-    options = {name: value for name, value in variant.items() if name != "sinks"}
+    given = given_tensors(variant, g, dtype, 6)
     parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks) for part in parts])
+    expected = torch.cat([attention_by_hand(*part, 0.3, variant, *given) for part in parts])
     positions = torch.cat([torch.arange(n) for n in lengths]).int()
     seqs = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).int()
-    found = OPS["attention"].reference(q, k, v, positions, seqs, sinks, scale=0.3, layer=0, **options)
-    check(found, expected, dtype)
+    for function in (OPS["attention"].reference, OPS["attention"].rowwise):
+        found = function(q, k, v, positions, seqs, *given, scale=0.3, layer=0, **given_options(variant))
+        check(found, expected, dtype)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -186,7 +211,7 @@ def test_paged_attention_with_masks_soft_cap_and_sinks(dtype: torch.dtype, varia
     g = generator(29)
     lengths, counts, page, dim = [13, 6, 1], [2, 6, 1], 4, 8
     k, v = ([randn(g, dtype, n, 2, dim) for n in lengths] for _ in range(2))
-    q, sinks = randn(g, dtype, 9, 6, dim), randn(g, dtype, 6) if variant.get("sinks") else None
+    q, (sinks, slopes) = randn(g, dtype, 9, 6, dim), given_tensors(variant, g, dtype, 6)
     table = torch.randperm(20, generator=g)[:12].view(3, 4).int()
     kv = torch.full((20, 2, page, 2, dim), math.nan, dtype=dtype)
     for b, length in enumerate(lengths):
@@ -197,11 +222,36 @@ def test_paged_attention_with_masks_soft_cap_and_sinks(dtype: torch.dtype, varia
         table[b, :unread] = 2**30
         table[b, -(-length // page) :] = 2**30
     parts = zip(q.split(counts), k, v, strict=True)
-    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks) for part in parts])
-    options = {name: value for name, value in variant.items() if name != "sinks"}
-    args = (q, kv, table, ints(0, 2, 8), ints(*counts), ints(*lengths), sinks)
+    expected = torch.cat([attention_by_hand(*part, 0.3, variant, sinks, slopes) for part in parts])
+    args = (q, kv, table, ints(0, 2, 8), ints(*counts), ints(*lengths), sinks, None, None, slopes)
     for function in (OPS["paged_attention"].reference, OPS["paged_attention"].rowwise):
-        check(function(*args, scale=0.3, **options), expected, dtype)
+        check(function(*args, scale=0.3, **given_options(variant)), expected, dtype)
+
+
+def test_attention_is_blooms() -> None:
+    """What transformers adds to scores are slopes times the position of the key; a softmax does not see the query's."""
+    g = generator(30)
+    length, heads = 11, 6
+    q, k, v = (randn(g, F32, length, heads, 16) for _ in range(3))
+    alibi = bloom.build_alibi_tensor(torch.ones(1, length, dtype=torch.int64), heads, F32)
+    q3, k3, v3 = (x.transpose(0, 1) for x in (q, k, v))
+    scores = alibi.baddbmm(q3, k3.transpose(-1, -2), alpha=0.7)
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    theirs = scores.masked_fill(~causal, -math.inf).softmax(-1) @ v3
+    args = (q, k, v, torch.arange(length).int(), torch.zeros(length, dtype=torch.int32))
+    slopes = bloom._get_alibi_slopes(heads, torch.device("cpu"))
+    check(OPS["attention"].reference(*args, None, slopes, scale=0.7, layer=0), theirs.transpose(0, 1), F32)
+
+
+def test_slopes_that_do_not_fit_are_refused() -> None:
+    q, seqs = torch.zeros(3, 4, 8), torch.zeros(3).int()
+    for slopes in (torch.zeros(3), torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, 1)):
+        with pytest.raises(VerifyError, match=r"slopes torch\..*\n.*float32 \[4\], by heads"):
+            OPS["attention"].fake(q, q, q, seqs, seqs, None, slopes, scale=1.0, layer=0)
+    kv, lens = torch.zeros(1, 2, 16, 4, 8), (torch.zeros(1, 1).int(), *(torch.zeros(1).int() for _ in range(3)))
+    with pytest.raises(VerifyError, match="slopes with the mask 'tree'"):
+        bits = torch.zeros(3, dtype=torch.int64)
+        OPS["paged_attention"].fake(q, kv, *lens, None, bits, None, torch.zeros(4), scale=1.0, mask="tree")
 
 
 # Of keys and values; `shared`: values are the first numbers of keys.
@@ -225,13 +275,13 @@ def test_every_form_of_cache(form: CacheForm, variant: dict[str, Any], dtype: to
     k = [randn(g, dtype, n, kv_heads, form.key_width) for n in lengths]
     v = [drawn_values(form, keys, g) for keys in k]
     q = [randn(g, dtype, n, heads, form.key_width) for n in lengths]
-    sinks = randn(g, dtype, heads) if variant.get("sinks") else None
-    options: dict[str, Any] = {"scale": 0.3, **{name: value for name, value in variant.items() if name != "sinks"}}
+    sinks, slopes = given_tensors(variant, g, dtype, heads)
+    options: dict[str, Any] = {"scale": 0.3, **given_options(variant)}
     options |= {"value_width": form.value_width} if form.shared else {}
-    expected = [attention_by_hand(*part, 0.3, variant, sinks) for part in zip(q, k, v, strict=True)]
+    expected = [attention_by_hand(*part, 0.3, variant, sinks, slopes) for part in zip(q, k, v, strict=True)]
     positions = torch.cat([torch.arange(n) for n in lengths]).int()
     seqs = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).int()
-    pure = (torch.cat(q), torch.cat(k), None if form.shared else torch.cat(v), positions, seqs, sinks)
+    pure = (torch.cat(q), torch.cat(k), None if form.shared else torch.cat(v), positions, seqs, sinks, slopes)
     for function in (OPS["attention"].reference, OPS["attention"].rowwise):
         check(function(*pure, layer=0, **options), torch.cat(expected), dtype)
     table = torch.randperm(20, generator=g)[:12].view(3, 4).int()
@@ -248,7 +298,12 @@ def test_every_form_of_cache(form: CacheForm, variant: dict[str, Any], dtype: to
         ("paged_attention", "rowwise"),
         ("partial_attention", "rowwise"),
     ):
-        found = getattr(OPS[name], form_of_op)(*args, ints(*counts), ints(*lengths), sinks, **options)
+        rest: tuple[torch.Tensor | None, ...] = (sinks, None, None, slopes)
+        if name == "partial_attention":
+            if slopes is not None:  # which parts do not have
+                continue
+            rest = (sinks,)
+        found = getattr(OPS[name], form_of_op)(*args, ints(*counts), ints(*lengths), *rest, **options)
         wanted = torch.cat([rows[part] for rows, part in zip(expected, last, strict=True)])
         check(found[0] if isinstance(found, tuple) else found, wanted, dtype)
 
