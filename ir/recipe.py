@@ -193,7 +193,9 @@ def _affine(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 def _normalize(tensor: torch.Tensor) -> torch.Tensor:
     # The bound on a length is that of torch.nn.functional.normalize: a row of zeros stays one.
-    return (tensor.double() / tensor.double().norm(dim=-1, keepdim=True).clamp(min=1e-12)).to(tensor.dtype)
+    wide = tensor.double()
+    lengths: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return (wide / lengths.clamp(min=1e-12)).to(tensor.dtype)
 
 
 def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
