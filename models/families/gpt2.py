@@ -10,7 +10,7 @@ from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.blocks.learned_positions import LearnedPositionsSpec
 from ingot.models.blocks.norm import NormSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader
-from ingot.models.families.reading import PLAIN_GELU, read_head
+from ingot.models.families.reading import PLAIN, read_head
 
 # The first checkpoints are of the model without its head, and carry the causal mask as tensors.
 _NAMES = DecoderNames(
@@ -28,7 +28,7 @@ def gpt2(config: ConfigReader) -> DecoderSpec:
     hidden, layers = config.integer("n_embd", 768), config.integer("n_layer", 12, most=MAX_LAYERS)
     attention = _attention(config, hidden)
     width = config.integer("n_inner", 4 * hidden)
-    activation = config.choice("activation_function", PLAIN_GELU, "gelu_new")
+    activation = config.choice("activation_function", PLAIN, "gelu_new")
     mlp = PlainSpec(width, activation, bias=True, names=PlainNames(up="c_fc", down="c_proj"))
     norm = NormSpec(config.number("layer_norm_epsilon", 1e-5), kind="layer", bias=True)
     attentions = [attention] * layers

@@ -7,7 +7,7 @@ from ingot.models.blocks.feed_forward import GatedNames, PlainNames, PlainSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.config import ConfigReader
 from ingot.models.families.reading import (
-    PLAIN_GELU,
+    PLAIN,
     count_layers,
     pre_norm_layer,
     read_attention,
@@ -29,7 +29,7 @@ def phi(config: ConfigReader) -> DecoderSpec:
         qk_norm=qk_norm if config.flag("qk_layernorm", False) else None,
         names=AttentionNames(o="dense"),
     )
-    activation = config.choice("hidden_act", PLAIN_GELU, "gelu_new")
+    activation = config.choice("hidden_act", PLAIN, "gelu_new")
     width, names = config.integer("intermediate_size"), PlainNames(up="fc1", down="fc2")
     branches = (
         BranchSpec("attention", attention, norm.named("input_layernorm")),

@@ -15,19 +15,13 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 
-# Of plain parts, by transformers' names (activations.py): some are one function computed in several ways.
-PLAIN = {
+# By transformers' names (activations.py), some of which are one function computed in several ways.
+GELU = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
-    "relu": "relu",
-    "relu2": "relu_squared",
 }
+PLAIN = {**GELU, "relu": "relu", "relu2": "relu_squared"}  # of plain parts
 SILU = {"silu": "silu"}
-# Of plain parts. "gelu_new" is what transformers calls the tanh form (activations.py).
-PLAIN_GELU = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-PLAIN = {**PLAIN_GELU, "relu": "relu", "relu2": "relu_squared"}
-
-
 # What the published code of most families that transformers does not have knows of rotary tables.
 PUBLISHED_ROPES = ("default", "linear", "dynamic")
 

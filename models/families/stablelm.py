@@ -7,7 +7,7 @@ from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.config import ConfigReader
 from ingot.models.families.reading import (
-    PLAIN_GELU,
+    GELU,
     SILU,
     count_layers,
     pre_norm_layer,
@@ -30,7 +30,7 @@ def stablelm(config: ConfigReader) -> DecoderSpec:
         bias=config.flag("use_qkv_bias", False),
         qk_norm=qk_norm if config.flag("qk_layernorm", False) else None,
     )
-    mlp = read_gated(config, activations={**SILU, **PLAIN_GELU})
+    mlp = read_gated(config, activations={**SILU, **GELU})
     layer = pre_norm_layer(attention, mlp, norm)
     if config.flag("use_parallel_residual", False):
         branches = (BranchSpec("attention", attention, norm.named("input_layernorm")), BranchSpec("mlp", mlp))

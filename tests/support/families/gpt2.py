@@ -107,7 +107,7 @@ FAMILIES = (
             ("gpt2-learned", "n_embd", 0),
             ("gpt2-learned", "n_embd", 85),
             ("gpt2-learned", "n_inner", "wide"),
-            ("gpt2-learned", "activation_function", "relu"),
+            ("gpt2-learned", "activation_function", "silu"),
             ("gpt2-learned", "layer_norm_epsilon", -1.0),
             ("gpt2-learned", "scale_attn_by_inverse_layer_idx", "yes"),
             ("gpt2-learned", "add_cross_attention", True),
