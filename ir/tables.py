@@ -1,4 +1,4 @@
-"""Tables that a recipe computes from constants: rotary tables, one maker per `rope_type`, and ones.
+"""Tables that a recipe computes from constants: rotary tables, one maker per `rope_type`, slopes of ALiBi, and ones.
 
 Every maker of `ROPE_TYPES` gives frequencies; a rotary table is f32[positions, rotary_dim]: cosines in the first half
 of a row, sines in the second.
@@ -90,14 +90,32 @@ ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
 }
 
 
+def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
+    """f32[heads]: 2 ** (-flattest * i / P) for i from 1 to P, the least power of two that is no less than the heads;
+    where it is more, first those of even i and then those of odd i, as many as there are heads.
+
+    Those of even i are the slopes of P / 2 heads, so this is the paper's rule for other numbers of heads too (arXiv
+    2108.12409, code of its authors; transformers, modeling_bloom.py and modeling_mpt.py).
+    """
+    heads = int(attrs["heads"])
+    power = 1 << (heads - 1).bit_length()
+    numbers = torch.arange(1, power + 1, dtype=torch.float64)
+    slopes = torch.exp2(-float(attrs["flattest"]) * numbers / power)
+    if power != heads:
+        slopes = torch.cat([slopes[1::2], slopes[::2]])[:heads]
+    return (slopes * float(attrs["factor"])).float()
+
+
 def make_table(attrs: Attrs) -> torch.Tensor:
-    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …, or "ones"
-    with `shape`.
+    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …, "alibi"
+    with `heads`, `flattest` and `factor`, or "ones" with `shape`.
 
     `attention_factor` scales cosines and sines alike.
     """
     if attrs.get("kind") == "ones":
         return torch.ones(attrs["shape"])
+    if attrs.get("kind") == "alibi":
+        return _alibi_slopes(attrs)
     if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:
         raise ConfigError(
             f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}", expected=", ".join(ROPE_TYPES)

@@ -17,6 +17,7 @@ from ingot.models.blocks.decoder import Decoder, DecoderSpec
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 from ingot.models.families import (
     baichuan,
+    bloom,
     cohere,
     decilm,
     exaone,
@@ -32,6 +33,7 @@ from ingot.models.families import (
     llama,
     mimo,
     minicpm,
+    mpt,
     nemotron,
     olmo,
     opt,
@@ -113,6 +115,7 @@ _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_se
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER),
     "BaiChuanForCausalLM": Architecture("baichuan", baichuan.baichuan_7b, DECODER, default=4096),
+    "BloomForCausalLM": Architecture("bloom", bloom.bloom, DECODER, positions="seq_length"),
     "CodeGenForCausalLM": Architecture("codegen", gptj.codegen, DECODER, positions="n_positions"),
     "Cohere2ForCausalLM": Architecture("cohere2", cohere.cohere2, DECODER),
     "CohereForCausalLM": Architecture("cohere", cohere.cohere, DECODER),
@@ -139,7 +142,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "MiMoForCausalLM": Architecture("mimo", mimo.mimo, DECODER),
     "MiniCPMForCausalLM": Architecture("minicpm", minicpm.minicpm, DECODER),
     "MinistralForCausalLM": Architecture("ministral", llama.ministral, DECODER),
+    "MPTForCausalLM": Architecture("mpt", mpt.mpt, DECODER, positions="max_seq_len"),
     "MistralForCausalLM": Architecture("mistral", llama.mistral, DECODER),
+    "MptForCausalLM": Architecture("mpt", mpt.mpt, DECODER, positions="max_seq_len"),
     "NemotronForCausalLM": Architecture("nemotron", nemotron.nemotron, DECODER),
     "OPTForCausalLM": Architecture("opt", opt.opt, DECODER),
     "Olmo2ForCausalLM": Architecture("olmo2", olmo.olmo2, DECODER),

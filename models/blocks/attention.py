@@ -1,4 +1,4 @@
-"""Attention of grouped heads over a paged cache, with rotation, windows and norms of q and k."""
+"""Attention of grouped heads over a paged cache, with rotation or ALiBi, windows and norms of q and k."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,6 +6,7 @@ import torch
 
 from ingot.ir import ops
 from ingot.ir.types import Split
+from ingot.models.blocks.alibi import AlibiSpec
 from ingot.models.blocks.linear import Linear, LinearsFirst
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions, RotarySpec
@@ -69,6 +70,7 @@ class AttentionSpec:
 
     bias, o_bias   biases of q, k and v, and of the output
     rotary         how q and k are rotated; None: not at all
+    alibi          how scores fall with distance; None: not at all
     clip           limit of the elements of q, k and v as their linears give them
     window         how many positions attention sees, None: all
     scale          factor on scores, None: head_dim ** -0.5
@@ -81,6 +83,7 @@ class AttentionSpec:
     bias: bool = False
     o_bias: bool = False
     rotary: RotarySpec | None = field(default_factory=RotarySpec)
+    alibi: AlibiSpec | None = None
     qk_norm: QKNormSpec | None = None
     clip: float | None = None
     window: int | None = None
@@ -108,6 +111,7 @@ class Attention(LinearsFirst):
         self.v = Linear(v, hidden, kv_size, bias=spec.bias, split=kv_heads)
         self.o = Linear(place / spec.names.o, q_size, hidden, bias=spec.o_bias, split=replace(heads, dim=1))
         self.first = (self.q, self.k, self.v)
+        self.slopes = None if spec.alibi is None else spec.alibi.slopes(spec.heads)
         if spec.qk_norm is not None:
             self.q_norm = self._norm(spec.qk_norm.q, place, spec.heads, Split("tp", 0))
             self.k_norm = self._norm(spec.qk_norm.k, place, spec.kv_heads, Split("tp", 0, repeat=True))
@@ -141,7 +145,8 @@ class Attention(LinearsFirst):
             q, k = spec.rotary.rotate(q, at), spec.rotary.rotate(k, at)
         if late:
             q, k = self.q_norm(q), self.k_norm(k)
-        attended = ops.attention(q, k, v, at.positions, at.token_seqs, layer=self.layer, **self.options())
+        slopes = () if self.slopes is None else (None, self.slopes)
+        attended = ops.attention(q, k, v, at.positions, at.token_seqs, *slopes, layer=self.layer, **self.options())
         return self.o(attended.view(-1, spec.heads * spec.head_dim))
 
     def options(self) -> dict[str, float | str]:

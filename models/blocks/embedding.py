@@ -9,6 +9,7 @@ from ingot.ir import ops
 from ingot.ir.types import Split
 from ingot.models.blocks.block import Block
 from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions
 from ingot.models.blocks.projection import ProjectionSpec
 from ingot.models.params import Place, parameter
@@ -31,10 +32,11 @@ class AnyEmbeddingSpec(Protocol):
 @dataclass(frozen=True)
 class EmbeddingSpec:
     """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`; a
-    `projection` gives them the stream's width."""
+    `projection` gives them the stream's width, and `norm` is of what comes out."""
 
     scale: float | None = None
     rounded: bool = False
+    norm: NormSpec | None = None
     stored: str = "embed_tokens"
     projection: ProjectionSpec | None = None
 
@@ -55,6 +57,7 @@ class Embedding(Block):
         width = hidden if projection is None else projection.width
         self.weight = parameter((vocab, width), table.source("weight"), place.dtype, OF_VOCAB)
         self.projection = None if projection is None else Linear(place / projection.stored, width, hidden)
+        self.norm = None if spec.norm is None else Norm(spec.norm, place, hidden)
         self.scale = spec.scale
         if spec.scale is not None and spec.rounded:
             self.scale = torch.tensor(spec.scale, dtype=place.dtype, device="cpu").item()
@@ -62,4 +65,5 @@ class Embedding(Block):
     def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:
         h = ops.embedding(tokens, self.weight)
         h = h if self.projection is None else self.projection(h)
-        return h if self.scale is None else h * self.scale
+        h = h if self.scale is None else h * self.scale
+        return h if self.norm is None else self.norm(h)

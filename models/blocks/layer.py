@@ -38,11 +38,13 @@ class LayerSpec:
     parallel   all branches read the stream as it comes in, and one without a norm reads what the one before it reads;
                otherwise each reads the stream with the results before it added. Parallel ones norm no stream
     scale      factor on what is added to the stream
+    onto_norm  results are added to the norm that their block reads, which is then the stream
     """
 
     branches: tuple[BranchSpec, ...]
     parallel: bool = False
     scale: float | None = None
+    onto_norm: bool = False
 
     def build(self, place: Place, hidden: int, index: int) -> "Layer":
         return Layer(self, place, hidden, index)
@@ -90,7 +92,7 @@ class Layer(Block):
             return self._in_parallel(h, at)
         for one in self.branches:
             x = one.norm(h) if one.norm is not None else h
-            h = h + self._result(one, x, at)
+            h = (x if self.spec.onto_norm else h) + self._result(one, x, at)
             h = one.stream_norm(h) if one.stream_norm is not None else h
         return h
 

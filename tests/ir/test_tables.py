@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.bloom import modeling_bloom as bloom
+from transformers.models.mpt import modeling_mpt as mpt
 
 from ingot.ir.errors import ConfigError
 from ingot.ir.tables import make_table
@@ -127,3 +129,15 @@ def test_sides_of_a_switch_differ() -> None:
 def test_a_bad_field_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         ConfigReader({"max_position_embeddings": 192, **fields}).rope(HEAD_DIM)
+
+
+@pytest.mark.parametrize("heads", [*range(1, 34), 71, 112])
+def test_slopes_are_blooms_and_mpts(heads: int) -> None:
+    """Transformers' functions, whose powers are rounded to float32 one by one."""
+    made = make_table({"kind": "alibi", "heads": heads, "flattest": 8.0, "factor": 1.0})
+    assert made.dtype is torch.float32 and made.shape == (heads,)
+    torch.testing.assert_close(made, bloom._get_alibi_slopes(heads, torch.device("cpu")), rtol=1e-5, atol=0)
+    for most in (1, 5, 8, 16):
+        made = make_table({"kind": "alibi", "heads": heads, "flattest": float(most), "factor": 0.25})
+        theirs = -mpt.build_mpt_alibi_tensor(heads, 2, most)[:, 0, 0]  # of a key one position before its query
+        torch.testing.assert_close(made, theirs * 0.25, rtol=1e-5, atol=0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, weights
-from hf_model import fix_rotary_table
+from hf_model import class_of, fix_rotary_table
 from run_seed import again, run_seed
 from tiny import CHECKPOINTS
 from tiny_checkpoint import PROMPT_LENGTHS, Tiny
@@ -37,14 +37,11 @@ class Reference:
 
 def _model(tiny: Tiny, folder: Path) -> torch.nn.Module:
     """Transformers' model, loaded as its users load it; where it has no class, the family's oracle."""
-    import transformers
-
     family = FAMILIES.get(tiny.config["model_type"])
     if family is not None and family.oracle is not None:
         config, max_seq_len = tiny.config, tiny.max_seq_len
         return family.oracle(config, weights(config, tiny.seed), torch.float32, max_seq_len).eval()
-    kind = getattr(transformers, tiny.config["architectures"][0])
-    model, loading = kind.from_pretrained(
+    model, loading = class_of(tiny.config).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(loading.values()), f"transformers made up or left out weights: {loading}"

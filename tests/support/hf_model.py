@@ -17,7 +17,7 @@ def hf_model(
     import transformers
     from transformers.initialization import no_init_weights
 
-    kind = getattr(transformers, config["architectures"][0])
+    kind = class_of(config)
     config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
     with no_init_weights():  # they are all replaced
         model = kind._from_config(config_class.from_dict(dict(config)), dtype=dtype, attn_implementation="eager")
@@ -29,6 +29,15 @@ def hf_model(
     model.tie_weights()
     fix_rotary_table(model, max_seq_len)
     return model
+
+
+def class_of(config: Mapping[str, Any]) -> Any:
+    """Transformers' class for a config.json. Checkpoints that came with code of their own may have that code's name of
+    it."""
+    import transformers
+
+    config_class = type(transformers.AutoConfig.for_model(config["model_type"]))
+    return getattr(transformers, config["architectures"][0], transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config_class])
 
 
 def fix_rotary_table(model: Any, max_seq_len: int) -> None:
