@@ -91,6 +91,30 @@ def test_sequences_that_are_fed_whole_have_no_cache(apply: Apply, mask: str) -> 
     assert [str(node.target) for node in calls[0].args[3:]] == ["q_starts", "q_lens"]  # type: ignore[union-attr]
 
 
+SLOPED = (
+    TWO_LAYERS.format(layer=1)
+    .replace("input x:", 'param slopes: f32[2] = table(factor=1.0, flattest=8.0, heads=2, kind="alibi")\ninput x:')
+    .replace("%token_seqs, scale=0.5, layer=0)", "%token_seqs, None, %slopes, scale=0.5, layer=0)")
+)
+
+
+def test_slopes_go_where_attention_goes(apply: Apply) -> None:
+    program, _ = apply(InsertPagedKV(), SLOPED, max_seq_len=33, max_batch=4)
+    calls = [ops.paged_attention.bind(one.args, one.kwargs) for one in program.calls(ops.paged_attention.overload)]
+    assert [str(call["slopes"]) for call in calls] == ["slopes", "None"]
+    text = SLOPED.replace("stage=NORMAL\n", "stage=NORMAL\nending pool(pooling=mean)\n")
+    whole, _ = apply(InsertPagedKV(), text, max_batch=4)
+    calls = [ops.step_attention.bind(one.args, one.kwargs) for one in whole.calls(ops.step_attention.overload)]
+    assert [str(call["slopes"]) for call in calls] == ["slopes", "None"]
+
+
+def test_a_tree_is_verified_without_slopes(apply: Apply) -> None:
+    text = SLOPED.replace("NORMAL\n", "NORMAL\nending verify_tree(drafted=3)\n")
+    with pytest.raises(OptionError, match="slopes go by places in the cache, and tokens of a tree do not") as error:
+        apply(InsertPagedKV(), text, max_seq_len=33)
+    assert error.value.where == "insert-paged-kv, %attention"
+
+
 MASKS = {"window_8": "window_8", "window_33": "full", "chunked_16": "chunked_16", "block_causal_4": "full"}
 
 

@@ -58,6 +58,7 @@ CASES: Mapping[str, Case] = {
     "a head with a bias": Case(
         "phi-normed", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
     ),
+    "slopes of positions": Case("bloom-tied", {"n_layer": 1}, slow=True),
     "merged in the checkpoint": Case("phi3-long", {"intermediate_size": 104}, slow=True),
     "merged by groups in the checkpoint": Case(
         "internlm2-dynamic", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True

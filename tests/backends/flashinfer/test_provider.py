@@ -164,6 +164,7 @@ def test_refusals(machine: Machine) -> None:
         "no kernel for f32": whole,
         "the kernels are built for caches of q's dtype, and this one is of f8e4m3": narrow,
         "no kernel for attention sinks": attention(a_step(), torch.zeros(4)),
+        "no kernel for slopes of positions (ALiBi)": attention(a_step(), None, None, None, torch.zeros(4)),
         "no kernel for the mask chunked_8": attention(a_step(), mask="chunked_8"),
         "no kernel for the mask bidirectional": attention(a_step(), mask="bidirectional"),
         "no kernel for the mask tree": OneCall("paged_attention", tree, {"scale": 1.0, "mask": "tree"}),
