@@ -1,6 +1,7 @@
 """What deterministic mode makes of a dense model for a GPU: in steps of all sizes the same calls, none row by row."""
 
 import pytest
+from drawn import drawn
 from staged import LIMITS, pass_context, traced
 from tiny import TINY
 from torch import fx
@@ -14,6 +15,7 @@ from ingot.ir.target import Target
 from ingot.passes.manager import Lowered, run_pipeline
 
 BACKENDS = (Triton(), Reference(), Rowwise())
+FIRST = {TINY[name].family: name for name in reversed(TINY)}  # the first checkpoint of each family
 
 
 def lowered(name: str) -> Lowered:
@@ -43,6 +45,12 @@ def test_every_class_has_the_same_calls_and_none_by_rows(name: str) -> None:
         one.reason for record in found.records if record.name == "fuse-append-attention" for one in record.refusals
     }
     assert len(reasons) == 1 and "its bits depend on the step" in reasons.pop()
+
+
+@pytest.mark.parametrize("family", drawn(5, FIRST))
+def test_no_family_needs_a_reference(family: str) -> None:
+    for program in lowered(FIRST[family]).programs.values():
+        assert {node.meta["provider"] for node in program.calls() if node.target not in VIEWS} == {"triton"}
 
 
 def _ops(program: Program, node: fx.Node) -> list[str]:

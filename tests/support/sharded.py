@@ -59,6 +59,18 @@ CASES: Mapping[str, Case] = {
         "phi-normed", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
     ),
     "slopes of positions": Case("bloom-tied", {"n_layer": 1}, slow=True),
+    "a narrower table of tokens": Case(
+        "opt-after", {"num_hidden_layers": 1, "ffn_dim": 104, "vocab_size": 380}, slow=True
+    ),
+    "norms without gains and limits": Case(
+        "olmo-clipped", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
+    "merged head by head": Case(
+        "persimmon-normed", {"num_hidden_layers": 1, "intermediate_size": 105, "vocab_size": 378}, tp=3, slow=True
+    ),
+    "plain parts without biases": Case(
+        "nemotron-wide", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
     "merged in the checkpoint": Case("phi3-long", {"intermediate_size": 104}, slow=True),
     "merged by groups in the checkpoint": Case(
         "internlm2-dynamic", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True

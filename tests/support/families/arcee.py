@@ -61,8 +61,8 @@ FAMILIES = (
                     "rope_type": "yarn",
                     "factor": 4.0,
                     "original_max_position_embeddings": 40,
-                    "beta_fast": 8.0,
-                    "beta_slow": 0.5,
+                    "beta_fast": 1.5,
+                    "beta_slow": 0.3,
                 },
             ),
             _tiny(

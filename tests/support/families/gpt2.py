@@ -66,6 +66,12 @@ def _random(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def _without_positions(dims: DecoderSpec) -> DecoderSpec:
+    given = dims.embedding
+    assert isinstance(given, LearnedPositionsSpec)
+    return replace(dims, embedding=EmbeddingSpec(stored=given.stored, projection=given.projection))
+
+
 FAMILIES = (
     Family(
         "gpt2",
@@ -119,7 +125,7 @@ MUTATIONS = (
         "no learned positions",
         "DecoderSpec.embedding",
         some(LearnedPositionsSpec, lambda embedding: True),
-        each(DecoderSpec, lambda dims: replace(dims, embedding=EmbeddingSpec(stored="wte"))),
+        _without_positions,
     ),
 )
 SIZES: dict[str, Change] = {

@@ -151,10 +151,10 @@ FAMILIES = (
 )
 MUTATIONS = (
     Mutation(
-        "positions from the first row",
+        "positions a row before",
         "LearnedPositionsSpec.offset",
         some(LearnedPositionsSpec, lambda embedding: embedding.offset),
-        each(LearnedPositionsSpec, lambda embedding: replace(embedding, offset=0)),
+        each(LearnedPositionsSpec, lambda embedding: replace(embedding, offset=1)),
     ),
     Mutation(
         "norms of sums before blocks",
