@@ -108,12 +108,12 @@ def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
 
 def make_table(attrs: Attrs) -> torch.Tensor:
     """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …, "alibi"
-    with `heads`, `flattest` and `factor`, or "ones" with `shape`.
+    with `heads`, `flattest` and `factor`, or "ones" with `size`: the gains f32[size] of a norm that has none.
 
     `attention_factor` scales cosines and sines alike.
     """
     if attrs.get("kind") == "ones":
-        return torch.ones(attrs["shape"])
+        return torch.ones(int(attrs["size"]))
     if attrs.get("kind") == "alibi":
         return _alibi_slopes(attrs)
     if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:

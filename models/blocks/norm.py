@@ -1,5 +1,6 @@
 """Norms: RMS norm and layer norm."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +17,8 @@ class NormSpec:
     """A norm.
 
     kind     "rms" or "layer"
-    gain     whether it has gains; ones stand for those of a norm without
     bias     a layer norm's
+    gains    whether it has any; without, they are ones
     wide     gains are float32 and the product with them is what gets rounded
     offset   added to the stored gains, which rounds the sum unless they are wide
     stored   what the checkpoint calls it
@@ -26,7 +27,7 @@ class NormSpec:
 
     eps: float
     kind: str = "rms"
-    gain: bool = True
+    gains: bool = True
     wide: bool = False
     offset: float = 0.0
     bias: bool = False
@@ -37,17 +38,17 @@ class NormSpec:
         """The same norm at another place, with gains of its own."""
         return replace(self, stored=stored)
 
-    def tensor(self, place: Place, name: str, *shape: int) -> Recipe:
+    def tensor(self, place: Place, name: str, shape: tuple[int, ...]) -> Recipe:
         """The recipe of a tensor of this norm, whose shape begins with the heads where they are stored apart."""
         if not self.apart:
             return place.source(name)
         return recipe.stack([(place / head).source(name) for head in range(shape[0])])
 
-    def gains(self, place: Place, *shape: int) -> Recipe:
-        """The recipe of the gains at the norm's own place."""
-        if not self.gain:
-            return recipe.table(kind="ones", shape=shape)
-        stored = self.tensor(place, "weight", *shape)
+    def made(self, place: Place, shape: tuple[int, ...]) -> Recipe:
+        """The recipe of the gains."""
+        if not self.gains:
+            return recipe.reshape(recipe.table(kind="ones", size=math.prod(shape)), shape)
+        stored = self.tensor(place, "weight", shape)
         if not self.offset:
             return stored
         # Where they are wide, in float32: 1 + w in bfloat16 would lose most of w.
@@ -60,9 +61,9 @@ class Norm(Block):
     def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:
         super().__init__()
         self.spec = spec
-        place, dtype = place / spec.stored, torch.float32 if spec.wide or not spec.gain else place.dtype
-        self.weight = parameter(shape, spec.gains(place, *shape), dtype, split)
-        self.bias = parameter(shape, spec.tensor(place, "bias", *shape), dtype, split) if spec.bias else None
+        place, dtype = place / spec.stored, torch.float32 if spec.wide or not spec.gains else place.dtype
+        self.weight = parameter(shape, spec.made(place, shape), dtype, split)
+        self.bias = parameter(shape, spec.tensor(place, "bias", shape), dtype, split) if spec.bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.spec.kind == "rms":

@@ -21,7 +21,7 @@ from ingot.models.families.reading import (
 
 def olmo(config: ConfigReader) -> DecoderSpec:
     attention = read_attention(config, clip=config.number_or_none("clip_qkv"), **read_biases(config))
-    norm = NormSpec(1e-5, kind="layer", gain=False)  # no field tells another epsilon
+    norm = NormSpec(1e-5, kind="layer", gains=False)  # no field tells another epsilon
     layers = [pre_norm_layer(attention, read_gated(config), norm)] * count_layers(config)
     return read_decoder(config, layers, norm, config.rope(attention.head_dim))
 

@@ -23,7 +23,7 @@ def opt(config: ConfigReader) -> DecoderSpec:
     """Norms after sums, as the model of 350m has them, come without a last one."""
     hidden, bias = config.integer("hidden_size", 768), config.flag("enable_bias", True)
     affine, before = config.flag("layer_norm_elementwise_affine", True), config.flag("do_layer_norm_before", True)
-    norm = NormSpec(_EPS, kind="layer", gain=affine, bias=affine)
+    norm = NormSpec(_EPS, kind="layer", gains=affine, bias=affine)
     mlp = PlainSpec(
         config.integer("ffn_dim", 3072),
         config.choice("activation_function", PLAIN, "relu"),

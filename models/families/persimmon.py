@@ -1,27 +1,28 @@
 """Persimmon: q, k and v merged head by head, norms of both, half of a head rotated, plain feed-forward parts."""
 
-from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.feed_forward import PlainNames
 from ingot.models.config import ConfigReader
-from ingot.models.families.reading import count_layers, pre_norm_layer, read_decoder, read_norm, read_plain
+from ingot.models.families.reading import (
+    count_layers,
+    pre_norm_layer,
+    read_decoder,
+    read_norm,
+    read_plain,
+    require_square_heads,
+)
 
 
 def persimmon(config: ConfigReader) -> DecoderSpec:
     """All linears but the head have biases; half of a head is rotated unless the config says otherwise."""
     norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
-    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    if hidden % heads or hidden // heads % 2:
-        raise ConfigError(
-            f"hidden_size {hidden} over num_attention_heads {heads}", where=config.source, expected="an even multiple"
-        )
-    config.require("head_dim", (hidden // heads,), hidden // heads)
+    heads, head_dim = config.integer("num_attention_heads"), require_square_heads(config)
     qk_norm = QKNormSpec(norm.named("q_layernorm"), norm.named("k_layernorm"))
     attention = AttentionSpec(
         heads,
         heads,
-        hidden // heads,
+        head_dim,
         bias=True,
         o_bias=True,
         qk_norm=qk_norm if config.flag("qk_layernorm", True) else None,

@@ -46,12 +46,12 @@ def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Cal
     with torch.no_grad():
         if dims.norm is not None:
             last_norm = theirs.get_submodule(f"{dims.names.place}.{dims.norm.stored}")
-            if dims.norm.gain:
+            if dims.norm.gains:
                 last_norm.weight.copy_(gains)
             found, expected = _norm(dims.norm, gains, dtype)(x), last_norm(x)
             assert torch.equal(found, expected)
             changed = replace(dims.norm, wide=not dims.norm.wide)
-            if dims.norm.gain and not dims.norm.bias:
+            if dims.norm.gains and not dims.norm.bias:
                 assert not torch.equal(_norm(changed, gains, dtype)(x), expected), "NormSpec.wide shows nothing"
         tokens = torch.arange(dims.vocab, dtype=torch.int32)
         embedded = theirs.get_input_embeddings()(tokens)

@@ -77,8 +77,8 @@ MUTATIONS = (
     without(AttentionSpec, "clip", None),
     Mutation(
         "norms without gains",
-        "NormSpec.gain",
-        some(NormSpec, lambda norm: norm.gain),
-        each(NormSpec, lambda norm: replace(norm, gain=False, offset=0.0)),
+        "NormSpec.gains",
+        some(NormSpec, lambda norm: norm.gains),
+        each(NormSpec, lambda norm: replace(norm, gains=False, offset=0.0)),
     ),
 )
