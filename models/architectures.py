@@ -111,6 +111,7 @@ class Architecture:
     default: int = 2048
 
 
+# By all the names that its config.json files, its code and vLLM have for it.
 _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER),
@@ -164,6 +165,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "StableLmForCausalLM": Architecture("stablelm", stablelm.stablelm, DECODER),
     "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2.starcoder2, DECODER),
     "TeleChat2ForCausalLM": _TELECHAT2,
+    "TeleChatForCausalLM": _TELECHAT2,
     "Telechat2ForCausalLM": _TELECHAT2,
     "TelechatForCausalLM": _TELECHAT2,
     "TeleFLMForCausalLM": Architecture("teleflm", minicpm.teleflm, DECODER),

@@ -10,6 +10,8 @@ from ingot.models.blocks.feed_forward import GatedSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 from ingot.models.families.reading import pre_norm_layer, read_head, read_norm
 
+_NAMES = DecoderNames("transformer", "h", unread=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",))
+
 
 def telechat2(config: ConfigReader) -> DecoderSpec:
     """The matrices behind attention and activation have biases, the others have none."""
@@ -27,7 +29,7 @@ def telechat2(config: ConfigReader) -> DecoderSpec:
         ropes=(_rope(config, attention.head_dim),),
         embedding=EmbeddingSpec(stored="word_embeddings"),
         head=read_head(config, tied=True),
-        names=DecoderNames("transformer", "h", unread=()),
+        names=_NAMES,
     )
 
 

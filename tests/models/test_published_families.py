@@ -1,15 +1,19 @@
 """Families that transformers has no class for: defaults of their published configuration classes, and what is derived
 from sizes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny import TINY
 
 from ingot.ir.errors import ConfigError
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.decoder import DecoderSpec
+from ingot.request import Request
 
 
 def dims(name: str, **changes: Any) -> DecoderSpec:
@@ -80,3 +84,21 @@ def test_telechat2s_rotary_base_grows_by_steps(training: int, base: int, alpha: 
 )
 def test_the_context_is_the_published_default_where_it_is_missing(name: str, field: str, longest: int) -> None:
     assert _spec(name, **{field: ...}).max_position == longest
+
+
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        ("internlm2-tied", "model.layers.1.attention.rotary_emb.inv_freq"),
+        ("orion-tied", "model.layers.1.self_attn.rotary_emb.cos_cached"),
+        ("telechat2-tied", "transformer.h.1.self_attention.rotary_emb.inv_freq"),
+        ("baichuan7b-rotary", "model.layers.1.self_attn.rotary_emb.inv_freq"),
+        ("minicpm-scaled", "lm_head.weight"),  # a copy of a tied head
+        ("internlm2-tied", "output.weight"),
+    ],
+)
+def test_tensors_that_nothing_reads_may_be_there(name: str, stray: str, tmp_path: Path) -> None:
+    file = TINY[name].write(tmp_path) / "model.safetensors"
+    save_file({**load_file(file), stray: torch.ones(7)}, file, metadata={"format": "pt"})
+    program = Request.read(tmp_path, backend="reference").trace().entries["main"]
+    assert stray not in {read for spec in program.params.values() for read in spec.recipe.sources()}

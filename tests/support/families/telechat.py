@@ -129,7 +129,7 @@ FAMILIES = (
         weights=_weights,
         random=_random,
         cut={"n_layer": 1},
-        aliases=("TelechatForCausalLM", "Telechat2ForCausalLM"),
+        aliases=("TelechatForCausalLM", "TeleChatForCausalLM", "Telechat2ForCausalLM"),
         oracle=_oracle,
         bad=(
             ("telechat2-grown", "embed_layernorm", True),
