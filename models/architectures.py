@@ -115,6 +115,7 @@ class Architecture:
 _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER),
+    "BaichuanForCausalLM": Architecture("baichuan", baichuan.baichuan, DECODER, "model_max_length", 4096),
     "BaiChuanForCausalLM": Architecture("baichuan", baichuan.baichuan_7b, DECODER, default=4096),
     "BloomForCausalLM": Architecture("bloom", bloom.bloom, DECODER, positions="seq_length"),
     "CodeGenForCausalLM": Architecture("codegen", gptj.codegen, DECODER, positions="n_positions"),

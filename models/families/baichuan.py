@@ -1,10 +1,13 @@
 """Baichuan 1 and 2: Llama with q, k and v in one tensor. The larger model of each has ALiBi, and both of the second
 divide the rows of the head by their lengths."""
 
+from dataclasses import replace
+
 from ingot.ir.errors import ConfigError
-from ingot.models.blocks.attention import AttentionNames
+from ingot.models.blocks.alibi import AlibiSpec
+from ingot.models.blocks.attention import AttentionNames, AttentionSpec
 from ingot.models.blocks.decoder import DecoderSpec
-from ingot.models.config import ConfigReader
+from ingot.models.config import ConfigReader, RopeSpec
 from ingot.models.families.reading import (
     count_layers,
     pre_norm_layer,
@@ -29,14 +32,10 @@ def baichuan_7b(config: ConfigReader) -> DecoderSpec:
 
 def baichuan(config: ConfigReader) -> DecoderSpec:
     """The other three, which have one architecture and are told apart by their sizes."""
-    width = config.integer("hidden_size")
-    if width != _ROTARY_WIDTH:
-        raise ConfigError(
-            f"hidden_size is {width}, so that positions are by ALiBi",
-            where=config.source,
-            expected=f"hidden_size {_ROTARY_WIDTH}, with rotary positions",
-        )
-    return _rotary(config, _is_second(config))
+    normed = _is_second(config)
+    if config.integer("hidden_size") == _ROTARY_WIDTH:
+        return _rotary(config, normed)
+    return _baichuan(config, replace(_attention(config), rotary=None, alibi=AlibiSpec()), normed)
 
 
 def _is_second(config: ConfigReader) -> bool:
@@ -54,13 +53,21 @@ def _is_second(config: ConfigReader) -> bool:
 
 def _rotary(config: ConfigReader, normed: bool) -> DecoderSpec:
     config.require("rope_theta", (10000.0,), 10000.0)
-    rope = read_rope(config, require_square_heads(config), ("default",))
+    attention = _attention(config)
+    return _baichuan(config, attention, normed, read_rope(config, attention.head_dim, ("default",)))
+
+
+def _attention(config: ConfigReader) -> AttentionSpec:
+    require_square_heads(config)
     attention = read_attention(config, names=_NAMES)
     if attention.kv_heads != attention.heads:
         raise config.error("num_key_value_heads", f"{attention.heads}, as many as heads of q")
+    return attention
+
+
+def _baichuan(config: ConfigReader, attention: AttentionSpec, normed: bool, *ropes: RopeSpec) -> DecoderSpec:
     if normed:
         config.require("tie_word_embeddings", (False,), False)
     norm = read_norm(config)
     layer = pre_norm_layer(attention, read_gated(config), norm)
-    head = read_head(config, normed=normed)
-    return read_decoder(config, [layer] * count_layers(config), norm, rope, head=head)
+    return read_decoder(config, [layer] * count_layers(config), norm, *ropes, head=read_head(config, normed=normed))

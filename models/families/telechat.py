@@ -1,6 +1,7 @@
 """TeleChat 2: Llama with names of its own, k and v in one tensor, and a rotary base that follows from two lengths."""
 
 import math
+from dataclasses import replace
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
@@ -15,19 +16,20 @@ _NAMES = DecoderNames("transformer", "h", unread=(r"transformer\.h\.\d+\.self_at
 
 def telechat2(config: ConfigReader) -> DecoderSpec:
     """The matrices behind attention and activation have biases, the others have none."""
-    config.require("apply_residual_connection_post_layernorm", (False,), False)
-    config.require("embed_layernorm", (False,), False)
     hidden = config.integer_or_none("n_embed") or config.integer("hidden_size", 4096)
     attention = _attention(config, hidden)
     mlp = GatedSpec(config.integer("ffn_hidden_size", 12288), down_bias=True)
     norm = read_norm(config, 1e-5, "layer_norm_epsilon")
+    layer = pre_norm_layer(attention, mlp, norm)
+    layer = replace(layer, onto_norm=config.flag("apply_residual_connection_post_layernorm", False))
+    of_embedding = norm.named("word_embeddings_layernorm") if config.flag("embed_layernorm", False) else None
     return DecoderSpec(
         vocab=config.integer("vocab_size", 160256),
         hidden=hidden,
-        layers=(pre_norm_layer(attention, mlp, norm),) * config.integer("n_layer", 30, most=MAX_LAYERS),
+        layers=(layer,) * config.integer("n_layer", 30, most=MAX_LAYERS),
         norm=norm.named("ln_f"),
         ropes=(_rope(config, attention.head_dim),),
-        embedding=EmbeddingSpec(stored="word_embeddings"),
+        embedding=EmbeddingSpec(norm=of_embedding, stored="word_embeddings"),
         head=read_head(config, tied=True),
         names=_NAMES,
     )

@@ -72,6 +72,23 @@ def test_telechat2s_rotary_base_grows_by_steps(training: int, base: int, alpha: 
     assert spec.max_position == training, "the longest context is the training's"
 
 
+def test_baichuans_are_told_apart_by_their_sizes() -> None:
+    """Of the second generation are those with its vocabulary or its field; of 7 billion weights those of its width."""
+    sizes = {"z_loss_weight": ..., "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 32}
+    found = {
+        (width, vocab): dims("baichuan-alibi", **sizes, hidden_size=width, vocab_size=vocab)
+        for width in (4096, 5120)
+        for vocab in (64000, 125696)
+    }
+    assert {size: of.head.normed for size, of in found.items()} == {size: size[1] == 125696 for size in found}
+    assert {size: bool(of.ropes) for size, of in found.items()} == {size: size[0] == 4096 for size in found}
+    for (width, _), of in found.items():
+        assert (attention(of).rotary is None, attention(of).alibi is None) == (width == 5120, width == 4096)
+    assert dims("baichuan-alibi", vocab_size=64001).head.normed
+    with pytest.raises(ConfigError, match=r"vocab_size 64001 is neither(.|\n)*z_loss_weight"):
+        dims("baichuan-alibi", vocab_size=64001, z_loss_weight=...)
+
+
 @pytest.mark.parametrize(
     ("name", "field", "longest"),
     [
@@ -80,6 +97,7 @@ def test_telechat2s_rotary_base_grows_by_steps(training: int, base: int, alpha: 
         ("orion-normed", "max_position_embeddings", 4096),
         ("telechat2-grown", "training_seqlen", 8192),
         ("baichuan7b-rotary", "max_position_embeddings", 4096),
+        ("baichuan-alibi", "model_max_length", 4096),
     ],
 )
 def test_the_context_is_the_published_default_where_it_is_missing(name: str, field: str, longest: int) -> None:

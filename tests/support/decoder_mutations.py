@@ -133,6 +133,7 @@ WITHOUT: tuple[tuple[type[Any], str, Any], ...] = (
     (GatedSpec, "activation", "silu"),
     (EmbeddingSpec, "scale", None),
     (HeadSpec, "bias", False),
+    (HeadSpec, "normed", False),
     (HeadSpec, "scale", None),
     (HeadSpec, "soft_cap", None),
 )

@@ -45,6 +45,8 @@ def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tens
     hidden, heads, width = config.get("n_embed") or config["hidden_size"], config["n_head"], config["ffn_hidden_size"]
     kv_size, drawn = hidden // heads * (config.get("num_key_value_heads") or heads), DrawnWeights(generator)
     drawn.matrix("transformer.word_embeddings", config["vocab_size"], hidden)
+    if config.get("embed_layernorm", False):
+        drawn.norm("transformer.word_embeddings_layernorm", hidden)
     for index in range(config["n_layer"]):
         layer = f"transformer.h.{index}"
         drawn.norm(f"{layer}.input_layernorm", hidden)
@@ -76,6 +78,7 @@ def _oracle(
     heads, eps = config["n_head"], config.get("layer_norm_epsilon", 1e-5)
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = (config.get("n_embed") or config["hidden_size"]) // heads
+    onto_norm = config.get("apply_residual_connection_post_layernorm", False)
     rates, scale = _table(config, head_dim, max_seq_len)
 
     def attended(t: Tensors, place: str, x: torch.Tensor) -> torch.Tensor:
@@ -86,15 +89,23 @@ def _oracle(
 
     def logits(t: Tensors, ids: torch.Tensor) -> torch.Tensor:
         h = t["transformer.word_embeddings.weight"][ids]
+        if config.get("embed_layernorm", False):
+            h = rms_norm(t, "transformer.word_embeddings_layernorm", h, eps)
         for index in range(config["n_layer"]):
             layer = f"transformer.h.{index}"
-            h = h + attended(t, f"{layer}.self_attention", rms_norm(t, f"{layer}.input_layernorm", h, eps))
+            x = rms_norm(t, f"{layer}.input_layernorm", h, eps)
+            h = (x if onto_norm else h) + attended(t, f"{layer}.self_attention", x)
             x = rms_norm(t, f"{layer}.post_attention_layernorm", h, eps)
-            h = h + gated(t, x, *(f"{layer}.mlp.{one}_proj" for one in ("gate", "up", "down")), down_bias=True)
+            h = (x if onto_norm else h) + gated(
+                t, x, *(f"{layer}.mlp.{one}_proj" for one in ("gate", "up", "down")), down_bias=True
+            )
         head = "transformer.word_embeddings" if config.get("tie_word_embeddings", True) else "lm_head"
         return linear(t, head, rms_norm(t, "transformer.ln_f", h, eps))
 
     return Oracle(tensors, dtype, logits)
+
+
+_FLAGS = ("tie_word_embeddings", "embed_layernorm", "apply_residual_connection_post_layernorm")
 
 
 def _random(draw: random.Random) -> dict[str, Any]:
@@ -115,7 +126,7 @@ def _random(draw: random.Random) -> dict[str, Any]:
         "eos_token_id": 2,
         **random_fields.dtype(draw),
     }
-    return {**config, **random_fields.flags(draw, "tie_word_embeddings")}
+    return {**config, **random_fields.flags(draw, *_FLAGS)}
 
 
 FAMILIES = (
@@ -124,7 +135,16 @@ FAMILIES = (
         "TeleChat2ForCausalLM",
         tiny=(
             _tiny("telechat2-grown", 1),
-            _tiny("telechat2-tied", 2, n_layer=2, num_key_value_heads=None, base_seqlen=40, tie_word_embeddings=True),
+            _tiny(
+                "telechat2-tied",
+                2,
+                n_layer=2,
+                num_key_value_heads=None,
+                base_seqlen=40,
+                embed_layernorm=True,
+                apply_residual_connection_post_layernorm=True,
+                tie_word_embeddings=True,
+            ),
         ),
         weights=_weights,
         random=_random,
@@ -132,8 +152,8 @@ FAMILIES = (
         aliases=("TelechatForCausalLM", "TeleChatForCausalLM", "Telechat2ForCausalLM"),
         oracle=_oracle,
         bad=(
-            ("telechat2-grown", "embed_layernorm", True),
-            ("telechat2-grown", "apply_residual_connection_post_layernorm", True),
+            ("telechat2-grown", "embed_layernorm", "yes"),
+            ("telechat2-grown", "apply_residual_connection_post_layernorm", 1),
             ("telechat2-grown", "base_seqlen", None),
             ("telechat2-grown", "training_seqlen", -1),
             ("telechat2-grown", "n_head", 5),
