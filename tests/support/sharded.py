@@ -75,6 +75,9 @@ CASES: Mapping[str, Case] = {
     "merged by groups in the checkpoint": Case(
         "internlm2-dynamic", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
     ),
+    "rows of unit length in the head": Case(
+        "baichuan-alibi", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
+    ),
     "keys and values in turns": Case(
         "telechat2-grown", {"n_layer": 1, "ffn_hidden_size": 104, "vocab_size": 380}, slow=True
     ),
