@@ -156,6 +156,12 @@ _SIZES: Mapping[str, Any] = {
     "intermediate_size": 96,
     "vocab_size": 128,
     "max_position_embeddings": 4096,
+    # DeciLM and Solar have sizes of their own.
+    "num_key_value_heads_per_layer": [2, 1] * (_LAYERS // 2),
+    "bskcn_1": [2, 6],
+    "bskcn_2": [4],
+    "bskcn_3": [4, 8],
+    "bskcn_4": [6],
 }
 # Constants that each type of rotary table finds its own among.
 _ROPE: Mapping[str, Any] = {
@@ -228,7 +234,7 @@ def _traits(spec: DecoderSpec) -> dict[str, Any]:
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]
         traits |= {f"{kind}.{name}": getattr(one, name) for name in names}
-    return traits
+    return {**traits, "skips": bool(spec.skips)}
 
 
 def _attentions(spec: DecoderSpec) -> list[AttentionSpec]:
@@ -242,7 +248,7 @@ def _differences(traits: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterato
         if name in usual and value == usual[name]:
             continue
         if isinstance(value, QKNormSpec):
-            value = value.over
+            value = f"{value.over}, after rotation" if value.after_rotation else value.over
         if value is True or isinstance(value, float) or is_dataclass(value):
             yield f"`{name}`"
         else:
@@ -257,6 +263,8 @@ def _layers(spec: DecoderSpec) -> str:
     for number, what in ((windows, "have a window"), (unrotated, "have no rotation")):
         if number:
             found.append(f"all {what}" if number == count else f"{number} of {count} {what}")
+    if len({attention.kv_heads for attention in _attentions(spec)}) > 1:
+        found.append("key-value heads by layer")
     if len(spec.ropes) > 1:
         found.append(f"{len(spec.ropes)} rotary tables")
     return ", ".join(found) or "–"

@@ -10,7 +10,7 @@ from ingot.models.blocks.feed_forward import GatedSpec
 from ingot.models.blocks.layer import BlockSpec, BranchSpec, LayerSpec
 from ingot.models.blocks.linear_part import LinearPartSpec
 from ingot.models.blocks.norm import NormSpec
-from ingot.models.config import ConfigReader
+from ingot.models.config import MAX_SIZE, ConfigReader
 from ingot.models.families.reading import (
     SILU,
     count_layers,
@@ -111,4 +111,6 @@ def _width(config: ConfigReader, part: ConfigReader) -> int:
         return part.integer("intermediate_size")
     # With six digits, as the config class has it (block_config.py).
     size = int(2 * round(part.number("ffn_mult"), 6) * config.integer("hidden_size") / 3)
+    if not 0 < size <= MAX_SIZE:
+        raise part.error("ffn_mult", f"one that gives a width of 1 to {MAX_SIZE}, and not of {size}")
     return -(-size // _WIDTH_STEP) * _WIDTH_STEP
