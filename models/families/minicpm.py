@@ -46,7 +46,8 @@ def _minicpm_rope(config: ConfigReader) -> RopeSpec:
     if rope.rope_type != "longrope":
         return rope
     constants = dict(rope.constants)
-    original, scale = float(constants["original_max_position"]), float(constants["attention_factor"])
+    original, scale = constants["original_max_position"], constants["attention_factor"]
+    assert isinstance(original, float) and isinstance(scale, float)
     square = 1 + math.log(config.integer("max_position_embeddings", 2048) / original) / math.log(original)
     if square < 0 or not math.isclose(math.sqrt(square), scale, rel_tol=1e-6):
         raise ConfigError(
