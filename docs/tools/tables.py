@@ -163,6 +163,11 @@ _SIZES: Mapping[str, Any] = {
     "bskcn_3": [4, 8],
     "bskcn_4": [6],
 }
+# What families need besides, or instead, by their names.
+_OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
+    "telechat2": {"n_layer": _LAYERS, "n_head": 4, "base_seqlen": 8192},
+}
 # Constants that each type of rotary table finds its own among.
 _ROPE: Mapping[str, Any] = {
     "rope_theta": 1e4,
@@ -179,8 +184,9 @@ def _architectures() -> Iterator[str]:
     yield from _intro(ARCHITECTURES_INTRO)
     rows, usual = [], _traits(ARCHITECTURES["LlamaForCausalLM"].read(ConfigReader(_SIZES)))
     for name, architecture in ARCHITECTURES.items():
-        spec = architecture.read(ConfigReader(_SIZES))
-        ropes = [kind for kind in ROPE_TYPES if spec.ropes and _reads(architecture.read, kind)]
+        sizes = {**_SIZES, **_OWN_SIZES.get(architecture.family, {})}
+        spec = architecture.read(ConfigReader(sizes))
+        ropes = [kind for kind in ROPE_TYPES if spec.ropes and _reads(architecture.read, sizes, kind)]
         rows.append(
             (
                 f"`{name}`",
@@ -194,9 +200,9 @@ def _architectures() -> Iterator[str]:
     yield from ["", f"Rope types: {', '.join(ROPE_TYPES)}."]
 
 
-def _reads(read: Any, kind: str) -> bool:
+def _reads(read: Any, sizes: Mapping[str, Any], kind: str) -> bool:
     try:
-        read(ConfigReader({**_SIZES, "rope_scaling": {**_ROPE, "rope_type": kind}}))
+        read(ConfigReader({**sizes, "rope_scaling": {**_ROPE, "rope_type": kind}}))
     except ConfigError:
         return False
     return True
