@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from families import weights
+from hf_model import hf_model
 from safetensors.torch import load_file, save_file
+from staged import traced
 from tiny import TINY
 
 from ingot.ir.errors import ConfigError
+from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -87,6 +91,19 @@ def test_baichuans_are_told_apart_by_their_sizes() -> None:
     assert dims("baichuan-alibi", vocab_size=64001).head.normed
     with pytest.raises(ConfigError, match=r"vocab_size 64001 is neither(.|\n)*z_loss_weight"):
         dims("baichuan-alibi", vocab_size=64001, z_loss_weight=...)
+
+
+@pytest.mark.slow
+def test_a_rotary_model_with_a_normed_head_agrees_with_the_published_code() -> None:
+    """Baichuan 2 of 7 billion weights is known by its width, which no tiny checkpoint has: one flat layer of it."""
+    config = {**TINY["baichuan-alibi"].config, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 8}
+    config |= {"num_hidden_layers": 1, "vocab_size": 41}
+    tensors, ids = weights(config, seed=3), [[5, 40, 7, 7, 0, 31, 2]]
+    program = traced(config).entries["main"]
+    run = InterpreterRun(program, load_params(program.params, tensors.__getitem__))
+    found = torch.cat(teacher_forced(program.input_types(), run, ids))
+    expected = hf_model(config, tensors, torch.float32, 160)(torch.tensor(ids)).logits[0]
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize(
