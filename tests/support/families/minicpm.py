@@ -1,8 +1,8 @@
 """MiniCPM and Tele-FLM: Llama's tensors, and factors on embeddings, results and logits.
 
-The oracles are written from modeling_minicpm.py and configuration_minicpm.py, which the checkpoints of
-openbmb/MiniCPM-2B-sft-bf16 and openbmb/MiniCPM4-8B carry (vLLM's model_executor/models/minicpm.py computes the same),
-and from modeling_teleflm.py and configuration_teleflm.py of CofeAI/Tele-FLM (vLLM: teleflm.py).
+MiniCPM's oracle is written from vLLM's model_executor/models/minicpm.py, and from copies of what checkpoints of openbmb
+carry: the defaults of configuration_minicpm.py and MiniCPMLongRoPE of modeling_minicpm.py. Tele-FLM's is written from
+vLLM's teleflm.py, and from configuration_teleflm.py and modeling_teleflm.py as FLM-Audio has them.
 """
 
 import math
