@@ -71,14 +71,21 @@ def rotated(x: torch.Tensor, rates: torch.Tensor, scale: float = 1.0) -> torch.T
     return (x.float() * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor | None = None) -> torch.Tensor:
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slopes: torch.Tensor | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
     """Causal attention of q [n, heads, d] to k and v [n, kv_heads, d] -> [n, heads * d]. With ALiBi each head's slope
-    times the distance is taken from its scores."""
+    times the distance is taken from its scores. A token sees `window` positions, its own among them; None: all."""
     n, heads, head_dim = q.shape
     k, v = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k).float() / math.sqrt(head_dim)
     distance = torch.arange(n)[:, None] - torch.arange(n)
     if slopes is not None:
         scores = scores - slopes[:, None, None] * distance
-    weights = scores.masked_fill(distance < 0, -math.inf).softmax(-1).to(q.dtype)
+    unseen = (distance < 0) | (distance >= (n if window is None else window))
+    weights = scores.masked_fill(unseen, -math.inf).softmax(-1).to(q.dtype)
     return torch.einsum("hij,jhd->ihd", weights, v).reshape(n, heads * head_dim)
