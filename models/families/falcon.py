@@ -1,29 +1,24 @@
 """Falcon, old and new, and the same models by their first names: q, k and v are one tensor, by groups of heads."""
 
+from dataclasses import replace
+
 from ingot.ir.errors import ConfigError
+from ingot.models.blocks.alibi import AlibiSpec
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
 from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.feed_forward import PlainNames, PlainSpec
 from ingot.models.blocks.layer import BranchSpec, LayerSpec
-from ingot.models.config import MAX_LAYERS, ConfigReader
+from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 from ingot.models.families.reading import PLAIN, count_layers, read_head, read_norm, require_square_heads
 
 _NAMES = DecoderNames("transformer", "h", may_lack_place=True, unread=())
 
 
 def falcon(config: ConfigReader) -> DecoderSpec:
-    config.require("alibi", (False,), False)
     if config.fields.get("n_embed") is not None:  # an older name, which transformers lets win
         config = config.within({**config.fields, "hidden_size": config.integer("n_embed")})
     hidden, head_dim = config.integer("hidden_size"), require_square_heads(config)
-    rope = config.rope(head_dim)
-    if rope.rotary_dim != head_dim:
-        raise ConfigError(
-            f"partial_rotary_factor gives {rope.rotary_dim} rotated elements of {head_dim}",
-            where=config.source,
-            expected="all of them: Falcon's code rotates whole heads",
-        )
     layer, norm = (
         _layer(config, hidden, head_dim),
         read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True),
@@ -33,7 +28,7 @@ def falcon(config: ConfigReader) -> DecoderSpec:
         hidden=hidden,
         layers=(layer,) * count_layers(config),
         norm=norm.named("ln_f"),
-        ropes=(rope,),
+        ropes=() if config.flag("alibi", False) else (_rope(config, head_dim),),
         embedding=EmbeddingSpec(stored="word_embeddings"),
         head=read_head(config, tied=True),
         names=_NAMES,
@@ -64,6 +59,9 @@ def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
     heads, kv_heads = config.integer("num_attention_heads"), _count_kv_heads(config, new=new)
     names = AttentionNames("self_attention", o="dense", merged="query_key_value", groups=kv_heads)
     attention = AttentionSpec(heads, kv_heads, head_dim, bias=bias, o_bias=bias, names=names)
+    if config.flag("alibi", False):
+        # It is added to scores before they are scaled. Transformers rounds it to bfloat16 first; vLLM and this do not.
+        attention = replace(attention, rotary=None, alibi=AlibiSpec(factor=head_dim**-0.5))
     activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
     mlp = PlainSpec(config.integer("ffn_hidden_size", 4 * hidden), activation, bias=bias, names=plain)
     norms = 2 if new else 1
@@ -77,6 +75,17 @@ def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
     return LayerSpec(
         (BranchSpec("attention", attention, norm.named(first)), BranchSpec("mlp", mlp, own)), parallel=parallel
     )
+
+
+def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
+    rope = config.rope(head_dim)
+    if rope.rotary_dim != head_dim:
+        raise ConfigError(
+            f"partial_rotary_factor gives {rope.rotary_dim} rotated elements of {head_dim}",
+            where=config.source,
+            expected="all of them: Falcon's code rotates whole heads",
+        )
+    return rope
 
 
 def _count_kv_heads(config: ConfigReader, *, new: bool) -> int:

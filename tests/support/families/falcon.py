@@ -4,6 +4,7 @@ checkpoints modelling_RW.py, which came with them)."""
 import random
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import random_fields
 import torch
@@ -108,7 +109,35 @@ def _first_model(
     """Transformers' Falcon, which took over the arithmetic of modelling_RW.py."""
     from hf_model import hf_model  # which finds this file
 
-    return hf_model(_in_todays_names(config), tensors, dtype, max_seq_len)
+    model = hf_model(_in_todays_names(config), tensors, dtype, max_seq_len)
+    return _WithAlibi(model) if config.get("alibi") else model
+
+
+class _WithAlibi(torch.nn.Module):
+    """Transformers' Falcon with ALiBi as modelling_RW.py has it, in float32: by sdpa, for `eager` adds it twice, and
+    without the rounding to bfloat16."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        model.config._attn_implementation = "sdpa"
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        from transformers.models.falcon import modeling_falcon
+
+        with mock.patch.object(modeling_falcon, "build_alibi_tensor", _alibi):
+            return self.model(ids)
+
+
+def _alibi(mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """[heads, 1, n]: the slope of each head times the position (arXiv 2108.12409, code of its authors)."""
+
+    def of_power(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (head + 1) / count) for head in range(count)]
+
+    power = 1 << (heads.bit_length() - 1)
+    slopes = torch.tensor([*of_power(power), *of_power(2 * power)[::2]][:heads])
+    return (slopes[:, None, None] * torch.arange(mask.shape[1])).to(dtype)
 
 
 def _first_random(draw: random.Random) -> dict[str, Any]:
@@ -127,7 +156,7 @@ def _first_new_random(draw: random.Random) -> dict[str, Any]:
 
 
 def _first_old_random(draw: random.Random) -> dict[str, Any]:
-    return _first_random(draw) | random_fields.flags(draw, "multi_query", "parallel_attn")
+    return _first_random(draw) | random_fields.flags(draw, "multi_query", "parallel_attn", "alibi")
 
 
 FAMILIES = (
@@ -168,7 +197,7 @@ FAMILIES = (
             }
         ),
         bad=(
-            ("falcon-new", "alibi", True),
+            ("falcon-new", "alibi", "yes"),
             ("falcon-new", "hidden_size", 85),
             ("falcon-new", "num_kv_heads", 4),
             ("falcon-new", "num_ln_in_parallel_attn", 3),
@@ -206,6 +235,16 @@ FAMILIES = (
                 n_head=6,
                 multi_query=True,
                 parallel_attn=True,
+                bias=True,
+            ),
+            _first(  # as Falcon-RW 1B
+                "RefinedWebModel",
+                "falcon_first_old-alibi",
+                hidden_size=60,
+                n_head=6,
+                alibi=True,
+                multi_query=False,
+                parallel_attn=False,
                 bias=True,
             ),
         ),
