@@ -139,6 +139,21 @@ SHAPES: Mapping[str, dict[str, Any]] = {
         rope_theta=500000.0,
         tie_word_embeddings=False,
     ),
+    "pythia-410m": _shape(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        hidden_size=1024,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        vocab_size=50304,
+        max_position_embeddings=2048,
+        layer_norm_eps=1e-5,
+        hidden_act="gelu",
+        rotary_pct=0.25,
+        rotary_emb_base=10000,
+        use_parallel_residual=True,
+        tie_word_embeddings=False,
+    ),
 }
 
 
