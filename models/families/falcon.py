@@ -19,10 +19,8 @@ def falcon(config: ConfigReader) -> DecoderSpec:
     if config.fields.get("n_embed") is not None:  # an older name, which transformers lets win
         config = config.within({**config.fields, "hidden_size": config.integer("n_embed")})
     hidden, head_dim = config.integer("hidden_size"), require_square_heads(config)
-    layer, norm = (
-        _layer(config, hidden, head_dim),
-        read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True),
-    )
+    layer = _layer(config, hidden, head_dim)
+    norm = read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True)
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
         hidden=hidden,
@@ -55,26 +53,33 @@ def refined_web(config: ConfigReader) -> DecoderSpec:
 def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
     """Attention and a plain part, which in parallel have one norm or two. The new architecture is always parallel."""
     new, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
+    attention = _attention(config, head_dim, new=new, bias=bias)
+    activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
+    mlp = PlainSpec(config.integer("ffn_hidden_size", 4 * hidden), activation, bias=bias, names=plain)
     norm = read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True)
+    parallel = config.flag("parallel_attn", True)
+    if new:
+        config.require("parallel_attn", (True,), True)
+    config.require("num_ln_in_parallel_attn", (1, 2) if new else (1,), 2 if new else 1)
+    names: tuple[str, str | None] = ("input_layernorm", None if parallel else "post_attention_layernorm")
+    if new and config.integer("num_ln_in_parallel_attn", 2) == 2:
+        names = ("ln_attn", "ln_mlp")
+    first, second = names
+    branches = (
+        BranchSpec("attention", attention, norm.named(first)),
+        BranchSpec("mlp", mlp, norm.named(second) if second else None),  # without one it reads what attention reads
+    )
+    return LayerSpec(branches, parallel=parallel)
+
+
+def _attention(config: ConfigReader, head_dim: int, *, new: bool, bias: bool) -> AttentionSpec:
     heads, kv_heads = config.integer("num_attention_heads"), _count_kv_heads(config, new=new)
     names = AttentionNames("self_attention", o="dense", merged="query_key_value", groups=kv_heads)
     attention = AttentionSpec(heads, kv_heads, head_dim, bias=bias, o_bias=bias, names=names)
-    if config.flag("alibi", False):
-        # It is added to scores before they are scaled. Transformers rounds it to bfloat16 first; vLLM and this do not.
-        attention = replace(attention, rotary=None, alibi=AlibiSpec(factor=head_dim**-0.5))
-    activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
-    mlp = PlainSpec(config.integer("ffn_hidden_size", 4 * hidden), activation, bias=bias, names=plain)
-    norms = 2 if new else 1
-    config.require("num_ln_in_parallel_attn", (1, 2) if new else (1,), norms)
-    if new:
-        config.require("parallel_attn", (True,), True)
-        norms = config.integer("num_ln_in_parallel_attn", norms)
-    first, second = ("ln_attn", "ln_mlp") if norms == 2 else ("input_layernorm", "post_attention_layernorm")
-    parallel = config.flag("parallel_attn", True)
-    own = norm.named(second) if norms == 2 or not parallel else None  # else it reads what attention reads
-    return LayerSpec(
-        (BranchSpec("attention", attention, norm.named(first)), BranchSpec("mlp", mlp, own)), parallel=parallel
-    )
+    if not config.flag("alibi", False):
+        return attention
+    # It is added to scores before they are scaled. Transformers rounds it to bfloat16 first; vLLM and this do not.
+    return replace(attention, rotary=None, alibi=AlibiSpec(factor=head_dim**-0.5))
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:

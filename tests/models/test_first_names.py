@@ -83,6 +83,15 @@ def test_n_positions_is_the_context() -> None:
     assert read_spec({**TINY["gptj-plain"].config, "n_positions": 77}).max_position == 77
 
 
+@pytest.mark.parametrize("name", ["stablelm-normed", "gpt_neox-parallel", "falcon-new", "gptj-plain", "codegen-blocks"])
+def test_the_context_without_a_field_is_transformers(name: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config = {key: value for key, value in TINY[name].config.items() if "position" not in key}
+    wanted = CONFIG_MAPPING[config["model_type"]]().max_position_embeddings
+    assert read_spec(config).max_position == wanted
+
+
 def test_first_names_of_falcon_beside_todays() -> None:
     """The fields were renamed, the architecture was not."""
     config = TINY["falcon-new"].config
