@@ -150,7 +150,8 @@ def test_what_decoding_leaves_behind_is_by_sequences() -> None:
 
 @attention_dtypes
 @pytest.mark.parametrize(
-    "heads", some(3, [Heads(3, 1, 80), Heads(6, 2, 96), Heads(2, 2, 128), Heads(2, 1, 256), Heads(17, 1, 64)])
+    "heads",
+    some(3, [Heads(3, 1, 80), Heads(6, 2, 96), Heads(2, 2, 128), Heads(2, 1, 256), Heads(17, 1, 64), Heads(71, 1, 64)]),
 )
 def test_sizes_of_heads(heads: Heads, dtype: torch.dtype) -> None:
     step = a_step([(1, 75), (2, 30), (1, 150)], dtype, heads)

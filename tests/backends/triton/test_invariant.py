@@ -110,6 +110,9 @@ CUTS = [(99, 1), (0, 100), (40, 40), (97, 3), (31, 2)]
         (Heads(2, 1, 16), {"mask": "chunked_40"}),
         (Heads(3, 1, 40, 32, shared=True), {"mask": "window_50"}),
         (Heads(3, 1, 16), {"slopes": True}),
+        # More heads than a tile has rows: parts of them, and a prime number.
+        pytest.param(Heads(66, 1, 16), {"slopes": True, "sinks": True}, marks=pytest.mark.slow),
+        pytest.param(Heads(67, 1, 16), {}, marks=pytest.mark.slow),
         pytest.param(Heads(4, 2, 48, 20), {"soft_cap": 1.5}, marks=pytest.mark.slow),
         pytest.param(Heads(36, 1, 24, 12, shared=True), {}, marks=pytest.mark.slow),
         pytest.param(Heads(4, 2, 32), {}, marks=pytest.mark.slow),
