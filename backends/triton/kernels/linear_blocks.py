@@ -26,6 +26,7 @@ def linear_blocks(
     RESIDUAL_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     UP: tl.constexpr,
+    GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -82,7 +83,7 @@ def linear_blocks(
                 tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
             weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "", DTYPE)
             part = tl.dot(weights, tl.trans(tokens), part, input_precision="ieee")
-            if ACTIVATION is not None:
+            if GATED:
                 up_weights = LOAD(up_rows, within, start, k, n, N, K, STORED, WHOLE, "", DTYPE)
                 up_part = tl.dot(up_weights, tl.trans(tokens), up_part, input_precision="ieee")
         if SPLITS == 1:
@@ -92,5 +93,5 @@ def linear_blocks(
             up += up_part
     finish(
         result, up, y, bias, residual, n, (first_row + nth).to(tl.int64), rows,
-        N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL,
+        N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
     )  # fmt: skip

@@ -41,6 +41,7 @@ def linear_matvec(
     FIRST: tl.constexpr,
     UP: tl.constexpr,
     EPS: tl.constexpr,
+    GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
@@ -60,9 +61,10 @@ def linear_matvec(
 ):
     """Program (i, row): results i * BLOCK_N … of y [rows, N] from x [rows, K] and rows FIRST … of the weight.
 
-    With an ACTIVATION, `activation(rows at FIRST) * (rows at UP)`. `gain` is the weight of an rms_norm in front. LINES
-    of 128 bytes of each row of the weight behind the first tile are fetched ahead of the wait; and the first WAVE
-    programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES lines.
+    GATED, `activation(rows at FIRST) * (rows at UP)`; else with an ACTIVATION that of the results. `gain` is the weight
+    of an rms_norm in front. LINES of 128 bytes of each row of the weight behind the first tile are fetched ahead of the
+    wait; and the first WAVE programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES
+    lines.
     BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
     if DEPENDENT:
@@ -78,19 +80,19 @@ def linear_matvec(
     within = WITHIN(local, k, STORED)
     rows = BEGIN(weight, first + FIRST, STORED)
     tile = LOAD(rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
-    if ACTIVATION is not None:
+    if GATED:
         up_rows = BEGIN(weight, first + UP, STORED)
         up_tile = LOAD(up_rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
     if DEPENDENT:
         if LINES > 0:
             fetch_ahead(weight, n, BLOCK_K, N, K, FIRST, FETCH, STORED, LINES)
-            if ACTIVATION is not None:
+            if GATED:
                 fetch_ahead(weight, n, BLOCK_K, N, K, UP, FETCH, STORED, LINES)
         if AHEAD > 0 and tl.program_id(0) < WAVE:
             for later in tl.static_range(1, AHEAD + 1):
                 later_n = n + later * WAVE * BLOCK_N
                 fetch_ahead(weight, later_n, 0, N, K, FIRST, FETCH, STORED, ROW_LINES)
-                if ACTIVATION is not None:
+                if GATED:
                     fetch_ahead(weight, later_n, 0, N, K, UP, FETCH, STORED, ROW_LINES)
         gdc_wait()
     source = x + row * X_STRIDE
@@ -107,7 +109,7 @@ def linear_matvec(
         weights = tile
         if start + BLOCK_K < K:
             tile = LOAD(rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
-        if ACTIVATION is not None:
+        if GATED:
             up_weights = up_tile
             if start + BLOCK_K < K:
                 up_tile = LOAD(up_rows, within, start + BLOCK_K, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
@@ -115,17 +117,19 @@ def linear_matvec(
         if NORM:
             value = scaled(value, inverse, _chunk(gain, k, start, K, BLOCK_K), x.dtype.element_ty)
         sums += _partial_sums(weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
-        if ACTIVATION is not None:
+        if GATED:
             up_sums += _partial_sums(up_weights.to(tl.float32) * value[None, :], BLOCK_N, BLOCK_K)
     result = tl.sum(sums, 1)
     inside = n < N
     if BIAS:
         result += tl.load(bias + FIRST + n, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION is not None:
+    if GATED:
         up = tl.sum(up_sums, 1)
         if BIAS:
             up += tl.load(bias + UP + n, mask=inside, other=0.0).to(tl.float32)
         result = gated(result, up, ACTIVATION)
+    elif ACTIVATION is not None:
+        result = gated(result, 1.0, ACTIVATION)
     if RESIDUAL:
         result += tl.load(residual + row * RESIDUAL_STRIDE + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * N + n, result.to(y.dtype.element_ty), mask=inside)

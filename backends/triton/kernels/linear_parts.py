@@ -1,4 +1,5 @@
-"""What the kernels of linear share: the norm in front, the gate after it, the fetch of weights ahead of time."""
+"""What the kernels of linear share: the norm in front, the gate or the activation after it, the fetch of weights ahead
+of time."""
 
 import triton
 import triton.language as tl
@@ -64,18 +65,21 @@ def finish(
     RESIDUAL_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     UP: tl.constexpr,
+    GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Store y[t, n] of a tile [n, t] from the products: bias, gate, residual."""
+    """Store y[t, n] of a tile [n, t] from the products: bias, gate or activation, residual."""
     inside = (n < N)[:, None] & (t < rows)[None, :]
     if BIAS:
         result += tl.load(bias + FIRST + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION is not None:
+    if GATED:
         if BIAS:
             up += tl.load(bias + UP + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         result = gated(result, up, ACTIVATION)
+    elif ACTIVATION is not None:
+        result = gated(result, 1.0, ACTIVATION)
     if RESIDUAL:
         at = residual + t[None, :] * RESIDUAL_STRIDE + n[:, None]
         result += tl.load(at, mask=inside, other=0.0).to(tl.float32)

@@ -28,6 +28,7 @@ def linear_tile(
     RESIDUAL_STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     UP: tl.constexpr,
+    GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -46,8 +47,8 @@ def linear_tile(
 ):
     """Program (i, j): results i * BLOCK_N … of y [rows, N] over columns j * SHARE … of x [rows, K] and the weight.
 
-    TOKENS >= rows is the size of the product; rows of x past the last repeat the last, and are not stored. FIRST, UP
-    and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
+    TOKENS >= rows is the size of the product; rows of x past the last repeat the last, and are not stored. FIRST, UP,
+    GATED and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
     `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait.
     BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
@@ -64,7 +65,7 @@ def linear_tile(
     if DEPENDENT:
         if LINES > 0:
             fetch_ahead(weight, n, begin, N, K, FIRST, FETCH, STORED, LINES)
-            if ACTIVATION is not None:
+            if GATED:
                 fetch_ahead(weight, n, begin, N, K, UP, FETCH, STORED, LINES)
         gdc_wait()
     WHOLE_K: tl.constexpr = SPLITS * SHARE == K
@@ -83,20 +84,21 @@ def linear_tile(
         # Weights are read once, so they leave the cache first.
         weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
-        if ACTIVATION is not None:
+        if GATED:
             up_weights = LOAD(up_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
             up = tl.dot(up_weights, tl.trans(tokens), up, input_precision="ieee")
     if SPLITS == 1:
         finish(
-            result, up, y, bias, residual, n, t, rows, N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL
+            result, up, y, bias, residual, n, t, rows,
+            N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
         )  # fmt: skip
     else:
-        PARTS: tl.constexpr = 1 if ACTIVATION is None else 2
+        PARTS: tl.constexpr = 2 if GATED else 1
         SUMS: tl.constexpr = BLOCK_N * TOKENS
         own = partial + tile * (PARTS * SUMS) + local[:, None] * TOKENS + t[None, :]
         step_size = tl.num_programs(0) * (PARTS * SUMS)
         tl.store(own + split * step_size, result)
-        if ACTIVATION is not None:
+        if GATED:
             tl.store(own + split * step_size + SUMS, up)
         tl.debug_barrier()  # the sums of all threads stand before one of them says so
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
@@ -105,9 +107,10 @@ def linear_tile(
             # In a fixed order, so that which arrives last does not show; unrolled, so that all loads are on the way.
             for other in tl.static_range(SPLITS):
                 result += tl.load(own + other * step_size, cache_modifier=".cg")
-                if ACTIVATION is not None:
+                if GATED:
                     up += tl.load(own + other * step_size + SUMS, cache_modifier=".cg")
             finish(
-                result, up, y, bias, residual, n, t, rows, N, RESIDUAL_STRIDE, FIRST, UP, ACTIVATION, BIAS, RESIDUAL
+                result, up, y, bias, residual, n, t, rows,
+                N, RESIDUAL_STRIDE, FIRST, UP, GATED, ACTIVATION, BIAS, RESIDUAL,
             )  # fmt: skip
             tl.store(arrivals + tile, 0)

@@ -32,7 +32,8 @@ class Gate:
 
 @dataclass(frozen=True)
 class Linear:
-    """`linear(norm(x), weight, bias)`, gated, plus `residual`, as `result`; what is None is left out.
+    """`linear(norm(x), weight, bias)`, gated or by an `activation` alone, plus `residual`, as `result`; what is None is
+    left out.
 
     Only `result` is rounded, and the norm: what lies between stays in float32.
     """
@@ -44,6 +45,7 @@ class Linear:
     norm: Norm | None = None
     gate: Gate | None = None
     residual: Value | None = None
+    activation: str | None = None
 
     @property
     def rows(self) -> Expr:

@@ -164,7 +164,8 @@ def _constants(linear: Linear) -> dict[str, Any]:
         "RESIDUAL_STRIDE": linear.residual.strides[0] if linear.residual else 0,
         "FIRST": gate.gate if gate else 0,
         "UP": gate.up if gate else 0,
-        "ACTIVATION": gate.activation if gate else None,
+        "GATED": gate is not None,
+        "ACTIVATION": gate.activation if gate else linear.activation,
         "BIAS": linear.bias is not None,
         "RESIDUAL": linear.residual is not None,
     }

@@ -1,4 +1,5 @@
-"""Regions: a product with the norm in front of it and the gate, the residual or the cast behind it."""
+"""Regions: a product with the norm in front of it and the gate, the activation, the residual or the cast behind
+it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,11 +94,14 @@ def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any
 
 
 def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """The chain to a residual sum or a cast to float32, if that is what the product goes into, and nothing else."""
+    """The chain to a residual sum, an activation or a cast to float32, if that is what the product goes into, and
+    nothing else."""
     users = list(linear.users)
     if len(users) == 1 and users[0] in free:
         (end,) = users
         if is_call(end, _ADD) and _residual(end, linear) is not None:
+            return _Chain(norm, linear, end=end)
+        if is_call(end, ops.activate.overload):
             return _Chain(norm, linear, end=end)
         if is_call(end, ops.cast.overload) and _bound(end)["dtype"] == torch.float32:
             return _Chain(norm, linear, end=end)
@@ -141,6 +145,8 @@ def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
         linear = replace(linear, norm=Norm(values[norm["weight"]], norm["eps"]))
     if chain.slices:
         linear = replace(linear, gate=_gate(last))
+    elif chain.end is not None and is_call(chain.end, ops.activate.overload):
+        linear = replace(linear, activation=_bound(chain.end)["kind"])
     elif chain.end is not None and is_call(chain.end, _ADD):
         residual = _residual(chain.end, chain.linear)
         assert residual is not None

@@ -58,6 +58,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias and residual": {"bias": True, "residual": True},
     "norm and gate": {"norm": True, "gate": Gate("silu", 0, 40)},
+    "activation": {"bias": True, "activation": "relu_squared"},
 }
 if DEVICE == "cuda":  # of which a compiler might fuse products and sums in one kernel and not in another
     FORMS["gate by tanh"] = {"bias": True, "gate": Gate("gelu_tanh", 40, 0)}
@@ -84,6 +85,7 @@ def test_rows_of_products(form: str, dtype: torch.dtype) -> None:
             Norm(values[2], 1e-5) if "norm" in asked else None,
             asked.get("gate"),
             values[4] if "residual" in asked else None,
+            asked.get("activation"),
         )
         schedule = new_schedule(class_of(end - begin), invariant=True)
         return run_schedule(schedule, [schedule_linear(linear, schedule)], inputs, {"T": end - begin})[0]

@@ -40,6 +40,7 @@ SLICES = (
 SILU = "%y = ingot.silu_mul(%slice_1, %slice_2) : {dtype}[T, {N}]\n"
 SWAPPED = "%y = ingot.silu_mul(%slice_2, %slice_1) : {dtype}[T, {N}]\n"
 GELU = '%y = ingot.gelu_mul(%slice_1, %slice_2, approximate="{kind}") : {{dtype}}[T, {{N}}]\n'
+ACTIVATE = '%y = ingot.activate(%linear, kind="{kind}") : {{dtype}}[T, {{N}}]\n'
 ADD = "%y = aten.add.Tensor({sides}) : {{dtype}}[T, {{N}}]\n"
 CAST = "%y = ingot.cast(%linear, dtype=f32) : f32[T, {N}]\n"
 
@@ -52,6 +53,11 @@ FORMS = {
     "residual right": BIASED.format(x="%x") + ADD.format(sides="%linear, %r"),
     "norm, silu": NORM + BOTH.format(x="%rms_norm") + SLICES + SILU,
     "norm, silu, parts the other way": NORM + BOTH_BIASED.format(x="%rms_norm") + SLICES + SWAPPED,
+    **{
+        f"plain {kind}": BIASED.format(x="%x") + ACTIVATE.format(kind=kind)
+        for kind in ("gelu", "gelu_tanh", "relu", "relu_squared")
+    },
+    "norm, plain relu": NORM + PRODUCT.format(x="%rms_norm") + ACTIVATE.format(kind="relu"),
     "gelu": BOTH_BIASED.format(x="%x") + SLICES + GELU.format(kind="none"),
     "wide norm, gelu by tanh": WIDE_NORM + BOTH.format(x="%rms_norm") + SLICES + GELU.format(kind="tanh"),
 }
