@@ -114,7 +114,7 @@ class Architecture:
 # By all the names that its config.json files, its code and vLLM have for it.
 _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER),
+    "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER, default=4096),
     "BaichuanForCausalLM": Architecture("baichuan", baichuan.baichuan, DECODER, "model_max_length", 4096),
     "BaiChuanForCausalLM": Architecture("baichuan", baichuan.baichuan_7b, DECODER, default=4096),
     "BloomForCausalLM": Architecture("bloom", bloom.bloom, DECODER, positions="seq_length"),
@@ -147,13 +147,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "MPTForCausalLM": Architecture("mpt", mpt.mpt, DECODER, positions="max_seq_len"),
     "MistralForCausalLM": Architecture("mistral", llama.mistral, DECODER),
     "MptForCausalLM": Architecture("mpt", mpt.mpt, DECODER, positions="max_seq_len"),
-    "NemotronForCausalLM": Architecture("nemotron", nemotron.nemotron, DECODER),
+    "NemotronForCausalLM": Architecture("nemotron", nemotron.nemotron, DECODER, default=4096),
     "OPTForCausalLM": Architecture("opt", opt.opt, DECODER),
     "Olmo2ForCausalLM": Architecture("olmo2", olmo.olmo2, DECODER),
     "Olmo3ForCausalLM": Architecture("olmo3", olmo.olmo3, DECODER),
     "OlmoForCausalLM": Architecture("olmo", olmo.olmo, DECODER),
     "OrionForCausalLM": Architecture("orion", orion.orion, DECODER, default=4096),
-    "PersimmonForCausalLM": Architecture("persimmon", persimmon.persimmon, DECODER),
+    "PersimmonForCausalLM": Architecture("persimmon", persimmon.persimmon, DECODER, default=16384),
     "Phi3ForCausalLM": Architecture("phi3", phi.phi3, DECODER),
     "PhiForCausalLM": Architecture("phi", phi.phi, DECODER),
     "Qwen2ForCausalLM": Architecture("qwen2", qwen.qwen2, DECODER),
@@ -164,7 +164,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "SolarForCausalLM": Architecture("solar", solar.solar, DECODER),
     "StableLMEpochForCausalLM": Architecture("stablelm", stablelm.stablelm_epoch, DECODER, default=4096),
     "StableLmForCausalLM": Architecture("stablelm", stablelm.stablelm, DECODER, default=4096),
-    "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2.starcoder2, DECODER),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2.starcoder2, DECODER, default=4096),
     "TeleChat2ForCausalLM": _TELECHAT2,
     "TeleChatForCausalLM": _TELECHAT2,
     "Telechat2ForCausalLM": _TELECHAT2,

@@ -157,6 +157,18 @@ def test_fields_left_out_have_transformers_defaults(architecture: str) -> None:
     assert spec.dims == found.dims
 
 
+# Those with a default of their own; that of the others is 2048.
+@pytest.mark.parametrize(
+    "architecture", sorted(name for name in ARCHITECTURES.keys() - APART if ARCHITECTURES[name].default != 2048)
+)
+def test_a_context_that_is_left_out_is_transformers(architecture: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    row, config = ARCHITECTURES[architecture], OF_ARCHITECTURE[architecture].config
+    bare = {key: value for key, value in config.items() if key not in (row.positions, "rope_scaling")}
+    assert read_spec(bare).max_position == getattr(CONFIG_MAPPING[config["model_type"]](), row.positions)
+
+
 @pytest.mark.parametrize(
     ("alias", "tiny"), [(name, family.tiny[0]) for family in FAMILIES.values() for name in family.aliases]
 )
