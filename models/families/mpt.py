@@ -22,7 +22,7 @@ def mpt(config: ConfigReader) -> DecoderSpec:
     config.require("norm_type", ("low_precision_layernorm", "layernorm"), "low_precision_layernorm")
     hidden = config.integer("d_model", config.integer("hidden_size", 2048))
     layers = config.integer("n_layers", config.integer("num_hidden_layers", 24, most=MAX_LAYERS), most=MAX_LAYERS)
-    norm = NormSpec(config.number("layer_norm_epsilon", 1e-5), kind="layer")
+    norm = NormSpec(config.number("layer_norm_epsilon", 1e-5), kind="layer", wide=True)  # torch's, which rounds once
     branches = (
         BranchSpec("attention", _attention(config, hidden), norm.named("norm_1")),
         BranchSpec("mlp", PlainSpec(4 * hidden, "gelu", names=PlainNames("ffn")), norm.named("norm_2")),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import TINY
+from transformers import CONFIG_MAPPING
 
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.decoder import Decoder, DecoderSpec
@@ -15,7 +16,11 @@ from ingot.models.blocks.embedding import EmbeddingSpec
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.params import Place, declaration
 
-WITH_NORMS = {TINY[name].family: name for name in reversed(TINY)}
+# Of each family that transformers knows by its name.
+WITH_NORMS = {TINY[name].family: name for name in reversed(TINY) if TINY[name].config["model_type"] in CONFIG_MAPPING}
+# The share of numbers of a layer norm that torch rounds another way, since it adds up in another order. One rounding
+# more shows in a quarter of them.
+OTHER_SUMS = 1e-3
 
 
 def _dims(folder: Path) -> DecoderSpec:
@@ -49,16 +54,20 @@ def test_norms_and_embeddings_round_like_transformers(name: str, checkpoint: Cal
             if dims.norm.gains:
                 last_norm.weight.copy_(gains)
             found, expected = _norm(dims.norm, gains, dtype)(x), last_norm(x)
-            assert torch.equal(found, expected)
-            changed = replace(dims.norm, wide=not dims.norm.wide)
+            assert _parted(found, expected) <= (OTHER_SUMS if dims.norm.kind == "layer" else 0)
+            changed = _norm(replace(dims.norm, wide=not dims.norm.wide), gains, dtype)(x)
             if dims.norm.gains and not dims.norm.bias:
-                assert not torch.equal(_norm(changed, gains, dtype)(x), expected), "NormSpec.wide shows nothing"
+                assert _parted(changed, expected) > 10 * OTHER_SUMS, "NormSpec.wide shows nothing"
         tokens = torch.arange(dims.vocab, dtype=torch.int32)
         embedded = theirs.get_input_embeddings()(tokens)
         assert torch.equal(_embedded(dims, theirs, dtype), _multiplied(dims, theirs, embedded))
         if isinstance(dims.embedding, EmbeddingSpec) and dims.embedding.rounded:
             exact = replace(dims, embedding=replace(dims.embedding, rounded=False))
             assert not torch.equal(_embedded(exact, theirs, dtype), embedded), "EmbeddingSpec.rounded shows nothing"
+
+
+def _parted(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found != expected).double().mean())
 
 
 def _norm(spec: NormSpec, gains: torch.Tensor, dtype: torch.dtype) -> Norm:
