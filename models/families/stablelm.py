@@ -23,7 +23,7 @@ def stablelm(config: ConfigReader) -> DecoderSpec:
     # Transformers' defaults, configuration_stablelm.py.
     config = config.within({"num_key_value_heads": 32, "partial_rotary_factor": 0.25, **config.fields})
     head_dim, norm = require_square_heads(config), read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
-    of_head = replace(norm, bias=False, apart=True)
+    of_head = replace(norm, bias=False, wide=True, apart=True)  # torch's, which round once
     qk_norm = QKNormSpec(of_head.named("q_layernorm.norms"), of_head.named("k_layernorm.norms"), "each head")
     attention = read_attention(
         config,
