@@ -25,3 +25,7 @@ def test_slopes_end_where_the_config_says() -> None:
 def test_what_is_none_is_at_its_default() -> None:
     assert attention(clip_qkv=None, softmax_scale=None, alibi=None, attn_type=None) == attention()
     assert attention(clip_qkv=6, softmax_scale=0.5).clip == 6.0
+
+
+def test_the_context_is_what_the_config_says() -> None:
+    assert read_spec({**TINY["mpt-plain"].config, "max_seq_len": 77}).max_position == 77
