@@ -118,7 +118,8 @@ def make_table(attrs: Attrs) -> torch.Tensor:
         return _alibi_slopes(attrs)
     if attrs.get("kind") != "rope" or attrs.get("rope_type") not in ROPE_TYPES:
         raise ConfigError(
-            f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}", expected=", ".join(ROPE_TYPES)
+            f"unknown table {attrs.get('kind')!r} / {attrs.get('rope_type')!r}",
+            expected=f"ones, alibi, or rope with {', '.join(ROPE_TYPES)}",
         )
     frequencies = ROPE_TYPES[str(attrs["rope_type"])](attrs)
     positions = torch.arange(int(attrs["positions"]), dtype=torch.float32)

@@ -76,8 +76,8 @@ def test_attention_factor_scales_cosines_and_sines() -> None:
 def test_unknown_tables_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown table 'rope' / 'yarm'"):
         make_table(rope_attrs({"rope_type": "yarm"}, 8, 1e4, 4))
-    with pytest.raises(ConfigError, match="unknown table 'alibi'"):
-        make_table({"kind": "alibi"})
+    with pytest.raises(ConfigError, match="unknown table 'sinusoids'"):
+        make_table({"kind": "sinusoids"})
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
