@@ -9,11 +9,9 @@ from typing import Any
 import random_fields
 import torch
 from drawn_weights import DrawnWeights
-from mutations import without
 from tiny_checkpoint import MAX_SEQ_LEN, Tiny
 
 from families.family import Config, Family
-from ingot.models.blocks.attention import AttentionSpec
 
 
 def _tiny(name: str, **fields: Any) -> Tiny:
@@ -108,4 +106,3 @@ FAMILIES = (
         ),
     ),
 )
-MUTATIONS = (without(AttentionSpec, "clip", None),)
