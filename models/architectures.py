@@ -46,6 +46,8 @@ from ingot.models.families import (
     starcoder2,
     telechat,
 )
+from ingot.models.known_fields import known_fields
+from ingot.models.unknown_fields import Unknown, refuse_meaning, unknown_fields
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
 INPUTS: Mapping[str, TensorType] = {
@@ -207,7 +209,27 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
         dims=dims,
     )
     asked = {"architectures", *reader.asked}
-    return replace(spec, config={field: value for field, value in config.items() if field in asked})
+    spec = replace(spec, config={field: value for field, value in config.items() if field in asked})
+    refuse_meaning(_unknown(config, spec), architecture.family, source)
+    return spec
+
+
+def ignored_fields(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
+    """The fields of a config.json that nothing knows: neither the reader of its family nor that of any other."""
+    return tuple(one.name for one in _unknown(config, spec) if not one.about)
+
+
+def _unknown(config: Mapping[str, Any], spec: ModelSpec) -> tuple[Unknown, ...]:
+    """The fields that the reader of the spec's family does not know, and whose values switch something on."""
+    known = known_fields(ARCHITECTURES[spec.architecture].read) | spec.config.keys()
+    return tuple(unknown_fields(config, known, _who_reads))
+
+
+def _who_reads(field: str) -> str:
+    """Which families know a field, in words; "" where none does."""
+    families = list(dict.fromkeys(one.family for one in ARCHITECTURES.values() if field in known_fields(one.read)))
+    more = f" and {len(families) - 3} others" if len(families) > 3 else ""
+    return f"what definitions of {', '.join(families[:3])}{more} read" if families else ""
 
 
 def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple[RopeSpec, ...]) -> int:

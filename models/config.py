@@ -27,7 +27,8 @@ MAX_LAYERS = 1024  # the deepest models have some hundred
 MAX_NUMBER = 1e30  # as a float32, what the tables are computed in, it and its reciprocal are neither 0 nor infinite
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no int of more than 4300 digits
@@ -81,7 +82,7 @@ class ConfigReader:
 
     def error(self, field: str, expected: str) -> ConfigError:
         found = self.fields.get(field)
-        what = f"field '{field}' is {_shown(found)}" if field in self.fields else f"field '{field}' is missing"
+        what = f"field '{field}' is {shown(found)}" if field in self.fields else f"field '{field}' is missing"
         return ConfigError(what, where=self.source, expected=expected)
 
     def integer(self, field: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:

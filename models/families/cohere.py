@@ -17,6 +17,17 @@ from ingot.models.families.reading import (
     read_windows,
 )
 
+# What configurations of Command R7B and later say of themselves. Transformers reads none of it and does it always.
+_SAID_OF_COHERE2 = {
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "order_of_interleaved_layers": "local_attn_first",
+    "use_parallel_block": True,
+    "use_gated_activation": True,
+    "use_embedding_sharing": True,
+    "use_qk_norm": False,
+}
+
 
 def cohere(config: ConfigReader) -> DecoderSpec:
     """Norms of q and k have gains of their own for each head."""
@@ -26,7 +37,11 @@ def cohere(config: ConfigReader) -> DecoderSpec:
 
 def cohere2(config: ConfigReader) -> DecoderSpec:
     """Layers with a window are rotated, the others, every fourth, are not."""
-    sliding = config.sliding_layers(count_layers(config), config.integer("sliding_window_pattern", 4))
+    for field, value in _SAID_OF_COHERE2.items():
+        config.require(field, (value,), value)
+    pattern = config.integer("sliding_window_pattern", 4)
+    config.require("layer_switch", (pattern,), pattern)
+    sliding = config.sliding_layers(count_layers(config), pattern)
     return _cohere(config, read_windows(config, _attention(config), sliding, 4096, tables=(None, 0)))
 
 

@@ -38,7 +38,9 @@ def _two_norms_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -
 
 
 def gemma(config: ConfigReader) -> DecoderSpec:
-    # The first checkpoints say "gelu" and mean its tanh form (transformers, configuration_gemma.py).
+    # The first checkpoints say "gelu" and mean its tanh form (transformers, configuration_gemma.py). Some say it again
+    # under the name that Gemma 2 gave it.
+    config.require("hidden_activation", (None, *_GELU), None)
     mlp = read_gated(config, activations=dict.fromkeys(_GELU, "gelu_tanh"))
     attention = _attention(config)
     rope = config.rope(attention.head_dim)
@@ -57,7 +59,10 @@ def gemma3(config: ConfigReader) -> DecoderSpec:
     """Layers with a window have a rotary base of their own."""
     config.require("attn_logit_softcapping", (None,), None)  # transformers reads it and does not apply it
     attention = replace(_scaled_attention(config), qk_norm=QKNormSpec.of(_norm(config)))
-    sliding = config.sliding_layers(count_layers(config), config.integer("sliding_window_pattern", 6))
+    pattern = config.integer("sliding_window_pattern", 6)
+    if config.fields.get("layer_types") is None:  # transformers writes it under this name, and reads it under the other
+        config.require("_sliding_window_pattern", (pattern,), pattern)
+    sliding = config.sliding_layers(count_layers(config), pattern)
     attentions = read_windows(config, attention, sliding, 4096, tables=(0, 1))
     full, local = read_two_ropes(config, attention.head_dim, full=1e6, sliding=1e4)
     if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first one alone

@@ -1,0 +1,88 @@
+"""Which fields of a config.json the reader of a family knows, read off its code.
+
+A reader asks for some fields on some paths only, such as a window's size where windows are switched on. It knows all
+that its code names, in whatever branch.
+"""
+
+import dis
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from ingot.models.config import ConfigReader
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ROOM = "ingot.models"
+
+
+@cache
+def known_fields(read: Callable[..., Any]) -> frozenset[str]:
+    """The names that stand as strings in the code of `read`, of the methods of ConfigReader that it calls, and of the
+    functions of its own module and of Ingot's definitions that it calls, and so on.
+
+    Strings that are no field are among them, such as the name of an activation; no config.json has fields of that name.
+    """
+    found: set[str] = set()
+    seen: set[FunctionType] = set()
+    waiting = list(_functions(read, found))
+    while waiting:
+        function = waiting.pop()
+        if function not in seen:
+            seen.add(function)
+            waiting += _walk(function, found)
+    return frozenset(found)
+
+
+def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
+    """The function that is called where `value` is; what `partial` gives it by default is looked at too."""
+    if isinstance(value, partial):
+        found.update(_strings([*value.args, *value.keywords.values()]))
+        yield from _functions(value.func, found)
+    elif isinstance(value, MethodType):
+        yield from _functions(value.__func__, found)
+    elif isinstance(value, FunctionType):
+        yield value
+
+
+def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
+    """Add the strings of a function to `found`; returns the functions that it names."""
+    found.update(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
+    called: list[FunctionType] = []
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        found.update(_strings([*_loaded(code)]))
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if isinstance(value, str | tuple | list | dict | frozenset | set):
+                found.update(_strings(value))
+            for one in _functions(value, found):
+                if one.__module__.startswith(_ROOM) or one.__module__ == function.__module__:
+                    called.append(one)
+            called += _functions(vars(ConfigReader).get(name), found)
+    return called
+
+
+def _loaded(code: CodeType) -> Iterator[object]:
+    """The constants that the code computes with: neither docstrings nor the names of keyword arguments, which stand in
+    front of a call from Python 3.13 on."""
+    instructions = list(dis.get_instructions(code))
+    for place, one in enumerate(instructions):
+        if one.opname.startswith(("LOAD_CONST", "RETURN_CONST")):
+            follows = instructions[place + 1].opname if place + 1 < len(instructions) else ""
+            if follows != "CALL_KW":
+                yield one.argval
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        if _NAME.fullmatch(value):
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _strings([*value.keys(), *value.values()])
+    elif isinstance(value, tuple | list | set | frozenset):
+        for item in value:
+            yield from _strings(item)

@@ -1,0 +1,124 @@
+"""Fields of a config.json that the reader of its family does not know: what changes the computation is refused."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.ir.errors import ConfigError
+from ingot.models.config import shown
+from ingot.models.config_fields import (
+    CHANGES_THE_COMPUTATION,
+    EXPERTS,
+    GENERIC,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    NEUTRAL,
+    OF_EXPERTS,
+    OF_WINDOWS,
+    ON_BY_DEFAULT,
+    POSITIONS,
+    SAME,
+    TRAINING,
+)
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A field that the reader of a family does not know. `name` is its path, as in "rope_scaling.alpha"; `about` says
+    what it changes, and is "" where that is not known."""
+
+    name: str
+    value: Any
+    about: str
+
+
+def unknown_fields(
+    config: Mapping[str, Any], known: Collection[str], others: Callable[[str], str], inside: str = ""
+) -> Iterator[Unknown]:
+    """The fields of a config.json whose value switches something on and which are not among the `known` ones.
+
+    `others` says which families read a field, "" for none. Tables in a known field are looked into.
+    """
+    for name, value in config.items():
+        if name in known:
+            if isinstance(value, dict) and name not in GENERIC:
+                yield from unknown_fields(value, known, others, f"{inside}{name}.")
+        elif name not in GENERIC and not TRAINING.fullmatch(name) and not _changes_nothing(name, value, config, known):
+            about = CHANGES_THE_COMPUTATION.get(name) or others(name) or _another_name(name, known)
+            yield Unknown(inside + name, value, about)
+
+
+def refuse_meaning(unknown: Collection[Unknown], family: str, source: str) -> None:
+    """Raises ConfigError where unknown fields change the computation."""
+    meant = [one for one in unknown if one.about]
+    if not meant:
+        return
+    lines = [f"field '{one.name}' is {shown(one.value)}: {one.about}" for one in meant]
+    raise ConfigError(
+        f"the definition of {family} does not know what the configuration asks for\n"
+        + "\n".join(f"    {line}" for line in lines),
+        where=source,
+        expected=" or ".join(["no such field", "null", *_neutral_texts(meant)]),
+        hint="without it the model would compute something else. Where it was trained without it, and only there, take "
+        "the field out of config.json",
+    )
+
+
+def _neutral_texts(unknown: Collection[Unknown]) -> list[str]:
+    values = [value for one in unknown for value in NEUTRAL.get(one.name.rpartition(".")[2], (False,))]
+    return list(dict.fromkeys(map(_json_text, values)))
+
+
+def _json_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _off(name: str, value: object) -> bool:
+    if name in ON_BY_DEFAULT:
+        return value is None or value in NEUTRAL[name]
+    if value is None or value is False or value in (0, "", [], {}):
+        return True
+    return not isinstance(value, bool) and value in NEUTRAL.get(name, ())
+
+
+def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known: Collection[str]) -> bool:
+    if _off(name, value):
+        return True
+    row = next((row for row in SAME if name in row), ())
+    if any(other in known and other != name and config.get(other) == value for other in row):
+        return True
+    if name in KV_HEADS and not any(other in known for other in KV_HEADS):  # as many as heads, in their reader's models
+        return value == _first(config, HEADS, known)
+    without_windows = _without_windows(config)
+    if name in OF_WINDOWS and without_windows:
+        return True
+    if name in OF_EXPERTS and all(_off(field, config.get(field)) for field in EXPERTS):
+        return True
+    if name == "layer_types":
+        kinds = set(map(str, value)) if isinstance(value, list) else {str(value)}
+        return kinds <= {"full_attention", *(["sliding_attention"] if without_windows else [])}
+    if name == "head_dim":
+        size, heads = (_first(config, row, known) for row in (HIDDEN, HEADS))
+        return all(isinstance(one, int) for one in (value, size, heads)) and value * heads == size
+    return False
+
+
+def _another_name(name: str, known: Collection[str]) -> str:
+    """Which known field says the same thing; not of lengths, of which training had others."""
+    row = next((row for row in SAME if name in row and row is not POSITIONS), ())
+    read = [other for other in row if other in known]
+    return f"another value than {read[0]} has" if read else ""
+
+
+def _without_windows(config: Mapping[str, Any]) -> bool:
+    """No layer has a window, or those that there are reach over the whole context."""
+    if not config.get("use_sliding_window", True):
+        return True
+    window, most = config.get("sliding_window"), config.get("max_position_embeddings")
+    return not window or (isinstance(window, int) and isinstance(most, int) and window >= most)
+
+
+def _first(config: Mapping[str, Any], row: tuple[str, ...], known: Collection[str]) -> object:
+    """The value of the first field of a row that is known and there."""
+    return next((config[name] for name in row if name in known and config.get(name) is not None), None)
