@@ -4,7 +4,7 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -128,13 +128,17 @@ def check_totality(
     ignored_rules: Sequence[str],
     expected: Mapping[str, tuple[int, ...]],
     floating: Collection[str] | None = None,
+    *,
+    spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
+    nearest: str = "",
 ) -> None:
     """Checks that a weight map and a checkpoint account for each other completely.
 
     `consumed` names the tensors that the model's recipes read, `ignored_rules` are regular expressions that match the
     whole name of a tensor to leave aside, `expected` gives the shape of each tensor, and `floating` names those that
     must hold plain floating point values (by default all of `expected`). Eight-bit floats are not plain: without their
-    scales they are other numbers.
+    scales they are other numbers. `spelled` gives the names that rules know a tensor by, and `nearest` says which other
+    spelling of the names would fit better.
 
     Raises one CheckpointError that lists every missing, extra, mis-shaped and wrongly typed tensor.
     """
@@ -146,7 +150,9 @@ def check_totality(
     ]
     unclaimed = sorted(tensors.keys() - set(consumed))
     extra = [
-        f"{name} {list(tensors[name].shape)}" for name in unclaimed if not any(rule.fullmatch(name) for rule in rules)
+        f"{name} {list(tensors[name].shape)}"
+        for name in unclaimed
+        if not any(rule.fullmatch(spelling) for rule in rules for spelling in spelled(name))
     ]
     shapes = [
         f"{name}: expected {list(shape)}, found {list(tensors[name].shape)}"
@@ -173,7 +179,8 @@ def check_totality(
             "the checkpoint's tensors do not fit the model that its config.json describes\n" + "\n".join(problems),
             where=str(checkpoint.folder),
             expected="every tensor used or ignored by a rule, every weight of the model present",
-            hint="check that config.json and the tensor files are from the same model and complete",
+            hint="check that config.json and the tensor files are from the same model and complete"
+            + (f"; {nearest}" if nearest else ""),
         )
 
 

@@ -1,12 +1,13 @@
 """From a ModelSpec to a traced Model: the definition runs once on the meta device, and no weight is read."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from ingot.frontend.respelling import find_respelling
 from ingot.frontend.tracer import Tracer
 from ingot.ir.errors import ConfigError, InternalError, VerifyError
 from ingot.ir.features import find_ending, find_feature, find_input, step_inputs
@@ -41,25 +42,32 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
             f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries)
         )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    prefix = definition.optional_prefix(spec.dims)
-    lacking = prefix if stored and not any(name.startswith(prefix) for name in stored) else ""
+    own = [name for name in stored or () if ":" not in name]
+    respelling = find_respelling(needed_tensors(entries.values()), own, definition.optional_prefix(spec.dims))
     programs = {
-        name: _Entry(spec.family, name, entry, limits, lacking).program(names, stored or {})
+        name: _Entry(spec.family, name, entry, limits, respelling.names).program(names, stored or {})
         for name, entry in entries.items()
     }
     expected = {name: entry.expected_matches for name, entry in entries.items()}
-    return Model(spec, programs, expected, definition.round)
+    return Model(spec, programs, expected, definition.round, respelling.names)
+
+
+def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
+    """The tensors of the model's own checkpoint that the parameters of entries are made from, by their declarations."""
+    declared = [declaration(parameter) for entry in entries for parameter in entry.module.parameters()]
+    names = frozenset().union(*(one.recipe.sources() for one in declared if one is not None))
+    return frozenset(name for name in names if ":" not in name)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry that is traced, and what messages say of it. Names in the checkpoint lack the prefix `lacking`."""
+    """An entry that is traced, what messages say of it, and names of tensors that the checkpoint spells otherwise."""
 
     family: str
     name: str
     entry: Entry
     limits: Limits
-    lacking: str = ""
+    respelled: Mapping[str, str]
 
     @property
     def where(self) -> str:
@@ -81,8 +89,8 @@ class _Entry:
                 expected="parameters that ingot.models.params.parameter makes",
             )
         made, recipe = TensorType(parameter.dtype, tuple(parameter.shape)), declared.recipe
-        if self.lacking:
-            recipe = recipe.renamed(lambda name: name.removeprefix(self.lacking))
+        if self.respelled:
+            recipe = recipe.renamed(lambda name: self.respelled.get(name, name))
         return ParamSpec(made, _in_dtype(recipe, parameter.dtype, stored), split=declared.split)
 
     def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:

@@ -10,6 +10,7 @@ import torch
 from ingot.buckets import bucket_classes
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, check_totality, read_config
+from ingot.frontend.respelling import Respelling, nearest_respelling
 from ingot.frontend.trace import Limits, trace
 from ingot.hub.source import Source, find_source
 from ingot.identity import Document, request_document
@@ -202,7 +203,15 @@ class Request:
             for name, shape in param.recipe.source_shapes(param.type.bind({})).items():
                 # Several slices of one tensor: it reaches as far as the last one.
                 expected[name] = tuple(map(max, shape, expected.get(name, shape)))
-        check_totality(self.checkpoint, consumed, (*definition.ignored(self.spec.dims), SCALE_NAMES), expected)
+        optional = definition.optional_prefix(self.spec.dims)
+        check_totality(
+            self.checkpoint,
+            consumed,
+            (*definition.ignored(self.spec.dims), SCALE_NAMES),
+            expected,
+            spelled=Respelling.of(model.respelled, optional).spelled,
+            nearest=nearest_respelling(consumed, stored, optional),
+        )
         return model
 
     def pipeline(self) -> tuple[Phase, ...]:

@@ -307,12 +307,14 @@ class Model:
 
     What has one name in two entries is one thing. `expected` holds, by entry, the number of matches that each pass owes
     it, by formula from the model's layers and flags. `round` names the entries that run in each step, in order.
+    `respelled` holds the checkpoint's names of tensors by the definition's, where they differ.
     """
 
     spec: ModelSpec
     entries: dict[str, Program]
     expected: Mapping[str, Mapping[str, int]]
     round: tuple[str, ...] = ("main",)
+    respelled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, ParamSpec]:
