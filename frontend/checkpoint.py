@@ -2,9 +2,8 @@
 
 import mmap
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +18,8 @@ from ingot.frontend.tensor_files import read_tensors
 from ingot.ir.digest import digest_files
 from ingot.ir.errors import CheckpointError, ConfigError
 from ingot.ir.json_text import parse_json
-from ingot.ir.listing import listed
 
-__all__ = ["Checkpoint", "TensorInfo", "check_totality", "read_config"]
-
-FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+__all__ = ["Checkpoint", "TensorInfo", "read_config"]
 
 _MAX_CONFIG_BYTES = 16 << 20  # the largest configurations seen (label maps of vision models) are under 1 MiB
 # Weights are mapped copy-on-write, so that a stray in-place write can never reach the user's file; without NORESERVE
@@ -120,68 +116,6 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"a tensor file cannot be mapped: {error.strerror}", where=str(info.file)) from error
         return self._maps.setdefault(info.file, new)
-
-
-def check_totality(
-    checkpoint: Checkpoint,
-    consumed: Collection[str],
-    ignored_rules: Sequence[str],
-    expected: Mapping[str, tuple[int, ...]],
-    floating: Collection[str] | None = None,
-    *,
-    spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
-    nearest: str = "",
-) -> None:
-    """Checks that a weight map and a checkpoint account for each other completely.
-
-    `consumed` names the tensors that the model's recipes read, `ignored_rules` are regular expressions that match the
-    whole name of a tensor to leave aside, `expected` gives the shape of each tensor, and `floating` names those that
-    must hold plain floating point values (by default all of `expected`). Eight-bit floats are not plain: without their
-    scales they are other numbers. `spelled` gives the names that rules know a tensor by, and `nearest` says which other
-    spelling of the names would fit better.
-
-    Raises one CheckpointError that lists every missing, extra, mis-shaped and wrongly typed tensor.
-    """
-    tensors = checkpoint.tensors
-    needed = set(consumed) | expected.keys()
-    rules = [re.compile(rule) for rule in ignored_rules]
-    missing = [
-        name + (f" {list(expected[name])}" if name in expected else "") for name in sorted(needed - tensors.keys())
-    ]
-    unclaimed = sorted(tensors.keys() - set(consumed))
-    extra = [
-        f"{name} {list(tensors[name].shape)}"
-        for name in unclaimed
-        if not any(rule.fullmatch(spelling) for rule in rules for spelling in spelled(name))
-    ]
-    shapes = [
-        f"{name}: expected {list(shape)}, found {list(tensors[name].shape)}"
-        for name, shape in sorted(expected.items())
-        if name in tensors and tensors[name].shape != tuple(shape)
-    ]
-    types = [
-        f"{name}: found {str(tensors[name].dtype).removeprefix('torch.')}"
-        for name in sorted(expected if floating is None else floating)
-        if name in tensors and tensors[name].dtype not in FLOAT_DTYPES
-    ]
-    problems = [
-        f"{len(names)} {kind}:\n{listed(names)}"
-        for kind, names in (
-            ("missing from the checkpoint", missing),
-            ("extra, neither used nor ignored by a rule", extra),
-            ("of another shape than the configuration says", shapes),
-            ("not floating point (float16, bfloat16, float32, float64)", types),
-        )
-        if names
-    ]
-    if problems:
-        raise CheckpointError(
-            "the checkpoint's tensors do not fit the model that its config.json describes\n" + "\n".join(problems),
-            where=str(checkpoint.folder),
-            expected="every tensor used or ignored by a rule, every weight of the model present",
-            hint="check that config.json and the tensor files are from the same model and complete"
-            + (f"; {nearest}" if nearest else ""),
-        )
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

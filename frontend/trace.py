@@ -34,9 +34,7 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
     cast as its recipe's last step.
     """
     definition = ARCHITECTURES[spec.architecture].definition
-    with torch.device("meta"):
-        module = definition.build(spec.dims, spec.dtype, limits.max_seq_len)
-        entries = {"main": Entry(module), **definition.more_entries(spec.dims, module)}
+    module, entries = build(spec, limits.max_seq_len)
     if unknown := [name for name in definition.round if name not in entries]:
         raise InternalError(
             f"a step of {spec.family} runs the unknown entry '{unknown[0]}'", expected=", ".join(entries)
@@ -50,6 +48,14 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
     }
     expected = {name: entry.expected_matches for name, entry in entries.items()}
     return Model(spec, programs, expected, definition.round, respelling.names)
+
+
+def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry]]:
+    """The module of the definition of `spec` and its entries, without data."""
+    definition = ARCHITECTURES[spec.architecture].definition
+    with torch.device("meta"):
+        module = definition.build(spec.dims, spec.dtype, max_seq_len)
+        return module, {"main": Entry(module), **definition.more_entries(spec.dims, module)}
 
 
 def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:

@@ -41,6 +41,7 @@ class CompileReport:
     """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes.
 
     `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
+    `notes` say what of the checkpoint is left aside or read in another way.
     `no_golden_run` says why nothing was run at the end, which leaves `ingot verify` nothing to repeat; "" when it was.
     """
 
@@ -59,6 +60,7 @@ class CompileReport:
     numerics: NumericsReport | None = None
     no_golden_run: str = ""
     origin: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -258,6 +260,7 @@ def _compile(
         build_id = writer.publish()
     copies = second_copies(params)
     report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
+    report = replace(report, notes=request.notes(model))
     return replace(report, numerics=check.report()) if check is not None else report
 
 

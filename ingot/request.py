@@ -9,9 +9,12 @@ import torch
 
 from ingot.buckets import bucket_classes
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
-from ingot.frontend.checkpoint import Checkpoint, check_totality, read_config
+from ingot.frontend.checkpoint import Checkpoint, read_config
+from ingot.frontend.checkpoint_files import name_files
 from ingot.frontend.respelling import Respelling, nearest_respelling
+from ingot.frontend.totality import check_totality, expected_shapes
 from ingot.frontend.trace import Limits, trace
+from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
 from ingot.identity import Document, request_document
 from ingot.ir.artifact import REQUEST, TIMINGS
@@ -29,7 +32,7 @@ from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.target import Target
 from ingot.ir.trace import LEVELS, Level
 from ingot.ir.tuning import TuningLog
-from ingot.models.architectures import ARCHITECTURES, read_spec
+from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.progress import OnProgress, no_progress
 from ingot.providers import BACKEND_CHOICES, competing, with_choices
@@ -114,7 +117,9 @@ class Request:
             backends = tuple(with_choices(one, log.given()) for one in backends)
         _check_tunable(backends, machine, tune=tune)
         source = find_source(checkpoint, revision, progress)
-        spec = read_spec(read_config(source.folder), str(Path(source.folder) / "config.json"))
+        config = read_config(source.folder)
+        refuse_unsupported(config, source.folder)
+        spec = read_spec(config, str(Path(source.folder) / "config.json"))
         _check_others(checkpoints or {}, spec)
         others = {alias: find_source(one, None, progress) for alias, one in (checkpoints or {}).items()}
         if dtype != "auto":
@@ -198,21 +203,27 @@ class Request:
         definition = ARCHITECTURES[self.spec.architecture].definition
         params = model.params.values()
         consumed = frozenset().union(*(param.recipe.sources() for param in params))
-        expected: dict[str, tuple[int, ...]] = {}
-        for param in params:
-            for name, shape in param.recipe.source_shapes(param.type.bind({})).items():
-                # Several slices of one tensor: it reaches as far as the last one.
-                expected[name] = tuple(map(max, shape, expected.get(name, shape)))
         optional = definition.optional_prefix(self.spec.dims)
         check_totality(
             self.checkpoint,
             consumed,
             (*definition.ignored(self.spec.dims), SCALE_NAMES),
-            expected,
+            expected_shapes((param.recipe, param.type.bind({})) for param in params),
             spelled=Respelling.of(model.respelled, optional).spelled,
             nearest=nearest_respelling(consumed, stored, optional),
         )
         return model
+
+    def notes(self, model: Model) -> tuple[str, ...]:
+        """What of the checkpoint is left aside, and what is read in another way than it is written."""
+        config, notes = self.checkpoint.config, []
+        if names := ignored_fields(config, self.spec):
+            notes.append(f"fields of config.json that no definition knows, and that are not read: {name_files(names)}")
+        if code := name_code(config):
+            notes.append(f"code that the checkpoint brings, and that is not run: {code}")
+        if model.respelled:
+            notes.append(f"names of tensors in which {Respelling.of(model.respelled)}")
+        return tuple(notes)
 
     def pipeline(self) -> tuple[Phase, ...]:
         cache = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"

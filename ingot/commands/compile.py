@@ -161,6 +161,8 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
             ]
         ),
     )
+    for note in report.notes:
+        out.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
     if report.numerics is not None:
         print_numerics(out, report.numerics)
     out.print("\nMemory", style="bold")

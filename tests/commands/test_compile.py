@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_without_a_tokenizer_the_report_suggests_token_ids(
     assert done.code == 0
     assert "6 calls of 2 distinct executables, 1 from the cache" in done.out and "1.5 kB" in done.out
     assert f"Next:  ingot run {tmp_path}/a.ingot --prompt-ids 1,2,3" in done.out
+
+
+def test_what_is_left_aside_is_told_in_a_line_each(world: World, ingot: Command, tmp_path: Path) -> None:
+    config = json.loads((world.checkpoint / "config.json").read_text())
+    more = {"remark": "mine", "lora_alpha": 16, "auto_map": {"AutoModelForCausalLM": "modeling_my.Mine"}}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({**config, **more}))
+    (tmp_path / "mine" / "model.safetensors").symlink_to(world.checkpoint / "model.safetensors")
+    done = ingot("compile", tmp_path / "mine", "-o", tmp_path / "a.ingot", "--backend", "reference", *LIMITS)
+    assert done.code == cli.DONE
+    assert [line for line in done.out.splitlines() if line.startswith("warning: ")] == [
+        "warning: fields of config.json that no definition knows, and that are not read: lora_alpha, remark",
+        "warning: code that the checkpoint brings, and that is not run: modeling_my.py",
+    ]
+    assert "warning" not in world.compiled.out
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from checkpoint_files import write_checkpoint
 
-from ingot.frontend.checkpoint import Checkpoint, check_totality
+from ingot.frontend.checkpoint import Checkpoint
+from ingot.frontend.totality import check_totality
 from ingot.ir.errors import CheckpointError
 
 

@@ -1,0 +1,97 @@
+"""Every tensor of a checkpoint is used or left aside by a rule, and every one that a model needs is there."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import torch
+
+from ingot.frontend.checkpoint import Checkpoint
+from ingot.frontend.safetensors_header import TensorInfo
+from ingot.ir.errors import CheckpointError
+from ingot.ir.listing import listed
+from ingot.ir.recipe import Recipe
+
+FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+def expected_shapes(made: Iterable[tuple[Recipe, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the checkpoint's tensors, from recipes and the shapes that they make."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for recipe, whole in made:
+        for name, shape in recipe.source_shapes(whole).items():
+            # Several slices of one tensor: it reaches as far as the last one.
+            expected[name] = tuple(map(max, shape, expected.get(name, shape)))
+    return expected
+
+
+def check_totality(
+    checkpoint: Checkpoint,
+    consumed: Collection[str],
+    ignored_rules: Sequence[str],
+    expected: Mapping[str, tuple[int, ...]],
+    floating: Collection[str] | None = None,
+    *,
+    spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
+    nearest: str = "",
+) -> None:
+    """Checks that a weight map and a checkpoint account for each other completely.
+
+    `consumed` names the tensors that the model's recipes read, `ignored_rules` are regular expressions that match the
+    whole name of a tensor to leave aside, `expected` gives the shape of each tensor, and `floating` names those that
+    must hold plain floating point values (by default all of `expected`). Eight-bit floats are not plain: without their
+    scales they are other numbers. `spelled` gives the names that rules know a tensor by, and `nearest` says which other
+    spelling of the names would fit better.
+
+    Raises one CheckpointError that lists every missing, extra, mis-shaped and wrongly typed tensor.
+    """
+    problems = unfit_tensors(checkpoint.tensors, consumed, ignored_rules, expected, floating, spelled)
+    if problems:
+        raise CheckpointError(
+            "the checkpoint's tensors do not fit the model that its config.json describes\n" + "\n".join(problems),
+            where=str(checkpoint.folder),
+            expected="every tensor used or ignored by a rule, every weight of the model present",
+            hint="check that config.json and the tensor files are from the same model and complete"
+            + (f"; {nearest}" if nearest else ""),
+        )
+
+
+def unfit_tensors(
+    tensors: Mapping[str, TensorInfo],
+    consumed: Collection[str],
+    ignored_rules: Sequence[str],
+    expected: Mapping[str, tuple[int, ...]],
+    floating: Collection[str] | None = None,
+    spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
+) -> list[str]:
+    """What `check_totality` raises: a list for each kind of problem."""
+    needed = set(consumed) | expected.keys()
+    rules = [re.compile(rule) for rule in ignored_rules]
+    missing = [
+        name + (f" {list(expected[name])}" if name in expected else "") for name in sorted(needed - tensors.keys())
+    ]
+    unclaimed = sorted(tensors.keys() - set(consumed))
+    extra = [
+        f"{name} {list(tensors[name].shape)}"
+        for name in unclaimed
+        if not any(rule.fullmatch(spelling) for rule in rules for spelling in spelled(name))
+    ]
+    shapes = [
+        f"{name}: expected {list(shape)}, found {list(tensors[name].shape)}"
+        for name, shape in sorted(expected.items())
+        if name in tensors and tensors[name].shape != tuple(shape)
+    ]
+    types = [
+        f"{name}: found {str(tensors[name].dtype).removeprefix('torch.')}"
+        for name in sorted(expected if floating is None else floating)
+        if name in tensors and tensors[name].dtype not in FLOAT_DTYPES
+    ]
+    return [
+        f"{len(names)} {kind}:\n{listed(names)}"
+        for kind, names in (
+            ("missing from the checkpoint", missing),
+            ("extra, neither used nor ignored by a rule", extra),
+            ("of another shape than the configuration says", shapes),
+            ("not floating point (float16, bfloat16, float32, float64)", types),
+        )
+        if names
+    ]
