@@ -1,0 +1,58 @@
+"""A tiny checkpoint of every architecture in sizes that divide: among two ranks, and each rank's part into groups."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tiny import TINY
+from tiny_checkpoint import Tiny
+
+from ingot.ir.errors import ConfigError
+from ingot.models.architectures import ARCHITECTURES, read_spec
+
+HEADS, HEAD_DIM, WIDTH, VOCAB = 4, 16, 128, 152
+# Whatever a family calls them; a configuration keeps the names that it has.
+_SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), HEADS * HEAD_DIM),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
+    **dict.fromkeys(("head_dim", "kv_channels"), HEAD_DIM),
+    "vocab_size": VOCAB,
+}
+_KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
+
+
+def even(tiny: Tiny) -> Tiny:
+    """The checkpoint in sizes that divide, with its flags and constants; as it is where its reader refuses these."""
+    config = dict(tiny.config)
+    heads = next((config[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in config), None)
+    config |= {name: size for name, size in _SIZES.items() if name in config}
+    for name in _KV_HEADS:
+        if name in config:
+            config[name] = HEADS if config[name] == heads else 1 if config[name] == 1 else HEADS // 2
+    for field in ("rope_scaling", "rope_parameters"):
+        if isinstance(table := config.get(field), dict):
+            config[field] = _fitting(table, config)
+    try:
+        read_spec(config)
+    except ConfigError:
+        return tiny
+    return replace(tiny, name=f"{tiny.name}-even", config=config)
+
+
+def _fitting(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of rope whose lists have an item for each pair of rotated elements."""
+    part = table.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    pairs = int(HEAD_DIM * part) // 2
+    lists = {name: (value * pairs)[:pairs] for name, value in table.items() if isinstance(value, list)}
+    return {**table, **lists}
+
+
+def _first_of(architecture: str) -> Tiny:
+    """A checkpoint of the architecture, or of another name for what the same reader reads."""
+    read = ARCHITECTURES[architecture].read
+    tiny = next(one for one in TINY.values() if ARCHITECTURES[one.config["architectures"][0]].read is read)
+    return replace(tiny, config={**tiny.config, "architectures": [architecture]})
+
+
+EVEN: Mapping[str, Tiny] = {architecture: even(_first_of(architecture)) for architecture in ARCHITECTURES}
