@@ -211,6 +211,7 @@ SAME = (
     ("partial_rotary_factor", "rotary_pct", "rope_pct"),
     ("rope_theta", "rotary_emb_base", "rope_base"),
     ("tie_word_embeddings", "tie_embeddings"),
+    ("sliding_window", "sliding_window_size"),
 )
 
 # Of layers with windows, and of experts: they mean nothing where there are none.
@@ -220,6 +221,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 # What any configuration may have and what decides nothing of the computation: the attributes of transformers'
 # PretrainedConfig, of 4.x too, what it keeps for generation and for tokenizers, and notes of those who trained a model.
+# The last ones are of parts of a model, of which the tensors tell.
 _GENERAL = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _rope_scaling_validation architectures
     attn_implementation auto_map bos_token_id cache_implementation chunk_size_feed_forward custom_pipelines
@@ -235,9 +237,12 @@ _GENERAL = """
     quantization_config compression_config unsloth_version unsloth_fixed transformers.js_config
     gradient_checkpointing pretraining_tp reorder_and_upcast_attn use_flash_attn use_flash_attention use_flash_attn_2
     attn_impl keys_to_ignore_at_inference is_llama_config use_parallel_embedding predict_special_tokens n_special onnx
+    text_config vision_config audio_config mm_tokens_per_image vision_soft_tokens_per_image audio_soft_tokens_per_image
+    num_nextn_predict_layers learned_pos_emb
 """
 GENERIC = frozenset(_GENERAL.split())
-# Of training alone: dropout under all its names, how weights were drawn, and losses.
-TRAINING = re.compile(
-    r".*dropout.*|.*_pdrop|dropout|.*initializer_(range|factor)|init_(std|device|config).*|.*_loss_coef"
+# Of training alone, which are dropout under all its names, how weights were drawn, losses and gradients; and ids.
+ASIDE = re.compile(
+    r".*dropout.*|.*_pdrop|.*initializer_(range|factor)|init_(std|device|config).*|.*_loss_coef|altup_coef_clip"
+    r"|embedding_fraction|.*_token_(id|ids|index)"
 )

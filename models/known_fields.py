@@ -8,7 +8,7 @@ import dis
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ingot.models.config import ConfigReader
@@ -50,19 +50,22 @@ def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
     """Add the strings of a function to `found`; returns the functions that it names."""
     found.update(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
     called: list[FunctionType] = []
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
     codes = [function.__code__]
     while codes:
         code = codes.pop()
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         found.update(_strings([*_loaded(code)]))
+        named = [function.__globals__.get(name) for name in code.co_names]
+        rooms = [one for one in named if isinstance(one, ModuleType) and one.__name__.startswith(_ROOM)]
+        values += [*named, *(getattr(room, name, None) for room in rooms for name in code.co_names)]
         for name in code.co_names:
-            value = function.__globals__.get(name)
-            if isinstance(value, str | tuple | list | dict | frozenset | set):
-                found.update(_strings(value))
-            for one in _functions(value, found):
-                if one.__module__.startswith(_ROOM) or one.__module__ == function.__module__:
-                    called.append(one)
             called += _functions(vars(ConfigReader).get(name), found)
+    for value in values:
+        found.update(_strings(value))
+        for one in _functions(value, found):
+            if one.__module__.startswith(_ROOM) or one.__module__ == function.__module__:
+                called.append(one)
     return called
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ingot.ir.errors import ConfigError
 from ingot.models.config import shown
 from ingot.models.config_fields import (
+    ASIDE,
     CHANGES_THE_COMPUTATION,
     EXPERTS,
     GENERIC,
@@ -19,7 +20,6 @@ from ingot.models.config_fields import (
     ON_BY_DEFAULT,
     POSITIONS,
     SAME,
-    TRAINING,
 )
 
 
@@ -44,7 +44,7 @@ def unknown_fields(
         if name in known:
             if isinstance(value, dict) and name not in GENERIC:
                 yield from unknown_fields(value, known, others, f"{inside}{name}.")
-        elif name not in GENERIC and not TRAINING.fullmatch(name) and not _changes_nothing(name, value, config, known):
+        elif name not in GENERIC and not ASIDE.fullmatch(name) and not _changes_nothing(name, value, config, known):
             about = CHANGES_THE_COMPUTATION.get(name) or others(name) or _another_name(name, known)
             yield Unknown(inside + name, value, about)
 

@@ -2,16 +2,18 @@
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from published_configs import NAMED, PUBLISHED
-from tiny import TINY
+from published_configs import PUBLISHED
+from tiny import TINY, first_of
 
 from ingot.ir.errors import ConfigError
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.models.config import ConfigReader
 from ingot.models.config_fields import CHANGES_THE_COMPUTATION, GENERIC
+from ingot.models.families import reading
 from ingot.models.known_fields import known_fields
 
 
@@ -25,7 +27,7 @@ def _ignored(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_is_taken(name: str) -> None:
-    assert _ignored(PUBLISHED[name]) == NAMED.get(name, ())
+    assert _ignored(PUBLISHED[name]) == ()
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -38,7 +40,7 @@ def test_what_transformers_writes_of_a_family_is_known(architecture: str) -> Non
     """All that its configuration class holds, with its defaults. Families without a class are skipped."""
     from transformers import CONFIG_MAPPING
 
-    config = next(tiny.config for tiny in TINY.values() if tiny.config["architectures"] == [architecture])
+    config = first_of(architecture).config
     if config["model_type"] not in CONFIG_MAPPING:
         pytest.skip(f"transformers has no configuration of {config['model_type']}")
     written = CONFIG_MAPPING[config["model_type"]]().to_dict()
@@ -170,6 +172,7 @@ def _reader(config: ConfigReader) -> None:
     for field in _FLAGS:
         config.flag(field, False)
     _helper(config)
+    reading.read_biases(config)
     assert [config.flag(name, default=False) for name in ["in_a_list"]] == [False]
     config.sliding_layers(3, None)
 
@@ -177,15 +180,20 @@ def _reader(config: ConfigReader) -> None:
 def test_fields_on_any_path_are_known() -> None:
     found = known_fields(_reader)
     assert {"switch", "size_when_on", "in_a_tuple", "by_default", "in_a_list", "layer_types"} <= found
+    assert "attention_bias" in found, "through a module"
     assert not found & {"docstring", "most", "default", "rope_theta", "config", "field"}
     with_more = known_fields(functools.partial(_helper, field="by_partial"))
     assert {"by_partial", "by_default"} <= with_more
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_a_reader_asks_for_is_among_what_its_code_names(architecture: str) -> None:
-    row = ARCHITECTURES[architecture]
-    config = next(tiny.config for tiny in TINY.values() if tiny.config["architectures"] == [architecture])
-    reader = ConfigReader(config)
-    row.read(reader)
-    assert reader.asked <= known_fields(row.read)
+def test_a_name_that_is_made_at_run_time_is_known_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ARCHITECTURES["LlamaForCausalLM"]
+    llama = row.read
+
+    def read(config: ConfigReader) -> Any:
+        assert [config.flag(f"skip_{place}", False) for place in (1, 2)] == [True, False]
+        return llama(config)
+
+    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", replace(row, read=read))  # type: ignore[arg-type]
+    config = _config("llama-plain", skip_1=True, skip_3=True)
+    assert "skip_1" not in known_fields(read) and _ignored(config) == ("skip_3",)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tiny import TINY
+from tiny import first_of
 from tiny_checkpoint import Tiny
 
 from ingot.ir.errors import ConfigError
@@ -48,11 +48,4 @@ def _fitting(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, A
     return {**table, **lists}
 
 
-def _first_of(architecture: str) -> Tiny:
-    """A checkpoint of the architecture, or of another name for what the same reader reads."""
-    read = ARCHITECTURES[architecture].read
-    tiny = next(one for one in TINY.values() if ARCHITECTURES[one.config["architectures"][0]].read is read)
-    return replace(tiny, config={**tiny.config, "architectures": [architecture]})
-
-
-EVEN: Mapping[str, Tiny] = {architecture: even(_first_of(architecture)) for architecture in ARCHITECTURES}
+EVEN: Mapping[str, Tiny] = {architecture: even(first_of(architecture)) for architecture in ARCHITECTURES}

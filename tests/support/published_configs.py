@@ -165,9 +165,6 @@ _SUMMARY = {
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
 }
 
-# Fields that neither a definition nor the list of general ones knows: they are named and taken.
-NAMED: Mapping[str, tuple[str, ...]] = {"gemma-2-9b": ("sliding_window_size",)}
-
 PUBLISHED: Mapping[str, dict[str, Any]] = {
     "Llama-2-7b-hf": _llama(
         **_sizes(4096, 11008, 32, 32, 32, 32000, 4096),

@@ -8,8 +8,17 @@ from families import FAMILIES
 from tiny_checkpoint import Tiny
 from tiny_families import FIRST, OTHERS
 
+from ingot.models.architectures import ARCHITECTURES
+
 _MORE = tuple(tiny for family in FAMILIES.values() for tiny in family.checkpoints)
 TINY: Mapping[str, Tiny] = {tiny.name: tiny for tiny in (*FIRST, *OTHERS, *_MORE)}
+
+
+def first_of(architecture: str) -> Tiny:
+    """The first checkpoint of an architecture, or of another name for what the same reader reads."""
+    read = ARCHITECTURES[architecture].read
+    tiny = next(one for one in TINY.values() if ARCHITECTURES[one.config["architectures"][0]].read is read)
+    return replace(tiny, config={**tiny.config, "architectures": [architecture]})
 
 
 def _cut(tiny: Tiny) -> Tiny:
