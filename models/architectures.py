@@ -46,7 +46,7 @@ from ingot.models.families import (
     starcoder2,
     telechat,
 )
-from ingot.models.known_fields import known_fields
+from ingot.models.known_fields import known_fields, spec_words
 from ingot.models.unknown_fields import Unknown, refuse_meaning, unknown_fields
 
 # What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
@@ -226,7 +226,9 @@ def _unknown(config: Mapping[str, Any], spec: ModelSpec) -> tuple[Unknown, ...]:
 
 
 def _who_reads(field: str) -> str:
-    """Which families know a field, in words; "" where none does."""
+    """Which families know a field, in words; "" where none does, and where it may be a word of their specs alone."""
+    if field in spec_words():
+        return ""
     families = list(dict.fromkeys(one.family for one in ARCHITECTURES.values() if field in known_fields(one.read)))
     more = f" and {len(families) - 3} others" if len(families) > 3 else ""
     return f"what definitions of {', '.join(families[:3])}{more} read" if families else ""

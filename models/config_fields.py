@@ -99,6 +99,9 @@ CHANGES_THE_COMPUTATION: Mapping[str, str] = {
         ),
         "other norms",
     ),
+    # biases and sizes: falcon, internlm2, starcoder2, qwen2_moe, phi, mistral
+    **dict.fromkeys(("bias", "use_bias", "qkv_bias", "attention_bias", "mlp_bias"), "biases"),
+    "head_dim": "another size of heads",
     # scales: granite, cohere, minicpm, falcon_h1, grok, phi3small
     **dict.fromkeys(
         (
@@ -238,7 +241,8 @@ _GENERAL = """
     gradient_checkpointing pretraining_tp reorder_and_upcast_attn use_flash_attn use_flash_attention use_flash_attn_2
     attn_impl keys_to_ignore_at_inference is_llama_config use_parallel_embedding predict_special_tokens n_special onnx
     text_config vision_config audio_config mm_tokens_per_image vision_soft_tokens_per_image audio_soft_tokens_per_image
-    num_nextn_predict_layers learned_pos_emb
+    num_nextn_predict_layers learned_pos_emb _from_model_config attention_softmax_in_fp32
+    scale_attention_softmax_in_fp32 masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi verbose
 """
 GENERIC = frozenset(_GENERAL.split())
 # Of training alone, which are dropout under all its names, how weights were drawn, losses and gradients; and ids.

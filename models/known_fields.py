@@ -5,12 +5,16 @@ that its code names, in whatever branch.
 """
 
 import dis
+import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from ingot.models import blocks
 from ingot.models.config import ConfigReader
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -33,6 +37,16 @@ def known_fields(read: Callable[..., Any]) -> frozenset[str]:
             seen.add(function)
             waiting += _walk(function, found)
     return frozenset(found)
+
+
+@cache
+def spec_words() -> frozenset[str]:
+    """The names of what specs of blocks hold. The code of readers has them as strings where it hands them on."""
+    modules = [
+        importlib.import_module(f"{blocks.__name__}.{one.name}") for one in pkgutil.iter_modules(blocks.__path__)
+    ]
+    specs = [one for module in modules for one in vars(module).values() if isinstance(one, type) and is_dataclass(one)]
+    return frozenset(field.name for spec in specs for field in fields(spec))
 
 
 def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:

@@ -36,6 +36,7 @@ def _decoder(config: ConfigReader, names: AttentionNames) -> DecoderSpec:
     hidden, heads = config.integer("n_embd", 4096), config.integer("n_head", 16)
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} over n_head {heads}", where=config.source, expected="a multiple")
+    config.require("rotary", (True,), True)  # the first configuration of GPT-J says so, and transformers does it always
     rotary = RotarySpec(interleaved=True)
     attention = AttentionSpec(heads, heads, hidden // heads, rotary=rotary, names=names)
     activation = config.choice("activation_function", PLAIN, "gelu_new")

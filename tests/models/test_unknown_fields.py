@@ -1,12 +1,13 @@
 """Fields that a family's reader does not know: what changes the computation is refused, the rest is named."""
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from published_configs import PUBLISHED
 from tiny import TINY, first_of
 
 from ingot.ir.errors import ConfigError
@@ -15,6 +16,10 @@ from ingot.models.config import ConfigReader
 from ingot.models.config_fields import CHANGES_THE_COMPUTATION, GENERIC
 from ingot.models.families import reading
 from ingot.models.known_fields import known_fields
+
+# Configurations of checkpoints on the Hugging Face hub, whole: what real ones hold beside the fields that are read.
+# They are from what public code and documentation quote of them.
+PUBLISHED = json.loads((Path(__file__).parents[1] / "goldens" / "published_configs.json").read_text())
 
 
 def _config(name: str, **changes: Any) -> dict[str, Any]:
@@ -150,6 +155,13 @@ def test_fields_that_nothing_knows_are_named() -> None:
         "remark",
         "lora_alpha",
     )
+
+
+def test_words_of_specs_are_no_fields_of_others() -> None:
+    """Readers hand them on as strings, as in `**{"bias": …}`. Those that are fields of others are in the list."""
+    assert _ignored(_config("llama-plain", rotary="mine")) == ("rotary",)
+    with pytest.raises(ConfigError, match="'bias' is True: biases"):
+        read_spec(_config("qwen2-window", bias=True))
 
 
 def test_the_list_says_what_a_field_changes() -> None:

@@ -33,11 +33,23 @@ def even(tiny: Tiny) -> Tiny:
     for field in ("rope_scaling", "rope_parameters"):
         if isinstance(table := config.get(field), dict):
             config[field] = _fitting(table, config)
+    if isinstance(blocks := config.get("block_configs"), list):
+        config["block_configs"] = [_even_block(block) for block in blocks]
     try:
         read_spec(config)
     except ConfigError:
         return tiny
     return replace(tiny, name=f"{tiny.name}-even", config=config)
+
+
+def _even_block(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model whose layers differ: groups of one or two heads, and the width of all."""
+    attention, ffn = dict(block["attention"]), dict(block["ffn"])
+    if "n_heads_in_group" in attention:
+        attention["n_heads_in_group"] = min(attention["n_heads_in_group"], 2)
+    if "intermediate_size" in ffn:
+        ffn["intermediate_size"] = WIDTH
+    return {**block, "attention": attention, "ffn": ffn}
 
 
 def _fitting(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
