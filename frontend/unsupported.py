@@ -38,7 +38,7 @@ def refuse_unsupported(config: Mapping[str, Any], folder: str | Path) -> None:
     try:
         architecture_of(config, source)
     except ConfigError as error:
-        hint = _hint(config, source, _tensors(folder)) or error.hint
+        hint = "; ".join(filter(None, (error.hint, _hint(config, source, _tensors(folder)))))
         if code := name_code(config):
             hint = f"it comes with code of its own ({code}), and Ingot runs none; {hint}"
         raise ConfigError(error.what, where=error.where, expected=error.expected, hint=hint) from None

@@ -217,7 +217,7 @@ class Request:
     def notes(self, model: Model) -> tuple[str, ...]:
         """What of the checkpoint is left aside, and what is read in another way than it is written."""
         config, notes = self.checkpoint.config, []
-        if names := ignored_fields(config, self.spec):
+        if names := [" ".join(name.split())[:60] for name in ignored_fields(config, self.spec)]:
             notes.append(f"fields of config.json that no definition knows, and that are not read: {name_files(names)}")
         if code := name_code(config):
             notes.append(f"code that the checkpoint brings, and that is not run: {code}")
