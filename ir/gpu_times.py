@@ -83,6 +83,8 @@ H200_TIMES = GpuTimes(
         "gather": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
         # Estimates, by the kernels most like them.
         "step_attention": KernelTime(9.1 * _US, 0.8, 0.3),
+        **dict.fromkeys(("mix_streams", "join"), KernelTime(0.67 * _US, 1.2, wave=0.28 * _US)),
+        **dict.fromkeys(("match_size", "keep_above"), KernelTime(1.3 * _US, 1.1, wave=0.24 * _US)),
         "pool_rows": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
         "unit_rows": KernelTime(1.3 * _US, 1.1, wave=0.24 * _US),
         "feed": KernelTime(1.6 * _US, 0.62),

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def _check(value: torch.Tensor, declared: TensorType, sizes: dict[str, int], nam
         if isinstance(size, str):
             sizes.setdefault(size, found)
     if exact and value.is_floating_point() and declared.dtype.is_floating_point:
-        value = value.to(declared.dtype)
+        declared = replace(declared, dtype=value.dtype)
     if problem := declared.mismatch(value, sizes):
         raise VerifyError(f"'{name}' has {problem}")
 

@@ -14,6 +14,7 @@ from ingot.ir.program import ModelSpec
 from ingot.ir.types import TensorType
 from ingot.models.blocks.block import expected_matches
 from ingot.models.blocks.decoder import Decoder, DecoderSpec
+from ingot.models.blocks.stream_decoder import StreamDecoder, StreamDecoderSpec
 from ingot.models.config import MAX_SIZE, ConfigReader, RopeSpec
 from ingot.models.families import (
     baichuan,
@@ -23,6 +24,7 @@ from ingot.models.families import (
     exaone,
     falcon,
     gemma,
+    gemma3n,
     glm,
     gpt2,
     gpt_neox,
@@ -96,6 +98,7 @@ class Definition:
 
 
 DECODER = Definition(build=Decoder, ignored=DecoderSpec.ignored, optional_prefix=DecoderSpec.optional_prefix)
+STREAM_DECODER = Definition(build=StreamDecoder, ignored=StreamDecoderSpec.ignored)
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Architecture:
 
     positions   the config's name of the longest context
     default     what that is where the field is missing
+    part        the field that holds the fields of what is read, where the model has other parts too
     """
 
     family: str
@@ -111,6 +115,16 @@ class Architecture:
     definition: Definition
     positions: str = "max_position_embeddings"
     default: int = 2048
+    part: str | None = None
+
+    def fields(self, config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+        """The fields of config.json, with those of the part beside them. Raises ConfigError."""
+        if self.part is None:
+            return config
+        own = config.get(self.part)
+        if not isinstance(own, dict):
+            raise ConfigError(f"field '{self.part}' is no object", where=source, expected="the fields of the text part")
+        return {**own, **{name: value for name, value in config.items() if value is not None}}
 
 
 # By all the names that its config.json files, its code and vLLM have for it.
@@ -131,6 +145,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "FalconForCausalLM": Architecture("falcon", falcon.falcon, DECODER),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma.gemma2, DECODER),
     "Gemma3ForCausalLM": Architecture("gemma3", gemma.gemma3, DECODER),
+    "Gemma3nForCausalLM": Architecture("gemma3n", gemma3n.gemma3n, STREAM_DECODER),
+    "Gemma3nForConditionalGeneration": Architecture("gemma3n", gemma3n.text_part, STREAM_DECODER, part="text_config"),
     "GPT2LMHeadModel": Architecture("gpt2", gpt2.gpt2, DECODER),
     "GPTJForCausalLM": Architecture("gptj", gptj.gptj, DECODER, positions="n_positions"),
     "GPTNeoXForCausalLM": Architecture("gpt_neox", gpt_neox.gpt_neox, DECODER),
@@ -195,6 +211,7 @@ def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Archit
 def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSpec:
     """The ModelSpec that a config.json describes."""
     name, architecture = architecture_of(config, source)
+    config = architecture.fields(config, source)
     reader = ConfigReader(config, source)
     bos = reader.token_ids("bos_token_id")
     dims = architecture.read(reader)

@@ -11,7 +11,7 @@ from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import is_call
 from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
-from ingot.passes.fuse_qk_norm_rope import rotated_append, why_no_kernel
+from ingot.passes.fuse_qk_norm_rope import attentions_over, rotated_append, why_no_kernel
 from ingot.passes.rewrite import Rewriter, described, trimmed
 
 
@@ -58,7 +58,7 @@ class _Found:
 
 def _from_parts(write: fx.Node) -> _Found | str:
     """A `kv_append` of rotated keys."""
-    attentions = [user for user in write.users if is_call(user, ops.paged_attention.overload)]
+    attentions = attentions_over(write)
     append = rotated_append(write, attentions)
     return append if isinstance(append, str) else _Found(append, attentions[0], write)
 
@@ -69,10 +69,10 @@ def _from_fused(write: fx.Node) -> _Found | str:
     q, cache = results.get(0), results.get(1)
     if q is None or cache is None or len(results) < len(write.users):
         return "its results are not taken one by one"
-    attentions = [user for user in cache.users if is_call(user, ops.paged_attention.overload)]
-    if len(attentions) != 1:
-        return f"{len(attentions)} attentions read the cache after this write"
-    (attention,) = attentions
+    attentions = attentions_over(cache)
+    if not attentions:
+        return "no attention reads the cache after this write"
+    attention = attentions[0]
     if list(q.users) != [attention] or attention.args[0] is not q:
         return f"the rotated q is not for that attention alone, which is over {described(attention.args[0])}"
     early = [user.name for user in cache.users if user.op == "call_function" and user < attention]

@@ -29,7 +29,7 @@ class FuseQKNormRope(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         for append in list(rewriter.program.calls(ops.kv_append.overload)):
-            attentions = [user for user in append.users if is_call(user, ops.paged_attention.overload)]
+            attentions = attentions_over(append)
             found = rotated_append(append, attentions)
             if isinstance(found, str):
                 rewriter.refuse(append, found)
@@ -47,10 +47,16 @@ class FuseQKNormRope(Pass):
             _replace(rewriter, append, attentions[0], fused)
 
 
+def attentions_over(cache: fx.Node) -> list[fx.Node]:
+    """The attentions that read a version of a cache, in order: that of its own layer, and those that share it."""
+    return sorted(user for user in cache.users if is_call(user, ops.paged_attention.overload))
+
+
 def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Arguments of `qk_norm_rope_append` by name for a `kv_append` that these attentions read, or why it is none."""
-    if len(attentions) != 1:
-        return f"{len(attentions)} attentions read the cache after this write"
+    """Arguments of `qk_norm_rope_append` by name for a `kv_append` that these attentions read, or why it is none. The
+    fused op turns the queries of the first one."""
+    if not attentions:
+        return "no attention reads the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
         early = [user.name for user in append.users if user.op == "call_function" and user < attentions[0]]
         return f"the cache is read before attention too, by %{early[0]}"

@@ -30,6 +30,7 @@ from ingot.passes.rewrite import Rewriter, trimmed
 class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
+    Several with one `layer` have one cache: the first one writes keys and values, and all attend to them.
     `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), and lies in the
     pages of the group that its attention's mask says (`ingot.ir.cache_groups`). With `kv_cache_dtype` "auto" its dtype
     is that of the keys, with "fp8" it is f8e4m3 with the scales of its `attention` (`ingot.ir.cache_dtype`). In an
@@ -72,7 +73,7 @@ class InsertPagedKV(Pass):
         ancestors = program.add_input("ancestors", TensorType(torch.int64, ("T",))) if tree else None
         # A sequence feeds the nodes of its tree, and shared prefixes are for steps that feed one token of each.
         sharing = None if tree else _sharing(program, groups, context)
-        caches: dict[str, fx.Node] = {}
+        caches: dict[str, _Cache] = {}
         for node in attentions:
             if not rewriter.take(node):
                 break
@@ -96,17 +97,26 @@ class InsertPagedKV(Pass):
                 bound["mask"] = "tree"
             name, group = f"kv.{bound['layer']}", _group_of(node, context)
             kv_type = tensor_type(k)
-            shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
-            placement = cache_placement(placement_of(k, program))
             dtype = CACHE_DTYPES[self.kv_cache_dtype] or kv_type.dtype
             scales: dict[str, Any] = dict(_scales_of(bound).options()) if is_narrow(dtype) else {}
-            spec = StateSpec("paged_kv", group.name, "token", TensorType(dtype, shape), placement)
-            state: fx.Node = program.add_state(name, spec)
-            written = rewriter.call(ops.kv_append, state, k, v, slots[group], before=node, **scales)
+            holds = (k, v, bound["value_width"], group, scales)
+            if name not in caches:
+                shape = _form_of(bound).shape(self.page_size, kv_type.shape[1])
+                placement = cache_placement(placement_of(k, program))
+                spec = StateSpec("paged_kv", group.name, "token", TensorType(dtype, shape), placement)
+                state: fx.Node = program.add_state(name, spec)
+                written = rewriter.call(ops.kv_append, state, k, v, slots[group], before=node, **scales)
+                caches[name] = _Cache(written, holds)
+            elif caches[name].holds != holds:
+                raise PassError(
+                    f"two attentions of layer {bound['layer']} are given other keys and values, or other masks",
+                    where=f"{self.name}, %{node.name}",
+                    expected="one cache for both: the same values, and masks that forget alike",
+                )
             attended = rewriter.call(
                 ops.paged_attention,
                 q,
-                written,
+                caches[name].written,
                 tables[group],
                 q_starts,
                 q_lens,
@@ -118,8 +128,15 @@ class InsertPagedKV(Pass):
                 **scales,
             )
             rewriter.replace(node, attended)
-            caches[name] = written
-        program.set_outputs({**program.output_nodes(), **caches})
+        program.set_outputs({**program.output_nodes(), **{name: one.written for name, one in caches.items()}})
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """A cache after the step's write, and what it holds: keys, values, and how."""
+
+    written: fx.Node
+    holds: tuple[Any, ...]
 
 
 def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: PassContext) -> None:

@@ -26,9 +26,11 @@ from ingot.ir.ops.quant import quant_linear
 from ingot.ir.ops.registry import OPS, Cost, Effect, Op, Sample, define, op_of
 from ingot.ir.ops.rope_append import qk_norm_rope_append
 from ingot.ir.ops.sampling import sample
+from ingot.ir.ops.sparsity import gaussian_top_k
 from ingot.ir.ops.state import state_copy, state_move, state_zero
 from ingot.ir.ops.step import advance, feed, page_slots
 from ingot.ir.ops.step_attention import step_attention
+from ingot.ir.ops.streams import concat, match_rms, mix
 from ingot.ir.ops.tree import accept_tree, move_slots, tree_ancestors, tree_positions
 
 __all__ = [
@@ -48,16 +50,20 @@ __all__ = [
     "attention",
     "cast",
     "clamp",
+    "concat",
     "count_tokens",
     "define",
     "embedding",
     "feed",
     "fill_block",
+    "gaussian_top_k",
     "gelu_mul",
     "kv_append",
     "layer_norm",
     "linear",
+    "match_rms",
     "merge_attention",
+    "mix",
     "moe",
     "move_slots",
     "op_of",

@@ -252,7 +252,8 @@ def attention(
     and the cache holds the keys alone.
 
     `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
-    the op will get, and `k_scale` and `v_scale` are for a cache of few bits; none of them changes the result.
+    the op will get: calls with the same one are given the same k and v, and share it. `k_scale` and `v_scale` are for a
+    cache of few bits. None of the three changes the result.
     `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op of that name does.
     `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are those of ALiBi (arXiv 2108.12409):
     each score, after a cap, gets slope * (position of the key - position of the query).

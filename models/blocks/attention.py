@@ -75,6 +75,7 @@ class AttentionSpec:
     window         how many positions attention sees, None: all
     scale          factor on scores, None: head_dim ** -0.5
     soft_cap       cap on scores: cap * tanh(score / cap)
+    v_norm         a norm of each head of v
     """
 
     heads: int
@@ -89,10 +90,20 @@ class AttentionSpec:
     window: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    v_norm: NormSpec | None = None
     names: AttentionNames = AttentionNames()
 
     def build(self, place: Place, hidden: int, layer: int) -> "Attention":
         return Attention(self, place / self.names.place, hidden, layer)
+
+    def options(self) -> dict[str, float | str]:
+        """What the op `attention` is given, apart from the layer; what is not there is at the op's default."""
+        options: dict[str, float | str] = {"scale": self.head_dim**-0.5 if self.scale is None else self.scale}
+        if self.window is not None:
+            options["mask"] = f"window_{self.window}"
+        if self.soft_cap is not None:
+            options["soft_cap"] = self.soft_cap
+        return options
 
 
 class Attention(LinearsFirst):
@@ -115,6 +126,7 @@ class Attention(LinearsFirst):
         if spec.qk_norm is not None:
             self.q_norm = self._norm(spec.qk_norm.q, place, spec.heads, Split("tp", 0))
             self.k_norm = self._norm(spec.qk_norm.k, place, spec.kv_heads, Split("tp", 0, repeat=True))
+        self.v_norm = None if spec.v_norm is None else Norm(spec.v_norm, place, spec.head_dim)
 
     def _norm(self, norm: NormSpec, place: Place, heads: int, by_head: Split) -> Norm:
         assert self.spec.qk_norm is not None
@@ -141,20 +153,16 @@ class Attention(LinearsFirst):
         late = spec.qk_norm is not None and spec.qk_norm.after_rotation
         if over in ("head", "each head") and not late:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.v_norm is not None:
+            v = self.v_norm(v)
         if spec.rotary is not None:
             q, k = spec.rotary.rotate(q, at), spec.rotary.rotate(k, at)
         if late:
             q, k = self.q_norm(q), self.k_norm(k)
+        at.cached[self.layer] = k, v
         slopes = () if self.slopes is None else (None, self.slopes)
         attended = ops.attention(q, k, v, at.positions, at.token_seqs, *slopes, layer=self.layer, **self.options())
         return self.o(attended.view(-1, spec.heads * spec.head_dim))
 
     def options(self) -> dict[str, float | str]:
-        """What the op `attention` is given, apart from the layer; what is not there is at the op's default."""
-        spec = self.spec
-        options: dict[str, float | str] = {"scale": spec.head_dim**-0.5 if spec.scale is None else spec.scale}
-        if spec.window is not None:
-            options["mask"] = f"window_{spec.window}"
-        if spec.soft_cap is not None:
-            options["soft_cap"] = spec.soft_cap
-        return options
+        return self.spec.options()

@@ -29,6 +29,10 @@ class DecoderNames:
     may_lack_place: bool = False
     unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
+    def ignored(self, head: HeadSpec) -> tuple[str, ...]:
+        """`unread`, and the copy of a tied head."""
+        return (*self.unread, *((rf"{head.stored}\.weight",) if head.tied else ()))
+
 
 @dataclass(frozen=True)
 class DecoderSpec:
@@ -47,8 +51,7 @@ class DecoderSpec:
 
     def ignored(self) -> tuple[str, ...]:
         """Patterns of tensors that some checkpoints carry and nothing reads, a copy of a tied head among them."""
-        copy = (rf"{self.head.stored}\.weight",) if self.head.tied else ()
-        return (*self.names.unread, *copy)
+        return self.names.ignored(self.head)
 
     def optional_prefix(self) -> str:
         """What the names of all tensors begin with, or none of them; "" where that is not so."""

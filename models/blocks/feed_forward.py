@@ -31,10 +31,15 @@ class GatedNames:
 @dataclass(frozen=True)
 class GatedSpec:
     """down(activation(gate(x)) * up(x)), `width` elements wide; `activation` is "silu", "gelu" or "gelu_tanh". All
-    three have biases with `bias`, and down alone with `down_bias`."""
+    three have biases with `bias`, and down alone with `down_bias`.
+
+    With `cutoff` the activation is of what a gate has above its mean plus so many of its standard deviations, and zero
+    of the rest.
+    """
 
     width: int
     activation: str = "silu"
+    cutoff: float | None = None
     bias: bool = False
     down_bias: bool = False
     names: GatedNames = GatedNames()
@@ -48,7 +53,7 @@ class Gated(LinearsFirst):
 
     def __init__(self, spec: GatedSpec, place: Place, hidden: int) -> None:
         super().__init__()
-        self.activation = spec.activation
+        self.activation, self.cutoff = spec.activation, spec.cutoff
         gate, up = spec.names.gate_and_up(place, spec.width)
         self.gate = Linear(gate, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
         self.up = Linear(up, hidden, spec.width, bias=spec.bias, split=Split("tp", 0))
@@ -58,6 +63,8 @@ class Gated(LinearsFirst):
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         gate, up = self.gate(x), self.up(x)
+        if self.cutoff is not None:
+            gate = ops.gaussian_top_k(gate, deviations=self.cutoff)
         if self.activation == "silu":
             return self.down(ops.silu_mul(gate, up))
         return self.down(ops.gelu_mul(gate, up, approximate="tanh" if self.activation == "gelu_tanh" else "none"))

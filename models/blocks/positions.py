@@ -1,6 +1,6 @@
 """Where the tokens of a step stand, and rotary embeddings: tables, and what rotates heads by them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -12,11 +12,16 @@ from ingot.models.params import parameter
 
 @dataclass(frozen=True)
 class Positions:
-    """Of each token fed its index in its sequence and that sequence, i32[T]; the model's rotary tables."""
+    """Of each token fed its index in its sequence and that sequence, i32[T]; the model's rotary tables.
+
+    `cached` holds keys and values [T, kv_heads, head_dim] by the layer whose cache gets them: for layers after it that
+    attend to the same.
+    """
 
     positions: torch.Tensor
     token_seqs: torch.Tensor
     ropes: tuple[torch.Tensor, ...] = ()
+    cached: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:

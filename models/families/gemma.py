@@ -24,7 +24,7 @@ from ingot.models.families.reading import (
     read_windows,
 )
 
-_GELU = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+GELU = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
 def _two_norms_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
@@ -40,8 +40,8 @@ def _two_norms_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -
 def gemma(config: ConfigReader) -> DecoderSpec:
     # The first checkpoints say "gelu" and mean its tanh form (transformers, configuration_gemma.py). Some say it again
     # under the name that Gemma 2 gave it.
-    config.require("hidden_activation", (None, *_GELU), None)
-    mlp = read_gated(config, activations=dict.fromkeys(_GELU, "gelu_tanh"))
+    config.require("hidden_activation", (None, *GELU), None)
+    mlp = read_gated(config, activations=dict.fromkeys(GELU, "gelu_tanh"))
     attention = _attention(config)
     rope = config.rope(attention.head_dim)
     return _gemma(config, [attention] * count_layers(config), mlp, rope, layer=pre_norm_layer)
@@ -49,10 +49,10 @@ def gemma(config: ConfigReader) -> DecoderSpec:
 
 def gemma2(config: ConfigReader) -> DecoderSpec:
     """Every second layer has a window, the first one included."""
-    attention = replace(_scaled_attention(config), soft_cap=_cap(config, "attn_logit_softcapping", 50.0))
+    attention = replace(_scaled_attention(config), soft_cap=read_cap(config, "attn_logit_softcapping", 50.0))
     sliding = config.sliding_layers(count_layers(config), pattern=2)
     attentions, rope = read_windows(config, attention, sliding, 4096), config.rope(attention.head_dim)
-    return _gemma(config, attentions, _mlp(config), rope, logit_cap=_cap(config, "final_logit_softcapping", 30.0))
+    return _gemma(config, attentions, _mlp(config), rope, logit_cap=read_cap(config, "final_logit_softcapping", 30.0))
 
 
 def gemma3(config: ConfigReader) -> DecoderSpec:
@@ -64,10 +64,8 @@ def gemma3(config: ConfigReader) -> DecoderSpec:
         config.require("_sliding_window_pattern", (pattern,), pattern)
     sliding = config.sliding_layers(count_layers(config), pattern)
     attentions = read_windows(config, attention, sliding, 4096, tables=(0, 1))
-    full, local = read_two_ropes(config, attention.head_dim, full=1e6, sliding=1e4)
-    if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first one alone
-        local = replace(local, theta=config.number("rope_local_base_freq", 1e4))
-    cap = _cap(config, "final_logit_softcapping", None)
+    full, local = read_gemma_ropes(config, attention.head_dim)
+    cap = read_cap(config, "final_logit_softcapping", None)
     return _gemma(config, attentions, _mlp(config), full, local, logit_cap=cap)
 
 
@@ -88,6 +86,14 @@ def _gemma(
     return read_decoder(config, layers, norm, *ropes, head=head, embedding=embedding)
 
 
+def read_gemma_ropes(config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+    """The tables of layers without and with a window."""
+    full, local = read_two_ropes(config, head_dim, full=1e6, sliding=1e4)
+    if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first one alone
+        local = replace(local, theta=config.number("rope_local_base_freq", 1e4))
+    return full, local
+
+
 def _norm(config: ConfigReader) -> NormSpec:
     return read_norm(config, wide=True, offset=1.0)
 
@@ -101,9 +107,9 @@ def _scaled_attention(config: ConfigReader) -> AttentionSpec:
 
 
 def _mlp(config: ConfigReader) -> GatedSpec:
-    return read_gated(config, activations=_GELU, activation_field="hidden_activation")
+    return read_gated(config, activations=GELU, activation_field="hidden_activation")
 
 
-def _cap(config: ConfigReader, field: str, default: float | None) -> float | None:
+def read_cap(config: ConfigReader, field: str, default: float | None) -> float | None:
     """A soft-cap: null switches it off, a missing field is the family's default."""
     return config.number_or_none(field) if field in config.fields else default

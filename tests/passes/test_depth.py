@@ -41,6 +41,8 @@ def _config(architecture: str, layers: int, **changes: Any) -> dict[str, Any]:
         "n_layer": layers,
         "n_head": 4,
         "n_positions": 160,  # GPT-2's names
+        "num_kv_shared_layers": 0,
+        "text_config": {},  # Gemma 3n's
         **changes,
     }
 

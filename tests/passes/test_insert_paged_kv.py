@@ -7,7 +7,7 @@ import torch
 from tiny import TINY
 
 from ingot.ir import ops
-from ingot.ir.errors import OptionError, VerifyError
+from ingot.ir.errors import OptionError, PassError, VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.record import PassRecord
@@ -74,9 +74,37 @@ def test_a_page_holds_tokens(apply: Apply, page_size: int) -> None:
         apply(InsertPagedKV(page_size), TWO_LAYERS.format(layer=1))
 
 
-def test_two_attentions_cannot_share_a_cache(apply: Apply) -> None:
-    with pytest.raises(VerifyError, match=r"insert-paged-kv: .*'kv\.0' is defined twice"):
-        apply(InsertPagedKV(), TWO_LAYERS.format(layer=0))
+def test_attentions_of_one_layer_share_its_cache(apply: Apply) -> None:
+    program, record = apply(InsertPagedKV(), TWO_LAYERS.format(layer=0), max_seq_len=33, max_batch=4)
+    assert record.matches == 2 and program.states.keys() == {"kv.0"}
+    (append,) = program.calls(ops.kv_append.overload)
+    assert [node.args[1] for node in program.calls(ops.paged_attention.overload)] == [append, append]
+    assert print_program(parse_program(print_program(program))) == print_program(program)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(%attention, %x, %x,", "(%x, %attention, %x,"),
+        ("(%attention, %x, %x,", "(%x, %x, %attention,"),
+        ("layer=0) : f32[T, 2, 8]\nreturn", 'layer=0, mask="window_8") : f32[T, 2, 8]\nreturn'),
+    ],
+    ids=["keys", "values", "window"],
+)
+def test_a_shared_cache_holds_one_thing(apply: Apply, old: str, new: str) -> None:
+    text = TWO_LAYERS.format(layer=0)
+    assert old in text
+    with pytest.raises(PassError, match="two attentions of layer 0 are given other keys and values, or other masks"):
+        apply(InsertPagedKV(), text.replace(old, new), max_seq_len=33, max_batch=4)
+
+
+def test_masks_that_forget_alike_share_a_cache(apply: Apply) -> None:
+    text = TWO_LAYERS.format(layer=0).replace(
+        "layer=0) : f32[T, 2, 8]\nreturn", 'layer=0, mask="window_33") : f32[T, 2, 8]\nreturn'
+    )
+    program, _ = apply(InsertPagedKV(), text, max_seq_len=33, max_batch=4)
+    assert program.states.keys() == {"kv.0"}
+    assert [node.kwargs.get("mask") for node in program.calls(ops.paged_attention.overload)] == [None, "window_33"]
 
 
 @pytest.mark.parametrize("mask", ["", ', mask="bidirectional", soft_cap=3.0'])

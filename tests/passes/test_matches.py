@@ -15,6 +15,7 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.ir.program import Stage
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionSpec
+from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.passes.manager import run_pipeline
 
 GOLDENS: dict[str, dict[str, int]] = json.loads(
@@ -100,10 +101,13 @@ def test_the_passes_match_as_often(case: str) -> None:
     records = [step.record for step in steps if step.record and step.name == "fuse-add-rms-norm"]
     reasons = [refusal.reason for record in records for refusal in record.refusals]
     assert all(re.fullmatch(r"the norm is of (the|a) result of [\w.]+, not of a sum", reason) for reason in reasons)
-    # The stream, and what the last attention is made of.
+    # The stream, and what the last attention is made of; of several streams also what is read beside attention, and the
+    # embeddings for all layers.
+    most = 5 if "altup_num_inputs" in json.dumps(CASES[case]) else 2
     (record,) = (step.record for step in steps if step.record and step.name == "select-rows-early")
     reasons = [refusal.reason for refusal in record.refusals]
-    assert all(re.fullmatch(r"%\w+ is read whole too, by %\w+", reason) for reason in reasons) and len(reasons) < 3
+    assert all(re.fullmatch(r"%\w+ is read whole too, by %\w+", reason) for reason in reasons)
+    assert len(reasons) <= most
 
 
 @pytest.mark.parametrize("case", drawn(5, [case for case in CASES if "4 layers" not in case]))
@@ -111,8 +115,10 @@ def test_where_there_is_a_kernel_every_rotation_is_fused_with_the_cache_write(ca
     context = pass_context(backends=(Cpu(), *BACKENDS), bucket=None)
     lowered = run_pipeline(traced(CASES[case]), context, (), upto=Stage.FUSED)
     (record,) = (record for record in lowered.records if record.name == "fuse-qk-norm-rope")
-    attentions = specs(read_spec(CASES[case]).dims, AttentionSpec)
-    assert record.matches == sum(attention.rotary is not None for attention in attentions)
+    dims = read_spec(CASES[case]).dims
+    writing = len([*specs(dims, AttentionSpec)]) - len([*specs(dims, SharedAttentionSpec)])
+    rotated = [attention for attention in specs(dims, AttentionSpec) if attention.rotary is not None][:writing]
+    assert record.matches == len(rotated)
     assert {refusal.reason for refusal in record.refusals} <= {
         f"{name} is not rotated: it is the result of {what}"
         for name in "qk"

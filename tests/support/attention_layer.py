@@ -11,6 +11,7 @@ from ingot.ir.parse import parse_program
 from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Stage
 from ingot.ir.target import Target
+from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import PassContext
 from ingot.passes.choose_providers import ChooseProviders
@@ -128,6 +129,20 @@ FORMS = {
     "interleaved, normed last": Layer(norm_last=True, orders=INTERLEAVED),
     "the write first": Layer(append_first=True),
 }
+
+
+def with_shared_cache() -> Program:
+    """The layer, and a second attention over its cache, of what the first one gives."""
+    heads = f"f32[T, {HEADS}, {DIM}]"
+    second = (
+        "%again = ingot.paged_attention(%attended, %written, %page_table, %q_starts, %q_lens, %kv_lens, scale=0.3)"
+        f" : {heads}"
+    )
+    text = print_program(Layer().program()).replace("(%attended, [", "(%again, [")
+    line = next(line for line in text.splitlines() if line.startswith("%attended ="))
+    program = parse_program(text.replace(line, f"{line}\n{second}"))
+    verify(program)
+    return program
 
 
 def planned(program: Program) -> Program:

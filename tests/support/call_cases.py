@@ -97,6 +97,21 @@ def _rows(op: str, draw: Draw, g: torch.Generator) -> Calls:
     return calls
 
 
+def _streams(op: str, draw: Draw, g: torch.Generator) -> Calls:
+    """Streams of hidden sizes, and rows of feed-forward parts up to Gemma 3n's."""
+    calls: Calls = []
+    for tokens, width in zip(_TOKENS, (*_WIDTHS[1:], 16_384), strict=True):
+        x, merged = draw(tokens, 4, width), draw(tokens, 2 * width)
+        given: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+            "mix": ((x, draw(tokens, 4, 4)), {}),
+            "concat": ((x[:, :1], x[:, 2:]), {"dim": 1}),
+            "match_rms": ((x[:, 1:], x[:, :1] * 3), {"least": 1e-5}),
+            "gaussian_top_k": ((merged[:, :width],), {"deviations": 1.64}),
+        }
+        calls.append(OneCall(op, *given[op]))
+    return calls
+
+
 def _linear(op: str, draw: Draw, g: torch.Generator) -> Calls:
     """Products of one token and of each tile of tokens; results of size one."""
     shapes = ((1, 896, 896), (1, 131, 4864), (9, 257, 576), (16, 130, 2200), (32, 1152, 896), (64, 37, 101))
@@ -236,6 +251,7 @@ _EDGES: Mapping[str, Callable[[str, Draw, torch.Generator], Calls]] = {
         ("layer_norm", "add_rms_norm", "silu_mul", "gelu_mul", "activate", "soft_cap", "clamp", "cast"), _rows
     ),
     **dict.fromkeys(("aten.add.Tensor", "aten.mul.Tensor", "embedding", "select_rows"), _rows),
+    **dict.fromkeys(("mix", "concat", "match_rms", "gaussian_top_k"), _streams),
     "rms_norm": _head_norm,
     "linear": _linear,
     "rope": _rope,

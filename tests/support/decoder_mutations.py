@@ -188,6 +188,7 @@ MUTATIONS = (
             f"QKNormSpec.{other}",
             some(QKNormSpec, lambda norms: norms.over == "head"),
             each(QKNormSpec, lambda norms, name=name, other=other: replace(norms, **{other: getattr(norms, name)})),
+            unless=("gemma3n_text-shared", "gemma3n-parts"),  # layers that share a cache have no norm of k
         )
         for name, other in ("qk", "kq")
     ),

@@ -61,6 +61,23 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         ],
         "silu_mul": [Sample((merged[:, :37], merged[:, 74:])), Sample((rand(1, 1), rand(1, 1)))],
         "select_rows": [Sample((rand(11, 3, 5), whole(11, 7)))],
+        "mix": [
+            Sample((heads[:, 1:4], merged[:, 37:52].view(11, 5, 3))),
+            Sample((rand(11, 1, 37), rand(11, 1, 1))),
+        ],
+        "concat": [
+            Sample((heads[:, :1], heads[:, 2:]), {"dim": 1}),
+            Sample((heads[:, :2, :5], rand(11, 2, 3)), {"dim": 2}),
+            Sample((merged[:, 37:38], merged[:, :37]), {"dim": 1}),
+        ],
+        "match_rms": [
+            Sample((heads[:, 1:4], heads[:, :1]), {"least": 1e-5}),
+            Sample((merged[:, :37] * 1e-3, merged[:, 74:]), {"least": 0.1}),
+        ],
+        "gaussian_top_k": [
+            Sample((merged[:, :37],), {"deviations": 0.25}),
+            Sample((rand(3, 1) + 4,), {"deviations": 1.6}),
+        ],
         "moe": [
             Sample(
                 (

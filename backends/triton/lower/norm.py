@@ -5,15 +5,11 @@ import triton
 from ingot.backends.triton.kernels.norm import norm
 from ingot.backends.triton.launches import cdiv
 from ingot.backends.triton.lower.call import Call, Lowering
-from ingot.backends.triton.lower.rows import PER_WARP, as_rows, strides_in, want_floats
+from ingot.backends.triton.lower.rows import as_rows, strides_in, want_floats, want_narrow_rows, warps_of
 from ingot.backends.triton.schedule import Schedule, Value
 
 # Elements of a program's tile: groups are taken together up to this many, and a wider group alone.
 _TILE = 2048
-# The most warps of a block.
-_MOST_WARPS = 16
-# A group must fit into the registers of a block.
-_WIDEST = 32768
 
 
 def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
@@ -25,7 +21,7 @@ def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     call.want(residual is None or residual.type.dtype == x.type.dtype, "x and residual are of two dtypes")
     call.want(residual is None or residual.type.shape == x.type.shape, "x and residual are of two shapes")
     rows = as_rows(x.type)
-    call.want(rows.width <= _WIDEST, f"a row of {rows.width} elements is wider than {_WIDEST}")
+    want_narrow_rows(call, rows)
     block = triton.next_power_of_2(rows.width)
     groups = min(triton.next_power_of_2(rows.groups), max(1, _TILE // block))
     results = tuple(schedule.output(result) for result in call.results)
@@ -56,7 +52,7 @@ def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "BLOCK": block,
             "DEPENDENT": schedule.dependent,
         },
-        warps=min(_MOST_WARPS, max(1, groups * block // PER_WARP)),
+        warps=warps_of(groups * block),
         dependent=schedule.dependent,
     )
     return results

@@ -15,6 +15,9 @@ from ingot.ir.types import TensorType
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Elements of a warp in kernels that stream rows: 8 a thread, 16 bytes of bf16.
 PER_WARP = 8 * WARP
+# The most warps of a block, and elements of a row that must fit into their registers.
+_MOST_WARPS = 16
+_WIDEST = 32768
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,16 @@ def want_floats(call: Call, *names: str) -> None:
         call.want(tensor.dtype in FLOATS, f"kernels compute on f32, bf16 and f16: {tensor}")
     for tensor in call.results:
         call.want(tensor.strides is None, f"a result that is strided: {tensor}")
+
+
+def want_narrow_rows(call: Call, rows: Rows) -> None:
+    """Refuse the call where a row does not fit into the registers of a block."""
+    call.want(rows.width <= _WIDEST, f"a row of {rows.width} elements is wider than {_WIDEST}")
+
+
+def warps_of(elements: int) -> int:
+    """The warps of a program that takes so many elements at once, for a kernel that sums up rows."""
+    return min(_MOST_WARPS, max(1, elements // PER_WARP))
 
 
 def block_of(width: int) -> tuple[int, int]:

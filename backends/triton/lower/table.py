@@ -14,12 +14,14 @@ from ingot.backends.triton.lower import (
     pool,
     rope,
     sampling,
+    sparsity,
     step,
+    streams,
 )
 from ingot.backends.triton.lower.call import Lowering
 
 _MODULES = (
     *(attention, attention_step, elementwise, gate, linear, logprobs, norm),
-    *(penalties, pool, rope, sampling, step),
+    *(penalties, pool, rope, sampling, sparsity, step, streams),
 )
 LOWERINGS: Mapping[str, Lowering] = {name: one for module in _MODULES for name, one in module.LOWERINGS.items()}

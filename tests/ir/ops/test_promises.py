@@ -30,6 +30,10 @@ ROWS: dict[str, tuple[str, ...]] = {
     "clamp": ("x",),
     "select_rows": ("rows",),
     "cast": ("x",),
+    "concat": ("x", "y"),
+    "gaussian_top_k": ("x",),
+    "match_rms": ("x", "like"),
+    "mix": ("x", "weights"),
     "moe": ("x", "router_logits"),
     "merge_attention": ("one", "one_lse", "other", "other_lse"),
     "sample": (

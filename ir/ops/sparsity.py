@@ -1,0 +1,27 @@
+"""Activations that keep the largest elements of a row."""
+
+import torch
+
+from ingot.ir.ops.registry import Sample, define, wide
+
+
+def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    merged = (torch.randn(5, 64, generator=g) * 3 + 1).to(dtype)
+    return [
+        Sample((merged[:, :32],), {"deviations": 1.6448536269514722}),
+        Sample((merged[:1, 40:],), {"deviations": -0.5}),
+    ]
+
+
+@define(rows=("x",), samples=_samples)
+def gaussian_top_k(x: torch.Tensor, *, deviations: float) -> torch.Tensor:
+    """`relu(x - cutoff)` with the cutoff `mean(x) + deviations * std(x)` of each row, in x's dtype; x [T, F].
+
+    Where a row is normally distributed, the part of it that lies above the cutoff is that of the normal distribution
+    above `deviations`: the statistical top-k of arXiv 2506.06644. The deviation is that of the row itself, with F and
+    not F - 1 as the divisor.
+    """
+    full = wide(x)
+    centred = full - full.mean(-1, keepdim=True)
+    deviation = torch.sqrt(centred.pow(2).mean(-1, keepdim=True))
+    return torch.relu(centred - deviations * deviation).to(x.dtype)

@@ -1,0 +1,74 @@
+"""Ops of models whose layers carry several streams of hidden states: x [T, n, D], n streams of each token."""
+
+import torch
+
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops.registry import Sample, define, nothing, wide
+
+
+def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def _mix_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    x = _randn(g, dtype, 5, 4, 24)
+    return [
+        Sample((x, _randn(g, dtype, 5, 4, 4))),
+        Sample((x[:, 1:2], _randn(g, dtype, 5, 3, 1))),
+        Sample((x[:1], _randn(g, dtype, 1, 2, 4))),
+    ]
+
+
+@define(
+    rows=("x", "weights"),
+    samples=_mix_samples,
+    flops=lambda x, weights: 2 * weights.numel() * x.shape[-1],
+)
+def mix(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sums of the streams of each token with weights of its own: x [T, n, D], weights [T, m, n]: [T, m, D], rounded
+    once to x's dtype (the prediction and the correction of AltUp, arXiv 2301.13310)."""
+    full, factors = wide(x), wide(weights)
+    total = factors[..., :1] * full[:, :1]
+    for stream in range(1, x.shape[1]):
+        total = total + factors[..., stream : stream + 1] * full[:, stream : stream + 1]
+    return total.to(x.dtype)
+
+
+def _concat_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    x = _randn(g, dtype, 5, 4, 24)
+    return [
+        Sample((x[:, :1], x[:, 2:]), {"dim": 1}),
+        Sample((_randn(g, dtype, 1, 8), _randn(g, dtype, 1, 3)), {"dim": 1}),
+    ]
+
+
+@define(rows=("x", "y"), samples=_concat_samples, flops=nothing)
+def concat(x: torch.Tensor, y: torch.Tensor, *, dim: int) -> torch.Tensor:
+    """x and then y along an axis, which is not that of the tokens.
+
+    Raises VerifyError for axis 0, and for one that x lacks.
+    """
+    if not 0 < dim < x.dim():
+        raise VerifyError(f"concat along axis {dim} of {x.dim()}", expected="an axis after the first")
+    return torch.cat([x, y], dim)
+
+
+def _match_rms_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
+    x, like = _randn(g, dtype, 5, 3, 24), _randn(g, dtype, 5, 1, 24) * 7
+    return [
+        Sample((x, like), {"least": 1e-5}),
+        Sample((x[:, 1] * 1e-4, like[:, 0]), {"least": 1e-5}),
+    ]
+
+
+@define(rows=("x", "like"), samples=_match_rms_samples)
+def match_rms(x: torch.Tensor, like: torch.Tensor, *, least: float) -> torch.Tensor:
+    """x with the root mean square of `like` over the last axis, in x's dtype: `x * rms(like) / rms(x)`.
+
+    x [T, …, D], like of the same shape or with axes of size 1 between the first and the last. The mean square of x
+    counts as `least` where it is below.
+    """
+    full = wide(x)
+    of_x = full.pow(2).mean(-1, keepdim=True).clamp(min=least)
+    of_like = wide(like).pow(2).mean(-1, keepdim=True)
+    return (full * torch.sqrt(of_like / of_x)).to(x.dtype)

@@ -1,0 +1,105 @@
+"""AltUp: a layer computes one of several streams, and the others follow it (Alternating Updates, arXiv 2301.13310)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir import ops, recipe
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.params import Place, parameter
+
+# Of a mean square, where a stream is brought to the size of the first (transformers, modeling_gemma3n.py).
+_LEAST = 1e-5
+
+
+@dataclass(frozen=True)
+class AltUpSpec:
+    """Streams of each token, of which layers compute stream `active`; `norm` is of what the router reads."""
+
+    streams: int
+    active: int
+    norm: NormSpec
+
+    def active_of(self, streams: torch.Tensor, hidden: int) -> torch.Tensor:
+        """[T, streams, hidden] -> [T, hidden]."""
+        return streams[:, self.active : self.active + 1].view(-1, hidden)
+
+
+class Router(Block):
+    """x [T, hidden] -> what predictions and corrections depend on, [T, streams] within ±1."""
+
+    def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.norm = Norm(spec.norm, place, hidden)
+        self.linear = Linear(place / "modality_router", hidden, spec.streams)
+        self.scale = 1.0 / hidden
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # A soft cap of 1 is tanh.
+        return ops.soft_cap(self.linear(self.norm(x) * self.scale), cap=1.0)
+
+
+class Prediction(Block):
+    """Streams [T, streams, hidden] -> the streams as they are expected after the layer."""
+
+    def __init__(self, spec: AltUpSpec, place: Place) -> None:
+        super().__init__()
+        self.streams = spec.streams
+        self.linear = Linear(place / "prediction_coefs", spec.streams, spec.streams**2)
+
+    def forward(self, streams: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
+        """`routed` is what the router says of the active stream."""
+        return ops.mix(streams, self.linear(routed).view(-1, self.streams, self.streams)) + streams
+
+
+class Correction(Block):
+    """Predicted streams -> the streams with what was missed of the active one."""
+
+    def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.streams, self.hidden = spec.streams, hidden
+        self.linear = Linear(place / "correction_coefs", spec.streams, spec.streams)
+
+    def forward(
+        self, predicted: torch.Tensor, active: torch.Tensor, computed: torch.Tensor, routed: torch.Tensor
+    ) -> torch.Tensor:
+        """`active` [T, hidden] is that stream of `predicted`, `computed` what the layer has made of it, and `routed`
+        what the router says of that."""
+        weights, missed = self.linear(routed) + 1.0, computed + active * -1.0
+        return ops.mix(missed.view(-1, 1, self.hidden), weights.view(-1, self.streams, 1)) + predicted
+
+
+class Streams(Block):
+    """The streams of the first layer from the embedding."""
+
+    def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.spec, self.hidden, others = spec, hidden, spec.streams - 1
+        parts = [(place / "altup_projections" / index).source("weight") for index in range(others)]
+        self.weight = parameter((others * hidden, hidden), recipe.concat(parts), place.dtype)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] -> [T, streams, hidden]: h, and projections of it, each as large as h."""
+        first, shape = h.view(-1, 1, self.hidden), (-1, self.spec.streams - 1, self.hidden)
+        return ops.concat(first, ops.match_rms(ops.linear(h, self.weight).view(*shape), first, least=_LEAST), dim=1)
+
+
+class JoinedStreams(Block):
+    """One hidden state from the streams of the last layer."""
+
+    def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.spec, self.hidden = spec, hidden
+        for index in range(spec.streams - 1):
+            self.add_module(f"{index}", Linear(place / "altup_unembed_projections" / index, hidden, hidden))
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """[T, streams, hidden] -> [T, hidden]: the mean of the first one and of projections of the others, each as
+        large as the first."""
+        first = total = streams[:, :1].view(-1, self.hidden)
+        for index in range(self.spec.streams - 1):
+            stream = streams[:, index + 1 : index + 2].view(-1, self.hidden)
+            total = total + ops.match_rms(self.get_submodule(f"{index}")(stream), first, least=_LEAST)
+        return total * (1.0 / self.spec.streams)

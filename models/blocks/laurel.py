@@ -1,0 +1,36 @@
+"""LAuReL: a learned residual of low rank beside a block (arXiv 2411.07501)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir.types import Split
+from ingot.models.blocks.linear import Linear, LinearsFirst
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.params import Place
+
+
+@dataclass(frozen=True)
+class LaurelSpec:
+    """x + norm(right(left(x))), where `left` gives `rank` elements."""
+
+    rank: int
+    norm: NormSpec
+
+    def build(self, place: Place, hidden: int) -> "Laurel":
+        return Laurel(self, place / "laurel", hidden)
+
+
+class Laurel(LinearsFirst):
+    """x [T, hidden] -> [T, hidden]."""
+
+    def __init__(self, spec: LaurelSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        # Split as the linears of attention are, with which `left` is merged.
+        self.left = Linear(place / "linear_left", hidden, spec.rank, split=Split("tp", 0))
+        self.right = Linear(place / "linear_right", spec.rank, hidden, split=Split("tp", 1))
+        self.norm = Norm(spec.norm, place, hidden)
+        self.first = (self.left,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.right(self.left(x)))

@@ -1,0 +1,92 @@
+"""Embeddings of tokens for each layer: a second table, and what a layer does with its part of them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir import ops, recipe
+from ingot.ir.recipe import Recipe
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.embedding import OF_VOCAB
+from ingot.models.blocks.linear import Linear
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.params import Place, parameter
+
+
+def in_dtype(value: float, dtype: torch.dtype) -> float:
+    """A constant as weights of the dtype hold it."""
+    return float(torch.tensor(value, dtype=dtype, device="cpu").item())
+
+
+@dataclass(frozen=True)
+class PerLayerEmbeddingSpec:
+    """`width` elements of each token for each of `layers`: of a table with `rows`, plus a norm of a projection of the
+    token's embedding. Tokens that the table lacks have its first row."""
+
+    rows: int
+    layers: int
+    width: int
+    norm: NormSpec
+
+    def build(self, place: Place, vocab: int, hidden: int) -> "PerLayerEmbedding":
+        return PerLayerEmbedding(self, place, vocab, hidden)
+
+
+class PerLayerEmbedding(Block):
+    """tokens i32[T] and their embedding h [T, hidden] -> [T, layers, width]."""
+
+    def __init__(self, spec: PerLayerEmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.layers, self.width, size = spec.layers, spec.width, spec.layers * spec.width
+        table = (place / "embed_tokens_per_layer").source("weight")
+        self.table = parameter((max(vocab, spec.rows), size), _padded(table, spec.rows, vocab), place.dtype, OF_VOCAB)
+        self.projection = Linear(place / "per_layer_model_projection", hidden, size)
+        self.norm = Norm(spec.norm, place, spec.width)
+        # What a sum of two is multiplied by keeps its size.
+        scales = (spec.width**0.5, hidden**-0.5, 2**-0.5)
+        self.of_table, self.of_projection, self.of_sum = (in_dtype(scale, place.dtype) for scale in scales)
+
+    def forward(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        stored = (ops.embedding(tokens, self.table) * self.of_table).view(-1, self.layers, self.width)
+        projected = (self.projection(h) * self.of_projection).view(-1, self.layers, self.width)
+        return (self.norm(projected) + stored) * self.of_sum
+
+
+def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
+    """The table with its first row for each token of the vocabulary that it lacks."""
+    if rows >= vocab:
+        return table
+    return recipe.concat([table, recipe.repeat(recipe.take_slice(table, 0, 0, 1), 0, vocab - rows)])
+
+
+@dataclass(frozen=True)
+class PerLayerInputSpec:
+    """norm(projection(activation(gate(x)) * e)), where e are the `width` elements of the token for this layer;
+    `activation` is "gelu" or "gelu_tanh". With `scaled`, x is multiplied by a vector first."""
+
+    width: int
+    norm: NormSpec
+    activation: str = "gelu_tanh"
+    scaled: bool = True
+
+    def build(self, place: Place, hidden: int, layer: int) -> "PerLayerInput":
+        return PerLayerInput(self, place, hidden, layer)
+
+
+class PerLayerInput(Block):
+    """x [T, hidden] and the embeddings of all layers [T, layers, width] -> [T, hidden]."""
+
+    def __init__(self, spec: PerLayerInputSpec, place: Place, hidden: int, layer: int) -> None:
+        super().__init__()
+        self.spec, self.layer = spec, layer
+        scale = (place / "altup").source("correct_output_scale")
+        self.scale = parameter((hidden,), scale, place.dtype) if spec.scaled else None
+        self.gate = Linear(place / "per_layer_input_gate", hidden, spec.width)
+        self.projection = Linear(place / "per_layer_projection", spec.width, hidden)
+        self.norm = Norm(spec.norm, place, hidden)
+
+    def forward(self, x: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        own = embeddings[:, self.layer : self.layer + 1].view(-1, self.spec.width)
+        x = x if self.scale is None else x * self.scale
+        approximate = "tanh" if self.spec.activation == "gelu_tanh" else "none"
+        return self.norm(self.projection(ops.gelu_mul(self.gate(x), own, approximate=approximate)))

@@ -1,0 +1,58 @@
+"""Attention to keys and values of an earlier layer: it has no cache of its own."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.ir import ops
+from ingot.ir.types import Split
+from ingot.models.blocks.attention import AttentionSpec
+from ingot.models.blocks.linear import Linear, LinearsFirst
+from ingot.models.blocks.norm import Norm
+from ingot.models.blocks.positions import Positions
+from ingot.models.params import Place
+
+
+@dataclass(frozen=True)
+class SharedAttentionSpec:
+    """`attention` with the keys and values of layer `source`, which comes before and is an attention with as many
+    heads of the same window."""
+
+    attention: AttentionSpec
+    source: int
+
+    def __post_init__(self) -> None:
+        of, norms = self.attention, self.attention.qk_norm
+        assert of.alibi is None and of.clip is None, "queries are rotated, and are not clipped"
+        assert norms is None or (norms.over == "head" and not norms.after_rotation), (
+            "norms are of heads, and come first"
+        )
+
+    def build(self, place: Place, hidden: int, layer: int) -> "SharedAttention":
+        return SharedAttention(self, place / self.attention.names.place, hidden)
+
+
+class SharedAttention(LinearsFirst):
+    """x [T, hidden] -> [T, hidden]. It makes queries alone."""
+
+    def __init__(self, spec: SharedAttentionSpec, place: Place, hidden: int) -> None:
+        super().__init__()
+        self.spec, of = spec, spec.attention
+        q_size, heads = of.heads * of.head_dim, Split("tp", 0, unit=of.head_dim)
+        self.q = Linear(place / of.names.q, hidden, q_size, bias=of.bias, split=heads)
+        self.o = Linear(place / of.names.o, q_size, hidden, bias=of.o_bias, split=Split("tp", 1, unit=of.head_dim))
+        self.first = (self.q,)
+        self.q_norm = None if of.qk_norm is None else Norm(of.qk_norm.q, place, of.head_dim)
+
+    def matches(self) -> dict[str, int]:
+        return {"insert-paged-kv": 1, **super().matches()}
+
+    def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
+        of, source = self.spec.attention, self.spec.source
+        q = self.q(x).view(-1, of.heads, of.head_dim)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if of.rotary is not None:
+            q = of.rotary.rotate(q, at)
+        attended = ops.attention(q, *at.cached[source], at.positions, at.token_seqs, layer=source, **of.options())
+        return self.o(attended.view(-1, of.heads * of.head_dim))

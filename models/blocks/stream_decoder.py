@@ -1,0 +1,72 @@
+"""A decoder whose layers carry several streams of hidden states, and whose layers have embeddings of their own."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ingot.ir import ops
+from ingot.models.blocks.altup import AltUpSpec, JoinedStreams, Streams
+from ingot.models.blocks.block import Block
+from ingot.models.blocks.decoder import DecoderNames
+from ingot.models.blocks.embedding import EmbeddingSpec
+from ingot.models.blocks.head import Head, HeadSpec
+from ingot.models.blocks.norm import Norm, NormSpec
+from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec
+from ingot.models.blocks.positions import Positions, rope_table
+from ingot.models.blocks.stream_layer import StreamLayerSpec
+from ingot.models.config import RopeSpec
+from ingot.models.params import Place
+
+
+@dataclass(frozen=True)
+class StreamDecoderSpec:
+    """A decoder of several streams, with the rotary tables that its layers share."""
+
+    vocab: int
+    hidden: int
+    layers: tuple[StreamLayerSpec, ...]
+    altup: AltUpSpec
+    inputs: PerLayerEmbeddingSpec
+    norm: NormSpec
+    ropes: tuple[RopeSpec, ...]
+    embedding: EmbeddingSpec = field(default_factory=EmbeddingSpec)
+    head: HeadSpec = field(default_factory=HeadSpec)
+    names: DecoderNames = field(default_factory=DecoderNames)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of tensors that some checkpoints carry and nothing reads, a copy of a tied head among them."""
+        return self.names.ignored(self.head)
+
+
+class StreamDecoder(Block):
+    """Token ids to logits. Build it on the meta device; weights are of `dtype`, rotary tables of float32."""
+
+    def __init__(self, spec: StreamDecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
+        super().__init__()
+        root, place, hidden, names = Place("", dtype), Place(spec.names.place, dtype), spec.hidden, spec.names
+        self.embed = spec.embedding.build(place, spec.vocab, hidden)
+        self.inputs = spec.inputs.build(place, spec.vocab, hidden)
+        self.streams = Streams(spec.altup, place, hidden)
+        self.layers = nn.ModuleList(
+            layer.build(place / names.layers / index, hidden, index) for index, layer in enumerate(spec.layers)
+        )
+        self.joined = JoinedStreams(spec.altup, place, hidden)
+        self.norm = Norm(spec.norm, place, hidden)
+        self.head = Head(spec.head, root, spec.vocab, hidden, self.embed.weight)
+        self.ropes = nn.ParameterList(rope_table(rope, max_seq_len) for rope in spec.ropes)
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """tokens, positions, token_seqs i32[T], logit_rows i32[L] -> logits f32[L, vocab]."""
+        at = Positions(positions, token_seqs, tuple(self.ropes))
+        h = self.embed(tokens, at)
+        embeddings, streams = self.inputs(tokens, h), self.streams(h)
+        for layer in self.layers:
+            streams = layer(streams, embeddings, at)
+        return self.head(self.norm(self.joined(ops.select_rows(streams, logit_rows))))
+
+    def matches(self) -> dict[str, int]:
+        """The projections of the embedding for streams and for layers."""
+        return {"merge-linears": 1}
