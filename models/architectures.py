@@ -145,8 +145,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "FalconForCausalLM": Architecture("falcon", falcon.falcon, DECODER),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma.gemma2, DECODER),
     "Gemma3ForCausalLM": Architecture("gemma3", gemma.gemma3, DECODER),
-    "Gemma3nForCausalLM": Architecture("gemma3n", gemma3n.gemma3n, STREAM_DECODER),
-    "Gemma3nForConditionalGeneration": Architecture("gemma3n", gemma3n.text_part, STREAM_DECODER, part="text_config"),
+    "Gemma3nForCausalLM": Architecture("gemma3n", gemma3n.gemma3n, STREAM_DECODER, default=32_768),
+    "Gemma3nForConditionalGeneration": Architecture(
+        "gemma3n", gemma3n.text_part, STREAM_DECODER, default=32_768, part="text_config"
+    ),
     "GPT2LMHeadModel": Architecture("gpt2", gpt2.gpt2, DECODER),
     "GPTJForCausalLM": Architecture("gptj", gptj.gptj, DECODER, positions="n_positions"),
     "GPTNeoXForCausalLM": Architecture("gpt_neox", gpt_neox.gpt_neox, DECODER),

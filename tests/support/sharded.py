@@ -59,6 +59,13 @@ CASES: Mapping[str, Case] = {
         "phi-normed", {"num_hidden_layers": 1, "intermediate_size": 104, "vocab_size": 380}, slow=True
     ),
     "slopes of positions": Case("bloom-tied", {"n_layer": 1}, slow=True),
+    "several streams and shared caches": Case(
+        "gemma3n_text-shared",
+        {"intermediate_size": 104, "vocab_size": 380, "vocab_size_per_layer_input": 376, "num_hidden_layers": 4}
+        | {"num_kv_shared_layers": 1, "activation_sparsity_pattern": [0.8, 0.0, 0.3, 0.0]}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]},
+        slow=True,
+    ),
     "a narrower table of tokens": Case(
         "opt-after", {"num_hidden_layers": 1, "ffn_dim": 104, "vocab_size": 380}, slow=True
     ),

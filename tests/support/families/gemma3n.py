@@ -16,7 +16,6 @@ from ingot.models.blocks.altup import AltUpSpec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.feed_forward import GatedSpec
 from ingot.models.blocks.laurel import LaurelSpec
-from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec, PerLayerInputSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.models.blocks.stream_decoder import StreamDecoderSpec
@@ -288,7 +287,6 @@ FAMILIES = (
 MUTATIONS = (
     without(AttentionSpec, "v_norm", None),
     without(GatedSpec, "cutoff", None),
-    Mutation("no gains", "NormSpec.gains", some(NormSpec, lambda norm: not norm.gains), every(NormSpec, gains=False)),
     Mutation(
         "the cache of the first layer",
         "SharedAttentionSpec.source",

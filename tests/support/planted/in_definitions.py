@@ -47,7 +47,7 @@ _RESULT = "self._result(one, x, at)"
 _SWAPPED_NORMS = "q, k = self.k_norm(q), self.q_norm(k)"
 MISPRINTS = (
     Misprint("wrong rope theta", rope_table, "theta=rope.theta", "theta=rope.theta * 2"),
-    Misprint("dropped offset", NormSpec.gains, "1.0, self.offset", "1.0, 0.0"),
+    Misprint("dropped offset", NormSpec.made, "1.0, self.offset", "1.0, 0.0"),
     Misprint("swapped gate and up", GatedNames.gate_and_up, ".split(width, width)", ".split(width, width)[::-1]"),
     *(Misprint("missing residual", Layer.forward, f"h + {_RESULT}", _RESULT, only) for only in _BRANCHES),
     Misprint("missing residual", Layer._in_parallel, f"total + {_RESULT}", _RESULT, _BRANCHES[0]),
