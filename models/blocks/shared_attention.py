@@ -24,9 +24,7 @@ class SharedAttentionSpec:
     def __post_init__(self) -> None:
         of, norms = self.attention, self.attention.qk_norm
         assert of.alibi is None and of.clip is None, "queries are rotated, and are not clipped"
-        assert norms is None or (norms.over == "head" and not norms.after_rotation), (
-            "norms are of heads, and come first"
-        )
+        assert norms is None or not norms.after_rotation, "norms come before rotation"
 
     def build(self, place: Place, hidden: int, layer: int) -> "SharedAttention":
         return SharedAttention(self, place / self.attention.names.place, hidden)
@@ -42,15 +40,22 @@ class SharedAttention(LinearsFirst):
         self.q = Linear(place / of.names.q, hidden, q_size, bias=of.bias, split=heads)
         self.o = Linear(place / of.names.o, q_size, hidden, bias=of.o_bias, split=Split("tp", 1, unit=of.head_dim))
         self.first = (self.q,)
-        self.q_norm = None if of.qk_norm is None else Norm(of.qk_norm.q, place, of.head_dim)
+        self.q_norm = None
+        if of.qk_norm is not None:
+            shapes = {"head": (of.head_dim,), "each head": (of.heads, of.head_dim), "all heads": (q_size,)}
+            split = Split("tp", 0) if of.qk_norm.over == "each head" else None
+            self.q_norm = Norm(of.qk_norm.q, place, *shapes[of.qk_norm.over], split=split)
 
     def matches(self) -> dict[str, int]:
         return {"insert-paged-kv": 1, **super().matches()}
 
     def forward(self, x: torch.Tensor, at: Positions) -> torch.Tensor:
         of, source = self.spec.attention, self.spec.source
-        q = self.q(x).view(-1, of.heads, of.head_dim)
-        if self.q_norm is not None:
+        q, whole = self.q(x), of.qk_norm is not None and of.qk_norm.over == "all heads"
+        if self.q_norm is not None and whole:
+            q = self.q_norm(q)
+        q = q.view(-1, of.heads, of.head_dim)
+        if self.q_norm is not None and not whole:
             q = self.q_norm(q)
         if of.rotary is not None:
             q = of.rotary.rotate(q, at)
