@@ -34,7 +34,7 @@ class GroupSummary:
     scratch_bytes  what they take
     why_none       why a group that gives pages back has no scratch pages
     reserved       pages of the pool that no sequence holds
-    layers         whose attention reads it, in words
+    layers         whose keys and values it holds, in words
     forms          the caches, in words
     """
 
