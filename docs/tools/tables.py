@@ -16,8 +16,15 @@ from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.tables import ROPE_TYPES
 from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES
+from ingot.models.blocks.altup import AltUpSpec
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
+from ingot.models.blocks.laurel import LaurelSpec
+from ingot.models.blocks.layer import LayerSpec
+from ingot.models.blocks.per_layer_embedding import PerLayerEmbeddingSpec, PerLayerInputSpec
+from ingot.models.blocks.shared_attention import SharedAttentionSpec
+from ingot.models.blocks.stream_decoder import StreamDecoderSpec
+from ingot.models.blocks.stream_layer import StreamLayerSpec
 from ingot.models.config import ConfigReader
 from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Pass
@@ -156,6 +163,7 @@ _SIZES: Mapping[str, Any] = {
     "intermediate_size": 96,
     "vocab_size": 128,
     "max_position_embeddings": 4096,
+    "num_kv_shared_layers": 4,  # Gemma 3n's default is for more layers
     # DeciLM and Solar have sizes of their own.
     "num_key_value_heads_per_layer": [2, 1] * (_LAYERS // 2),
     "bskcn_1": [2, 6],
@@ -225,26 +233,40 @@ _NO_TRAITS = (
 )
 
 
-def _traits(spec: DecoderSpec) -> dict[str, Any]:
+# Specs of one family's own, whose fields are sizes and norms.
+_BY_NAME = (StreamLayerSpec, AltUpSpec, LaurelSpec, PerLayerInputSpec, PerLayerEmbeddingSpec)
+
+
+def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
     """What a decoder's specs say, by "KIND.FIELD", apart from sizes; of the first layer."""
     layer, norm, *others = spec.layers[0], spec.norm, spec.embedding, spec.head
     others += [norm] if norm is not None else []
-    blocks = [branch.block for branch in layer.branches]
-    traits: dict[str, Any] = {}
-    for branch in layer.branches:
+    if isinstance(spec, StreamDecoderSpec):
+        others.append(spec.inputs)
+    blocks, traits = _blocks(layer), dict[str, Any]()
+    for branch in layer.branches if isinstance(layer, LayerSpec) else ():
         traits |= {f"{branch.name}_norm": branch.norm is not None, f"{branch.name}_post_norm": bool(branch.post_norm)}
         traits[f"{branch.name}_stream_norm"] = bool(branch.stream_norm)
     rotaries = {attention.rotary for attention in _attentions(spec) if attention.rotary is not None}
     for one in (layer, *blocks, *rotaries, *others):
         traits[type(one).__name__] = True
+        if isinstance(one, _BY_NAME):
+            continue
         kind = type(one).__name__.removesuffix("Spec").lower()
         names = [field.name for field in fields(one) if field.name not in _NO_TRAITS]
         traits |= {f"{kind}.{name}": getattr(one, name) for name in names}
-    return {**traits, "skips": bool(spec.skips)}
+    return {**traits, "skips": isinstance(spec, DecoderSpec) and bool(spec.skips)}
 
 
-def _attentions(spec: DecoderSpec) -> list[AttentionSpec]:
-    blocks = [branch.block for layer in spec.layers for branch in layer.branches]
+def _blocks(layer: LayerSpec | StreamLayerSpec) -> list[Any]:
+    if isinstance(layer, LayerSpec):
+        return [branch.block for branch in layer.branches]
+    return [layer.attention, layer.mlp, layer.altup, layer.laurel, layer.input]
+
+
+def _attentions(spec: DecoderSpec | StreamDecoderSpec) -> list[AttentionSpec]:
+    blocks = [block for layer in spec.layers for block in _blocks(layer)]
+    blocks = [block.attention if isinstance(block, SharedAttentionSpec) else block for block in blocks]
     return [block for block in blocks if isinstance(block, AttentionSpec)]
 
 
@@ -261,7 +283,7 @@ def _differences(traits: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterato
             yield f"`{name}={value}`"
 
 
-def _layers(spec: DecoderSpec) -> str:
+def _layers(spec: DecoderSpec | StreamDecoderSpec) -> str:
     count = len(spec.layers)
     windows = sum(attention.window is not None for attention in _attentions(spec))
     unrotated = sum(attention.rotary is None for attention in _attentions(spec))
@@ -271,6 +293,9 @@ def _layers(spec: DecoderSpec) -> str:
             found.append(f"all {what}" if number == count else f"{number} of {count} {what}")
     if len({attention.kv_heads for attention in _attentions(spec)}) > 1:
         found.append("key-value heads by layer")
+    shared = sum(isinstance(block, SharedAttentionSpec) for layer in spec.layers for block in _blocks(layer))
+    if shared:
+        found.append(f"{shared} of {count} read the cache of another")
     if len(spec.ropes) > 1:
         found.append(f"{len(spec.ropes)} rotary tables")
     return ", ".join(found) or "–"
