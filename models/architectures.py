@@ -254,15 +254,15 @@ def _who_reads(field: str) -> str:
 
 
 def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple[RopeSpec, ...]) -> int:
-    """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Gemma 3's
-    is scaled already."""
+    """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Those
+    of Gemma 3 and 3n are scaled already."""
     given = config.integer(architecture.positions, architecture.default)
     if not ropes:
         return given
     rope, constants = ropes[0], dict(ropes[0].constants)
     if rope.rope_type == "yarn":
         return _length(float(constants["original_max_position"]) * float(constants["factor"]), config)
-    if rope.rope_type in ("linear", "dynamic") and config.fields.get("model_type") != "gemma3_text":
+    if rope.rope_type in ("linear", "dynamic") and "gemma3" not in str(config.fields.get("model_type")):
         return _length(given * float(constants["factor"]), config)
     return given
 

@@ -88,8 +88,10 @@ def test_the_longest_context_counts_scaling_as_vllm_does(rope: dict[str, Any], e
     assert read_spec(_config("llama-plain", rope_parameters=..., rope_scaling=rope)).max_position == expected
 
 
-def test_gemma3_gives_the_context_after_scaling() -> None:
-    assert read_spec(_config("gemma3_text-old")).max_position == MAX_SEQ_LEN
+@pytest.mark.parametrize("name", ["gemma3_text-old", "gemma3n_text-plain"])
+def test_gemma3_gives_the_context_after_scaling(name: str) -> None:
+    spec = read_spec(_config(name))
+    assert spec.dims.ropes[0].rope_type == "linear" and spec.max_position == MAX_SEQ_LEN
 
 
 def test_learned_positions_are_the_context() -> None:
