@@ -26,6 +26,11 @@ def parameter(shape: tuple[int, ...], recipe: Recipe, dtype: torch.dtype, split:
     return made
 
 
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """A constant as a weight of the dtype holds it."""
+    return float(torch.tensor(value, dtype=dtype, device="cpu").item())
+
+
 def declaration(made: nn.Parameter) -> Declaration | None:
     """What `parameter` was given; None for a parameter that was made without it."""
     return getattr(made, "declaration", None)

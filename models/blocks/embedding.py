@@ -12,7 +12,7 @@ from ingot.models.blocks.linear import Linear
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions
 from ingot.models.blocks.projection import ProjectionSpec
-from ingot.models.params import Place, parameter
+from ingot.models.params import Place, parameter, rounded
 
 OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is not split
 
@@ -60,7 +60,7 @@ class Embedding(Block):
         self.norm = None if spec.norm is None else Norm(spec.norm, place, hidden)
         self.scale = spec.scale
         if spec.scale is not None and spec.rounded:
-            self.scale = torch.tensor(spec.scale, dtype=place.dtype, device="cpu").item()
+            self.scale = rounded(spec.scale, place.dtype)
 
     def forward(self, tokens: torch.Tensor, at: Positions) -> torch.Tensor:
         h = ops.embedding(tokens, self.weight)

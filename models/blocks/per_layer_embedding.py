@@ -10,12 +10,7 @@ from ingot.models.blocks.block import Block
 from ingot.models.blocks.embedding import OF_VOCAB
 from ingot.models.blocks.linear import Linear
 from ingot.models.blocks.norm import Norm, NormSpec
-from ingot.models.params import Place, parameter
-
-
-def in_dtype(value: float, dtype: torch.dtype) -> float:
-    """A constant as weights of the dtype hold it."""
-    return float(torch.tensor(value, dtype=dtype, device="cpu").item())
+from ingot.models.params import Place, parameter, rounded
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class PerLayerEmbedding(Block):
         self.norm = Norm(spec.norm, place, spec.width)
         # What a sum of two is multiplied by keeps its size.
         scales = (spec.width**0.5, hidden**-0.5, 2**-0.5)
-        self.of_table, self.of_projection, self.of_sum = (in_dtype(scale, place.dtype) for scale in scales)
+        self.of_table, self.of_projection, self.of_sum = (rounded(scale, place.dtype) for scale in scales)
 
     def forward(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         stored = (ops.embedding(tokens, self.table) * self.of_table).view(-1, self.layers, self.width)
