@@ -21,7 +21,8 @@ from ingot.models.families import reading
 from ingot.models.known_fields import known_fields
 
 # Configurations of checkpoints on the Hugging Face hub, whole: what real ones hold beside the fields that are read.
-# They are from what public code and documentation quote of them.
+# Some thirty are quoted from public code and documentation; the rest have the fields and sizes that are published, put
+# together by hand.
 PUBLISHED = json.loads((Path(__file__).parents[1] / "goldens" / "published_configs.json").read_text())
 
 

@@ -6,9 +6,15 @@ from ingot.backends.triton.lower.attention_form_tiles import FormTiles, form_til
 from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.attention_shapes import held_of, tiled
 from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, DecodeTiles
-from ingot.backends.triton.lower.sizes import LEAST
+from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.tuning import Source
 from ingot.ir.types import DTYPES
+
+# Rows of a tile, the heads of q that read one head of the cache, which a warp holds at most where there are more than
+# any measured problem has. With 64 of them, as 2 warps would have for Falcon 7B's 71 heads, registers spill and LLVM
+# takes minutes.
+_WARP_ROWS = 16
+_MEASURED_GROUP = 32
 
 
 def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
@@ -20,14 +26,18 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
     by_bytes = DECODE_TILES[next((tokens for tokens in DECODE_TILES if problem.tokens <= tokens), max(DECODE_TILES))]
     # A cache of eight bits gets the tiles of one in the dtype of q: what is converted takes as many registers.
     row_bytes = problem.dim * DTYPES[problem.dtype].itemsize
+    rows = power_of_two(problem.group)
     found = by_bytes.get(row_bytes)
-    if found is not None and problem.append and problem.cache_dtype == AUTO:
+    if found is not None and problem.append and problem.cache_dtype == AUTO and rows <= _MEASURED_GROUP:
         return found, "table"
     measured = max((one for one in by_bytes if one <= row_bytes), default=min(by_bytes))
     keys = by_bytes[measured].keys
     while keys > LEAST and keys * row_bytes > by_bytes[measured].keys * measured:
         keys //= 2
-    return replace(by_bytes[measured], keys=keys), "heuristic"
+    tiles = replace(by_bytes[measured], keys=keys)
+    if rows > _MEASURED_GROUP:
+        tiles = replace(tiles, keys=min(keys, 64), warps=max(tiles.warps, rows // _WARP_ROWS), early=0)
+    return tiles, "heuristic"
 
 
 def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:
