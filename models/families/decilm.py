@@ -102,7 +102,9 @@ def _feed_forward(config: ConfigReader, part: ConfigReader) -> BlockSpec | None:
     if part.flag("replace_with_linear", False):
         return LinearPartSpec("mlp.linear_mlp")
     reader = part if part.fields.get("hidden_act") is not None else config
-    return GatedSpec(_width(config, part), reader.choice("hidden_act", SILU, "silu"), config.flag("mlp_bias", False))
+    return GatedSpec(
+        _width(config, part), reader.choice("hidden_act", SILU, "silu"), bias=config.flag("mlp_bias", False)
+    )
 
 
 def _width(config: ConfigReader, part: ConfigReader) -> int:
