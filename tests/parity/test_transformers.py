@@ -35,8 +35,8 @@ QUICK_IN_NEW_PROCESS = {"inductor": "llama-biased", "reference": "qwen3-scaled"}
 # What every run traces, and compiles by the references: a row of commits sees all.
 OTHERS = sorted({*TINY} - {*QUICK})
 DRAWN = {*QUICK, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 3)}
-# One of each family, and those six.
-INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].family: name for name in reversed(TINY)}.values())
+# One of each architecture, cuts, and those six.
+INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].config["architectures"][0]: name for name in reversed(TINY)}.values())
 
 
 def _cases(*backends: str) -> list[Any]:
