@@ -315,7 +315,7 @@ def test_unknown_steps_and_tables_are_refused() -> None:
     with pytest.raises(VerifyError, match="unknown recipe step 'sauce'"):
         Recipe("sauce")
     with pytest.raises(ConfigError, match="unknown table"):
-        r.table(kind="alibi").execute(FILES.__getitem__)
+        r.table(kind="wavelet").execute(FILES.__getitem__)
 
 
 def test_an_error_of_the_reader_comes_through() -> None:
