@@ -15,7 +15,7 @@ _NAMES = DecoderNames("transformer", "h", unread=(r"transformer\.h\.\d+\.self_at
 
 
 def telechat2(config: ConfigReader) -> DecoderSpec:
-    """The matrices behind attention and activation have biases, the others have none."""
+    """The output matrix of attention and the down matrix of the MLP have biases. The others have none."""
     hidden = config.integer_or_none("n_embed") or config.integer("hidden_size", 4096)
     attention = _attention(config, hidden)
     mlp = GatedSpec(config.integer("ffn_hidden_size", 12288), down_bias=True)

@@ -1,5 +1,4 @@
-"""Regions: a product with the norm in front of it and the gate, the activation, the residual or the cast behind
-it."""
+"""Regions: a matmul with the norm before it, and the gate, the activation, the residual sum or the cast after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -13,7 +13,7 @@ from families.family import Config, Family
 
 
 def _weights(config: Config, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """What predicts further tokens is NaN, for whoever reads it."""
+    """The layers that predict further tokens hold NaN, so that reading them shows."""
     tensors, hidden = like_llama({**config, "model_type": "qwen2"}, generator), config["hidden_size"]
     first = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.0.")}
     for index in range(config.get("num_nextn_predict_layers", 0)):
