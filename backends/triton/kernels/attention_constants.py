@@ -77,8 +77,8 @@ class Splits:
     """How `decode_attention` splits contexts.
 
     Each (token, head) has `base` splits for certain and `most` at most: by what all tokens read, in `shares` parts; 0:
-    none has more than `base`. A split takes `chunk` positions in its turn. `at_once` splits are put together in one
-    round. Lengths of `scan` sequences are looked at together. With `single`, only sequences that feed one token count.
+    none has more than `base`. A split takes `chunk` positions in its turn. `at_once` splits of `heads_at_once` heads of
+    q are put together in one round. Lengths of `scan` sequences are looked at together. With `single`, only sequences that feed one token count.
     With `fed_apart`, splits have cached positions alone.
     """
 
@@ -87,6 +87,7 @@ class Splits:
     shares: int
     most: int
     at_once: int
+    heads_at_once: int
     scan: int
     single: bool
     fed_apart: bool

@@ -112,7 +112,7 @@ def further_item(
 
 
 @triton.jit
-def put_together(
+def _put_heads_together(
     out,
     lse,
     partial,
@@ -120,24 +120,23 @@ def put_together(
     row,
     pair,
     splits,
+    first_head,
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """The attention of a (token, head), which is row `row` of `out`, from the splits that lie at `pair`.
-
-    Other multiprocessors wrote them during this launch: they are read past the first cache.
-    """
+    """`put_together` for SPLITS.heads_at_once heads of q from `first_head` on."""
+    HEADS: tl.constexpr = SPLITS.heads_at_once
     GROUP: tl.constexpr = FORM.group
     DIM: tl.constexpr = FORM.value_dim
     BLOCK: tl.constexpr = FORM.block_value
     MOST: tl.constexpr = SPLITS.most
     AT_ONCE: tl.constexpr = SPLITS.at_once
-    WIDTH: tl.constexpr = FORM.block_group * BLOCK
+    WIDTH: tl.constexpr = HEADS * BLOCK
     # All heads in one row, so that a thread has columns of its own, and nothing is added up between threads.
-    g = tl.arange(0, FORM.block_group)
+    g = first_head + tl.arange(0, HEADS)
     column = tl.arange(0, WIDTH)
-    inside = (column // BLOCK < GROUP) & (column % BLOCK < DIM)
-    column = column // BLOCK * DIM + column % BLOCK
+    inside = (first_head + column // BLOCK < GROUP) & (column % BLOCK < DIM)
+    column = (first_head + column // BLOCK) * DIM + column % BLOCK
     # Rounds that no split is left for load nothing. There is no loop: what goes round one is moved between threads.
     for first in tl.static_range(0, MOST, AT_ONCE):
         s = first + tl.arange(0, AT_ONCE)
@@ -152,7 +151,7 @@ def put_together(
             other=0.0,
             cache_modifier=".cg",
         )
-        size = tl.broadcast_to(size[:, :, None], (AT_ONCE, FORM.block_group, BLOCK))
+        size = tl.broadcast_to(size[:, :, None], (AT_ONCE, HEADS, BLOCK))
         size = tl.reshape(size, (AT_ONCE, WIDTH))
         if first == 0:
             peak = tl.max(size, 0)
@@ -171,3 +170,26 @@ def put_together(
     if lse is not None:
         whose = row.to(tl.int64) * GROUP + column // DIM
         tl.store(lse + whose, log_sum_exp(weight_sum, peak), mask=inside & (column % DIM == 0))
+
+
+@triton.jit
+def put_together(
+    out,
+    lse,
+    partial,
+    sizes,
+    row,
+    pair,
+    splits,
+    FORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The attention of a (token, head), which is row `row` of `out`, from the splits that lie at `pair`.
+
+    Other multiprocessors wrote them during this launch: they are read past the first cache.
+    """
+    if FORM.group <= SPLITS.heads_at_once:
+        _put_heads_together(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)
+    else:
+        for first_head in range(0, FORM.group, SPLITS.heads_at_once):
+            _put_heads_together(out, lse, partial, sizes, row, pair, splits, first_head, FORM, SPLITS)

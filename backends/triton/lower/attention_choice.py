@@ -10,11 +10,10 @@ from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.tuning import Source
 from ingot.ir.types import DTYPES
 
-# Rows of a tile, the heads of q that read one head of the cache, which a warp holds at most where there are more than
-# any measured problem has. With 64 of them, as 2 warps would have for Falcon 7B's 71 heads, registers spill and LLVM
-# takes minutes.
-_WARP_ROWS = 16
-_MEASURED_GROUP = 32
+# Rows of a tile, the heads of q that read one head of the cache, which a warp holds at most. With 64 of them, as 2 warps
+# would have for Falcon 7B's 71 heads, registers spill for sm_90.
+_WARP_ROWS = 32
+_MEASURED_GROUP = 32  # heads of q for one of the cache, in the problems that were measured
 
 
 def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
@@ -34,10 +33,12 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
     keys = by_bytes[measured].keys
     while keys > LEAST and keys * row_bytes > by_bytes[measured].keys * measured:
         keys //= 2
-    tiles = replace(by_bytes[measured], keys=keys)
-    if rows > _MEASURED_GROUP:
-        tiles = replace(tiles, keys=min(keys, 64), warps=max(tiles.warps, rows // _WARP_ROWS), early=0)
-    return tiles, "heuristic"
+    return enough_warps(problem, replace(by_bytes[measured], keys=keys)), "heuristic"
+
+
+def enough_warps(problem: DecodeProblem, tiles: DecodeTiles) -> DecodeTiles:
+    """The tiles with warps for all heads of q that read one head of the cache."""
+    return replace(tiles, warps=max(tiles.warps, power_of_two(problem.group) // _WARP_ROWS))
 
 
 def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:

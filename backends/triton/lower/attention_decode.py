@@ -18,7 +18,7 @@ from ingot.backends.triton.lower.attention_problem import (
 )
 from ingot.backends.triton.lower.attention_shapes import Attention, attention_of, results_of
 from ingot.backends.triton.lower.attention_shared import Prefixes, schedule_shared, sharing_of, when
-from ingot.backends.triton.lower.attention_split_limits import split_limits, splits_at_once
+from ingot.backends.triton.lower.attention_split_limits import heads_at_once, split_limits, splits_at_once
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import static, want_equal, want_one_dtype
@@ -101,6 +101,7 @@ def _launch(
             shares=limits.shares,
             most=limits.most,
             at_once=min(power_of_two(limits.most), splits_at_once(problem)),
+            heads_at_once=heads_at_once(problem),
             scan=_scan(problem.tokens, tiles.warps, single=single),
             single=single,
             fed_apart=append,

@@ -13,6 +13,8 @@ _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
 _LEAST_SPLITS = 8
 # Elements of partial results that are added at once: 128 for each thread of 4 warps, and 64 where more programs run.
 _COMBINED = {True: 16384, False: 8192}
+# Heads of q that are put together in one round. For all 71 of Falcon 7B at once, LLVM takes half a minute.
+_COMBINED_HEADS = 32
 # Rounds in which the splits are put together where values are not beside keys of their width. There is no loop: each is
 # code, which takes its time to compile.
 _ROUNDS = 16
@@ -30,9 +32,14 @@ class SplitLimits:
     shares: int
 
 
+def heads_at_once(problem: DecodeProblem) -> int:
+    """Heads of q, among those that read one head of the cache, whose results are put together in one round."""
+    return min(power_of_two(problem.group), _COMBINED_HEADS)
+
+
 def splits_at_once(problem: DecodeProblem) -> int:
     """Splits whose results are put together in one round."""
-    result = power_of_two(problem.group) * tile_width(problem.cache_form.value_width)
+    result = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
     return max(1, _COMBINED[problem.tokens == 1] // result)
 
 

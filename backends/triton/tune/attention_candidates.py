@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ingot.backends.triton.lower.attention_choice import known_tiles
+from ingot.backends.triton.lower.attention_choice import enough_warps, known_tiles
 from ingot.backends.triton.lower.attention_problem import DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
@@ -13,8 +13,10 @@ from ingot.backends.triton.tune.device import Machine
 
 def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
     """The best known, and such as leave room for as many programs as there shall be."""
-    sizes = _sizes if problem.cache_form.equal else _sizes_of_forms
-    return list(dict.fromkeys([known_tiles(problem, machine.sm)[0], *sizes(problem, machine)]))
+    known = known_tiles(problem, machine.sm)[0]
+    if not problem.cache_form.equal:
+        return list(dict.fromkeys([known, *_sizes_of_forms(problem, machine)]))
+    return list(dict.fromkeys([known, *(enough_warps(problem, tiles) for tiles in _sizes(problem, machine))]))
 
 
 def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
