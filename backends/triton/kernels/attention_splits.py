@@ -112,6 +112,49 @@ def further_item(
 
 
 @triton.jit
+def _left_by_splits(
+    partial,
+    sizes,
+    pair,
+    first,
+    splits,
+    g,
+    column,
+    inside,
+    FORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """(sizes, attention) [SPLITS.at_once, heads * FORM.block_value] that the splits from `first` on left at `pair`."""
+    GROUP: tl.constexpr = FORM.group
+    AT_ONCE: tl.constexpr = SPLITS.at_once
+    HEADS: tl.constexpr = SPLITS.heads_at_once
+    BLOCK: tl.constexpr = FORM.block_value
+    s = first + tl.arange(0, AT_ONCE)
+    held = (s < splits)[:, None]
+    here = (pair * SPLITS.most + s)[:, None]
+    size = tl.load(
+        sizes + here * GROUP + g[None, :], mask=held & (g < GROUP)[None, :], other=LOWEST, cache_modifier=".cg"
+    )
+    part = tl.load(
+        partial + here * (GROUP * FORM.value_dim) + column[None, :],
+        mask=held & inside[None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    size = tl.broadcast_to(size[:, :, None], (AT_ONCE, HEADS, BLOCK))
+    return tl.reshape(size, (AT_ONCE, HEADS * BLOCK)), part
+
+
+@triton.jit
+def _joined(size, part, total, weight_sum, peak):
+    """The state of columns after more splits of the sizes `size`, which have the attention `part`."""
+    higher = tl.maximum(peak, tl.max(size, 0))
+    share = tl.exp2(size - higher[None, :])
+    shrunk = tl.exp2(peak - higher)
+    return total * shrunk + tl.sum(part * share, 0), weight_sum * shrunk + tl.sum(share, 0), higher
+
+
+@triton.jit
 def _put_heads_together(
     out,
     lse,
@@ -125,10 +168,10 @@ def _put_heads_together(
     SPLITS: tl.constexpr,
 ):
     """`put_together` for SPLITS.heads_at_once heads of q from `first_head` on."""
-    HEADS: tl.constexpr = SPLITS.heads_at_once
     GROUP: tl.constexpr = FORM.group
     DIM: tl.constexpr = FORM.value_dim
     BLOCK: tl.constexpr = FORM.block_value
+    HEADS: tl.constexpr = SPLITS.heads_at_once
     MOST: tl.constexpr = SPLITS.most
     AT_ONCE: tl.constexpr = SPLITS.at_once
     WIDTH: tl.constexpr = HEADS * BLOCK
@@ -137,34 +180,25 @@ def _put_heads_together(
     column = tl.arange(0, WIDTH)
     inside = (first_head + column // BLOCK < GROUP) & (column % BLOCK < DIM)
     column = (first_head + column // BLOCK) * DIM + column % BLOCK
-    # Rounds that no split is left for load nothing. There is no loop: what goes round one is moved between threads.
-    for first in tl.static_range(0, MOST, AT_ONCE):
-        s = first + tl.arange(0, AT_ONCE)
-        held = (s < splits)[:, None]
-        here = (pair * MOST + s)[:, None]
-        size = tl.load(
-            sizes + here * GROUP + g[None, :], mask=held & (g < GROUP)[None, :], other=LOWEST, cache_modifier=".cg"
-        )
-        part = tl.load(
-            partial + here * (GROUP * DIM) + column[None, :],
-            mask=held & inside[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        size = tl.broadcast_to(size[:, :, None], (AT_ONCE, HEADS, BLOCK))
-        size = tl.reshape(size, (AT_ONCE, WIDTH))
-        if first == 0:
-            peak = tl.max(size, 0)
-            share = tl.exp2(size - peak[None, :])
-            weight_sum = tl.sum(share, 0)
-            total = tl.sum(part * share, 0)
-        else:
-            higher = tl.maximum(peak, tl.max(size, 0))
-            share = tl.exp2(size - higher[None, :])
-            shrunk = tl.exp2(peak - higher)
-            weight_sum = weight_sum * shrunk + tl.sum(share, 0)
-            total = total * shrunk + tl.sum(part * share, 0)
-            peak = higher
+    if GROUP <= HEADS:
+        # No loop: what goes round one is moved between threads. Rounds that no split is left for load nothing.
+        for first in tl.static_range(0, MOST, AT_ONCE):
+            size, part = _left_by_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
+            if first == 0:
+                peak = tl.max(size, 0)
+                share = tl.exp2(size - peak[None, :])
+                weight_sum = tl.sum(share, 0)
+                total = tl.sum(part * share, 0)
+            else:
+                total, weight_sum, peak = _joined(size, part, total, weight_sum, peak)
+    else:
+        # So wide that most splits are far more rounds than a usual context has.
+        peak = tl.full((WIDTH,), LOWEST, tl.float32)
+        weight_sum = tl.zeros((WIDTH,), tl.float32)
+        total = tl.zeros((WIDTH,), tl.float32)
+        for first in range(0, splits, AT_ONCE):
+            size, part = _left_by_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
+            total, weight_sum, peak = _joined(size, part, total, weight_sum, peak)
     result = (total / weight_sum).to(out.dtype.element_ty)
     tl.store(out + row.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)
     if lse is not None:
