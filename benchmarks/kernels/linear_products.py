@@ -17,7 +17,11 @@ MACHINE = Machine(sm=90, cores=132)
 
 @dataclass(frozen=True)
 class Decoder:
-    """The shapes of a decoder's step."""
+    """The shapes of a decoder's step.
+
+    gated     its feed-forward parts have gates, and products the norm that is in front of them
+    parallel  q, k, v and the feed-forward part read one norm: their product is one
+    """
 
     name: str
     layers: int
@@ -26,6 +30,8 @@ class Decoder:
     heads: int  # all of them together
     ffn: int
     vocab: int
+    gated: bool = True
+    parallel: bool = False
 
     @staticmethod
     def of(shape: str) -> "Decoder":
@@ -41,16 +47,24 @@ class Decoder:
         def part(columns: int, depth: int, result: str = "bf16", **around: bool) -> LinearProblem:
             return LinearProblem(columns, depth, padded_tokens(tokens), "bf16", result, **around)
 
-        return {
-            "qkv": part(self.qkv, self.hidden, norm=True),
-            "o": part(self.hidden, self.heads, residual=True),
-            "gate_up": part(self.ffn, self.hidden, gated=True, norm=True),
-            "down": part(self.hidden, self.ffn, residual=True),
-            "head": part(self.vocab, self.hidden, "f32", norm=True),
-        }
+        o, down = part(self.hidden, self.heads, residual=True), part(self.hidden, self.ffn, residual=True)
+        head = part(self.vocab, self.hidden, "f32", norm=self.gated)
+        if self.parallel:
+            return {"qkv": part(self.qkv + self.ffn, self.hidden), "o": o, "down": down, "head": head}
+        qkv = part(self.qkv, self.hidden, norm=self.gated)
+        up = {"gate_up": part(self.ffn, self.hidden, gated=True, norm=True)}
+        if not self.gated:
+            up = {"up": part(self.ffn, self.hidden)}
+        return {"qkv": qkv, "o": o, **up, "down": down, "head": head}
 
 
-DECODERS = tuple(map(Decoder.of, ("8b", "1b", "qwen3-0.6b")))
+DECODERS = (
+    *map(Decoder.of, ("8b", "1b", "qwen3-0.6b")),
+    # By the config.json of random_checkpoint.FAMILIES.
+    Decoder("phi-2", 32, 2560, 7680, 2560, 10240, 51200, gated=False, parallel=True),
+    Decoder("gpt2-2.7b", 32, 2560, 7680, 2560, 10240, 50257, gated=False),
+    Decoder("falcon-7b", 32, 4544, 4672, 4544, 18176, 65024, gated=False, parallel=True),
+)
 
 
 def best_known(problem: LinearProblem) -> AnyTiles:

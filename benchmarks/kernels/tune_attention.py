@@ -3,9 +3,9 @@
     python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90] [--cache-dtype f8e4m3]
 
 Times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1, 16,
-32, 64 and 512 tokens with heads of 64 and 128 elements, over mixes of contexts. The best by the criterion there are
-printed, for the table of lower/attention_tiles.py; the document has the times of all of them. How fast the kernel is
-with the sizes of the table is what attention.py measures.
+32, 64 and 512 tokens with heads of 64 and 128 elements, some with heads of 80, over mixes of contexts. The best by the
+criterion there are printed, for the tables of lower/attention_tiles.py; the document has the times of all of them. How
+fast the kernel is with the sizes of the tables is what attention.py measures.
 """
 
 import argparse
@@ -27,6 +27,9 @@ from ingot.backends.triton.tune.search import compilers, measure_all
 MACHINE = Machine(sm=90, cores=132)  # that the table is of
 # The layers of Llama-3.1-8B and Llama-3.2-1B, by their config.json, in pages of 16 positions.
 PROBLEMS = [DecodeProblem(8, 4, dim, 16, "bf16", tokens, True) for tokens in (1, 512, 32, 16, 64) for dim in (128, 64)]
+# Those of Phi-2, and of GPT-2 of 2.7 B, whose keys are not rotated.
+PROBLEMS += [DecodeProblem(32, 1, 80, 16, "bf16", tokens, True) for tokens in (1, 32)]
+PROBLEMS += [DecodeProblem(32, 1, 80, 16, "bf16", 1, False)]
 
 
 def tried(problem: DecodeProblem) -> list[DecodeTiles]:
@@ -51,7 +54,7 @@ def main() -> None:
     by_problem = {problem: [one for one in found if one.problem == problem] for problem in problems}
     fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}
     for problem, tiles in fastest.items():
-        print(f"{problem.tokens:3} tokens, heads of {problem.row_bytes} bytes: {tiles}")
+        print(f"{problem.tokens:3} tokens, heads of {problem.row_bytes} bytes, append={problem.append}: {tiles}")
     document = {
         "device": torch.cuda.get_device_properties(0).name,
         "copy": pool.copy,

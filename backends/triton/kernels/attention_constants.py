@@ -78,8 +78,8 @@ class Splits:
 
     Each (token, head) has `base` splits for certain and `most` at most: by what all tokens read, in `shares` parts; 0:
     none has more than `base`. A split takes `chunk` positions in its turn. `at_once` splits of `heads_at_once` heads of
-    q are put together in one round. Lengths of `scan` sequences are looked at together. With `single`, only sequences that feed one token count.
-    With `fed_apart`, splits have cached positions alone.
+    q are put together in one round. Lengths of `scan` sequences are looked at together. With `single`, only sequences
+    that feed one token count. With `fed_apart`, splits have cached positions alone.
     """
 
     chunk: int

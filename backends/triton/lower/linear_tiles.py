@@ -61,7 +61,8 @@ class Measured(Generic[T]):
 MEASURED_SM = 90
 # The fastest of those that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
 # 3.6.0), for the products of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with what a region has around them, over
-# weights that no cache holds. By rows of x: one; and 8, 32 and 64 of up to 16, 32 and 64.
+# weights that no cache holds; for one row of x also those of Phi-2, GPT-2 of 2.7 B and Falcon 7B (copy: 4.13 TB/s). By
+# rows of x: one; and 8, 32 and 64 of up to 16, 32 and 64.
 
 MATVEC: Mapping[Product, Measured[MatvecTiles]] = {
     Product(128256, 4096): Measured(MatvecTiles(2, 4096, 4), 230.4),
@@ -76,6 +77,16 @@ MATVEC: Mapping[Product, Measured[MatvecTiles]] = {
     Product(4096, 1024): Measured(MatvecTiles(8, 1024, 4, lines=16), 3.16),
     Product(1024, 3072): Measured(MatvecTiles(2, 2048, 4), 2.57),
     Product(1024, 2048): Measured(MatvecTiles(2, 2048, 4), 1.86),
+    Product(65024, 4544): Measured(MatvecTiles(4, 2048, 4), 131.9),
+    Product(22848, 4544): Measured(MatvecTiles(8, 2048, 4), 47.33),
+    Product(4544, 18176): Measured(MatvecTiles(2, 4096, 4, lines=8), 37.72),
+    Product(4544, 4544): Measured(MatvecTiles(2, 4096, 4), 10.43),
+    Product(51200, 2560): Measured(MatvecTiles(8, 512, 4), 59.12),
+    Product(17920, 2560): Measured(MatvecTiles(8, 512, 4), 21.52),
+    Product(10240, 2560): Measured(MatvecTiles(4, 1024, 4), 12.92),
+    Product(7680, 2560): Measured(MatvecTiles(16, 1024, 4), 10.0),
+    Product(2560, 10240): Measured(MatvecTiles(4, 2048, 8), 12.53),
+    Product(2560, 2560): Measured(MatvecTiles(8, 2048, 4), 4.28),
     Product(14336, 4096, gated=True): Measured(MatvecTiles(2, 4096, 8), 53.35),
     Product(8192, 2048, gated=True): Measured(MatvecTiles(8, 1024, 4), 16.13),
     Product(3072, 1024, gated=True): Measured(MatvecTiles(4, 1024, 4), 4.2),
