@@ -1,6 +1,6 @@
 """Decoding from an artifact: the time of a step, and the bandwidth that it comes to.
 
-    python benchmarks/decode.py ARTIFACT [--batch 1,32] [--json FILE]
+    python benchmarks/decode.py ARTIFACT [--batch 1,32] [--shape phi-2] [--json FILE]
 
 Measured is the whole engine, sampling and scheduling included, through `ingot.LLM`, by decode_method.py. The bytes of a
 step are reckoned by traffic.py at the mean context of the steps that are measured, and set against a plain copy in the
@@ -17,6 +17,7 @@ from copy_bandwidth import copy_bandwidth
 from decode_method import Decoded, Lengths, add_length_options, length_changes, lengths_of, measure_decode
 from engine import device_of, ingot_generate, limits_of
 from engine_figures import step_figures
+from random_checkpoint import FAMILIES, SHAPES
 from results import Figure, add_json_option, report
 from traffic import StepTraffic, step_traffic
 from units import quantity
@@ -26,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
+    parser.add_argument("--shape", choices=(*SHAPES, *FAMILIES), help="what the artifact is of, for the result")
     add_length_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
@@ -42,6 +44,8 @@ def main() -> None:
         figures |= decode_figures(batch, decoded, traffic, copy)
         print(line(figures, batch), flush=True)
     settings = {"artifact": options.artifact.name, "batch": options.batch}
+    if options.shape is not None:
+        settings = {"batch": options.batch, "shape": options.shape}
     report(options.json, {**settings, **changes}, figures)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.backends.triton.launches import ALIGNMENT, WARP
 from ingot.backends.triton.schedule import Argument, KernelLaunch, Value
 from ingot.ir.errors import BackendError
-from ingot.ir.types import DTYPE_NAMES, TensorType
+from ingot.ir.types import DTYPE_NAMES
 
 # Triton's names of what pointers point to.
 _POINTERS = {
@@ -37,18 +37,17 @@ class Cubin:
 
 
 def is_aligned(value: Value) -> bool:
-    """Whether the address of a tensor is a multiple of ALIGNMENT: buffers are allocated so, and weights and what calls
-    pass on lie so. The host's inputs of a step, vectors of numbers among them, lie at multiples of 4 only."""
+    """Whether the address of a tensor is a multiple of ALIGNMENT. Buffers are allocated so, and weights lie so. What a
+    call is passed may be some rows of a tensor, or part of each, and then begins where a row or a part may. The host's
+    inputs of a step, vectors of numbers among them, lie at multiples of 4 only."""
     if value.buffer is not None:
         return True
-    if value.type.strides is not None:  # a part of a merged product: it begins where a head or a half of it may
-        last = value.type.shape[-1]
-        return isinstance(last, int) and last * value.type.dtype.itemsize % ALIGNMENT == 0
-    return value.type.dtype.is_floating_point and not _is_vector_of_step(value.type)
-
-
-def _is_vector_of_step(value_type: TensorType) -> bool:
-    return value_type.dtype.itemsize >= 4 and (len(value_type.shape) == 1 or isinstance(value_type.shape[-1], str))
+    shape, dtype = value.type.shape, value.type.dtype
+    if value.type.strides is None and not dtype.is_floating_point:
+        return False
+    if value.type.strides is None and len(shape) < 2:
+        return len(shape) == 0 or dtype.itemsize < 4
+    return isinstance(shape[-1], int) and shape[-1] * dtype.itemsize % ALIGNMENT == 0
 
 
 def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:

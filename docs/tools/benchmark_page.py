@@ -35,12 +35,21 @@ counted by the tokens that are made in a second. A start is that of a process up
 the page cache; the other engines make their weights up and read none. What they compile at their first start, Ingot
 compiles once with `compile-model`.
 """
+DECODED = """\
+`python benchmarks/decode.py ARTIFACT --shape SHAPE`
+
+Checkpoints of benchmarks/random_checkpoint.py: random weights of the published shape, in bfloat16. A step is measured
+as above.
+"""
 _SHAPES = {
     "1b": "Llama 3.2 1B",
     "8b": "Llama 3.1 8B",
     "qwen3-0.6b": "Qwen3 0.6B",
     "qwen3-1.7b": "Qwen3 1.7B",
     "gemma-3-4b": "Gemma 3 4B",
+    "phi-2": "Phi-2",
+    "gpt2-2.7b": "GPT-2 of 2.7 B",
+    "falcon-7b": "Falcon 7B",
 }
 # Options of gpu.py by what its results call them.
 _ASKED = {"options": "compile", "load": "load"}
@@ -57,9 +66,13 @@ def page(results: Sequence[Result]) -> tuple[str, Plots]:
     """The page of these results, those of GPUs first, and their kernels next."""
     plots: dict[str, str] = {}
     lines = [HEAD]
+    decoded = [result for result in results if "shape" in result.settings and result.name.startswith("decode_")]
     for result in sorted(results, key=lambda one: (_kind(one), one.name)):
+        if result in decoded:
+            continue
         show = (_gpu, _kernels, _plain)[_kind(result)]
         lines += [*show(result, plots), ""]
+    lines += [*_decoded(decoded), ""] if decoded else []
     return "\n".join(lines), plots
 
 
@@ -103,6 +116,29 @@ def _kernels(result: Result, plots: dict[str, str]) -> Iterator[str]:
     yield from kernel_section(result, plots)
     yield from _missing(result)
     yield _provenance(result)
+
+
+def _decoded(results: Sequence[Result]) -> Iterator[str]:
+    """Decode steps that decode.py measured of one shape each, in one table."""
+    yield f"## Decode steps of other families on {_device(results[0])}\n"
+    yield DECODED
+    yield from table(
+        ("", "sequences", "a decode step", "bandwidth", "of a copy's"),
+        (
+            [_SHAPES[str(result.settings["shape"])], batch, *cells]
+            for result in results
+            for batch, *cells in _decoded_rows(result.figures)
+        ),
+    )
+    yield ""
+    yield from dict.fromkeys(_provenance(result) for result in results)
+
+
+def _decoded_rows(figures: Mapping[str, Figure]) -> Iterator[tuple[str, ...]]:
+    for name in _ordered(figures):
+        if (found := re.fullmatch(r"batch_(\d+)_step", name)) is not None:
+            bandwidth, share = (figures[f"batch_{found[1]}_{part}"] for part in ("bandwidth", "of_copy"))
+            yield found[1], _shown(figures[name]), _shown(bandwidth), f"{share.value:.1%}"
 
 
 def _missing(result: Result) -> Iterator[str]:
