@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ingot.compiler import CompileReport, compile_model
+    from ingot.compile.driver import CompileReport, compile_model
     from ingot.debug.bisect import Verdict, bisect
     from ingot.ir.errors import IngotError
     from ingot.ir.target import Target
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
 _HOMES = {
-    "CompileReport": "ingot.compiler",
-    "compile_model": "ingot.compiler",
+    "CompileReport": "ingot.compile.driver",
+    "compile_model": "ingot.compile.driver",
     "Verdict": "ingot.debug.bisect",
     "bisect": "ingot.debug.bisect",
     "IngotError": "ingot.ir.errors",

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ingot.call_inputs import timed_steps
-from ingot.emitter import Emitter
-from ingot.executable_cache import explained, find_times, keep_times
+from ingot.compile.emitter import Emitter
+from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.ir.errors import BackendError
 from ingot.ir.program import Program, Region
 from ingot.ir.provider_times import Candidate, ProviderTime, ProviderTimes, fastest

@@ -364,7 +364,7 @@ def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
     """
     # The child takes a text that is no folder for a name, and a Path is none.
     given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
-    command = [sys.executable, "-m", "ingot.compile_cached", given, json.dumps(options)]
+    command = [sys.executable, "-m", "ingot.compile.cached", given, json.dumps(options)]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     answer = child.stdout.strip().rpartition("\n")[2]
     try:

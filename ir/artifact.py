@@ -1,6 +1,7 @@
 """The artifact's schema: what `manifest.json` holds, and the rules for the names of the files beside it.
 
-Compiling (`ingot.publish`) writes by it and loading (`ingot.runtime.artifact`) refuses by it. An artifact is a folder:
+Compiling (`ingot.compile.publish`) writes by it and loading (`ingot.runtime.artifact`) refuses by it. An artifact is
+a folder:
 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
     manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`

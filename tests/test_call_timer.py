@@ -11,12 +11,14 @@ import torch
 from lying_providers import Slow, Swift, lying_providers
 from sm_90 import unplug
 
-import ingot.compiler
+import ingot.compile.driver
 from ingot import CompileReport, compile_model
 from ingot.call_clock import time_call
 from ingot.call_timer import CallTimer
 from ingot.cli import INGOT, run
-from ingot.emitter import Emitter
+from ingot.compile.emitter import Emitter
+from ingot.compile.providers import BACKENDS
+from ingot.compile.request import Request
 from ingot.ir import build
 from ingot.ir.artifact import TUNING
 from ingot.ir.errors import BackendError
@@ -29,8 +31,6 @@ from ingot.ir.tuning import TuningLog
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Contest
 from ingot.passes.call_bodies import call_body
-from ingot.providers import BACKENDS
-from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
 from ingot.tuning_log import read_log
 
@@ -72,7 +72,7 @@ def compile_it(
 
     def call(clock: Clock, most: int = 32, **options: Any) -> CompileReport:
         made.append(tmp_path / f"{len(made)}.ingot")
-        monkeypatch.setattr(ingot.compiler, "CallTimer", partial(CallTimer, measure=clock, most=most))
+        monkeypatch.setattr(ingot.compile.driver, "CallTimer", partial(CallTimer, measure=clock, most=most))
         return compile_model(checkpoint(NAME), made[-1], **{**OPTIONS, **options})
 
     return call
@@ -251,7 +251,7 @@ def test_products_by_themselves_are_timed_and_those_in_regions_are_not(
     unplug(monkeypatch)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     clock = Clock({"triton": 9.0, "cublas": 1.0})
-    monkeypatch.setattr(ingot.compiler, "CallTimer", partial(Anywhere, measure=clock))
+    monkeypatch.setattr(ingot.compile.driver, "CallTimer", partial(Anywhere, measure=clock))
     options: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 1, "max_tokens": 1, "jobs": 1}
     report = compile_model(checkpoint("olmo2-cut"), tmp_path / "a.ingot", **options)
     assert len(clock.asked) == 3 and _providers(report) == {"cublas"} and not report.cached_executables

@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 from staged import staged, traced
 from tiny import TINY
 
-import ingot.identity
+import ingot.compile.identity
 from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
-from ingot.compiler import CompileReport, _few_collections
-from ingot.identity import exe_key
+from ingot.compile.driver import CompileReport, _few_collections
+from ingot.compile.identity import exe_key
+from ingot.compile.request import Request
 from ingot.ir.errors import CheckpointError
 from ingot.ir.harness import teacher_forced
 from ingot.ir.parse import parse_type
@@ -30,7 +31,6 @@ from ingot.ir.program import Region
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.passes.pipeline import OPTIONAL
-from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 
@@ -56,7 +56,7 @@ def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
 
 _SCRIPT = """
 import json, sys
-import ingot.identity
+import ingot.compile.identity
 from ingot import compile_model
 checkpoint, output, options = json.loads(sys.argv[1])
 report = compile_model(checkpoint, output, **options)
@@ -202,8 +202,8 @@ def test_request_key_changes_with_sources_toolchain_and_target(copied: Path, mon
     model = plain.trace()
     before, with_compiler = plain.key(model), compiled.key(model)
     with monkeypatch.context() as patch:
-        digests = ingot.identity._digests
-        patch.setattr(ingot.identity, "_digests", lambda files: digests(sorted(files)[1:]))
+        digests = ingot.compile.identity._digests
+        patch.setattr(ingot.compile.identity, "_digests", lambda files: digests(sorted(files)[1:]))
         assert plain.key(model) != before
     with monkeypatch.context() as patch:
         patch.setattr(Inductor, "toolchain", lambda self: {"torch": "0", "c++": "other"})

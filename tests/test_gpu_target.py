@@ -19,17 +19,17 @@ from ingot import LLM, bisect, compile_model
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
-from ingot.buckets import bucket_classes
 from ingot.commands.views.plan import read_plans
+from ingot.compile.buckets import bucket_classes
+from ingot.compile.identity import exe_document
+from ingot.compile.request import Request
 from ingot.debug.verify import verify
-from ingot.identity import exe_document
 from ingot.ir.artifact import GOLDEN, REQUEST
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.gpus import TYPICAL, Gpu
 from ingot.ir.manifest_file import MANIFEST
 from ingot.ir.program import VIEWS, target_name
 from ingot.ir.target import Target
-from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import check_target, load_artifact
 from ingot.runtime.phases import Phases
@@ -316,7 +316,7 @@ def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) ->
 def test_a_compiler_that_links_statically_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, static: bool
 ) -> None:
-    from ingot.tools import tools_found
+    from ingot.compile.tools import tools_found
 
     wrapper = tmp_path / "c++"
     wrapper.write_text(f'#!/bin/sh\nexec g++ {"-static-libstdc++" if static else ""} "$@"\n')
@@ -326,7 +326,7 @@ def test_a_compiler_that_links_statically_is_told_apart(
 
 
 def test_tools_that_are_missing_say_what_that_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.tools import tools_found
+    from ingot.compile.tools import tools_found
 
     def none(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

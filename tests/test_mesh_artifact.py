@@ -12,6 +12,8 @@ from safetensors import safe_open
 from sharded import CASES
 
 from ingot import LLM, compile_model
+from ingot.compile.packing import pack_weights
+from ingot.compile.publish import ArtifactWriter
 from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import explain
 from ingot.debug.verify import verify
@@ -25,8 +27,6 @@ from ingot.ir.plan import PlanFile
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import source
 from ingot.ir.types import DTYPES, Placement, TensorType
-from ingot.packing import pack_weights
-from ingot.publish import ArtifactWriter
 from ingot.runtime import weights as weights_module
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.check_plan import check_positions
@@ -214,7 +214,7 @@ def test_tied_parts_are_one_tensor(tmp_path: Path) -> None:
 
 def test_one_device_is_a_mesh_of_none(folder: Path, tmp_path: Path) -> None:
     """An axis of size one is no axis: the request is the one without a mesh."""
-    from ingot.request import Request
+    from ingot.compile.request import Request
 
     keys = []
     for mesh in ({}, {"tp": 1}, MESH):

@@ -243,8 +243,8 @@ except ArtifactError as error:
 KEYS = """
 from tiny import TINY
 from ingot.backends.reference.emit import Reference
-from ingot.request import Request
-from ingot.identity import exe_key
+from ingot.compile.request import Request
+from ingot.compile.identity import exe_key
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
 from ingot.ir.target import Target

@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from ingot import compile_model
 from ingot.commands.views import print_weights
+from ingot.compile.packing import pack_weights
+from ingot.compile.publish import ArtifactWriter
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir.formats import FORMATS
@@ -23,9 +25,7 @@ from ingot.ir.recipe import concat, quantize, source
 from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 from ingot.models.architectures import read_spec
-from ingot.packing import pack_weights
 from ingot.passes.pipeline import edit_pipeline
-from ingot.publish import ArtifactWriter
 from ingot.runtime.artifact import open_artifact
 
 SCHEME, TOP, GROUP = "int4_g32", 15, 32

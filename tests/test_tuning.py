@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-import ingot.compiler
+import ingot.compile.driver
 import ingot.ir.target
 from ingot import CompileReport, compile_model
 from ingot.cli import INGOT, run
+from ingot.compile.request import Request
 from ingot.ir.artifact import EXECUTABLES, TUNING
 from ingot.ir.errors import IngotError, OptionError, TargetError
 from ingot.ir.gpus import Gpu
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice, TuningLog
-from ingot.request import Request
 from ingot.runtime.artifact import open_artifact
 from ingot.tuner import Tuner
 from ingot.tuning_log import read_log
@@ -133,7 +133,7 @@ def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
         asked.append(choice)
         return _faster(choice)
 
-    monkeypatch.setattr(ingot.compiler, "Tuner", partial(Tuner, measure=timer))
+    monkeypatch.setattr(ingot.compile.driver, "Tuner", partial(Tuner, measure=timer))
     monkeypatch.setattr("ingot.tuner.cache_folder", lambda kind: tmp_path)
     steps: list[tuple[str, int, int]] = []
     given = _log(plain).model_copy(update={"choices": tuple(_products(_log(plain))[1:])})

@@ -22,7 +22,7 @@ def _preload() -> None:
     import torch
 
     import ingot.runtime.loader  # noqa: F401
-    from ingot.request import Request
+    from ingot.compile.request import Request
 
     torch.set_num_threads(1)  # a fork has none of the threads that its parent had
     # What torch imports when something is traced for the first time is most of what a command would wait for.

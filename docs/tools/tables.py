@@ -9,6 +9,8 @@ import torch
 from markdown_table import table
 
 from ingot.backends.inductor.emit_cuda import InductorCuda
+from ingot.compile.op_claims import one_call_of_each
+from ingot.compile.providers import competing
 from ingot.ir.backend import Backend, No
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS
@@ -26,10 +28,8 @@ from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.models.blocks.stream_decoder import StreamDecoderSpec
 from ingot.models.blocks.stream_layer import StreamLayerSpec
 from ingot.models.config import ConfigReader
-from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
-from ingot.providers import competing
 
 HEAD = """\
 # Reference

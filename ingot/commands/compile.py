@@ -14,7 +14,7 @@ from ingot.console import console, counts_text, facts, print_table, size_text
 from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
-    from ingot.compiler import CompileReport
+    from ingot.compile.driver import CompileReport
 
 
 def compile_checkpoint(
@@ -97,7 +97,7 @@ def compile_checkpoint(
     begin = time.perf_counter()
     with live_progress() as progress:
         progress("start", 0, 0)
-        from ingot.compiler import compile_model
+        from ingot.compile.driver import compile_model
         from ingot.ir.mesh import parse_mesh
 
         started = time.perf_counter() - begin

@@ -7,8 +7,8 @@ from ingot.console import print_table, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ingot.debug.numerics import NumericsReport, PassNumerics
-    from ingot.debug.weight_statistics import WeightStatistic
+    from ingot.compile.numerics import NumericsReport, PassNumerics
+    from ingot.compile.weight_statistics import WeightStatistic
 
 
 def print_numerics(out: "Console", report: "NumericsReport") -> None:

@@ -66,8 +66,8 @@ def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
 
     import inspect
 
+    from ingot.compile.request import Request
     from ingot.ir.mesh import parse_mesh
-    from ingot.request import Request
 
     decide = inspect.signature(Request.read).parameters
     given: dict[str, Any] = {name: value for name, value in bound.arguments.items() if name in decide}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ingot.debug.golden import StepOutput, digest, providers, read_golden, replay, run_files, this_machine
+from ingot.compile.golden import StepOutput, digest, providers, read_golden, replay, run_files, this_machine
 from ingot.debug.verification import BucketResult, Difference, Promise, Verification
 from ingot.ir.artifact import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError, TargetError

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
-from ingot.emitter import Emitter
+from ingot.compile.emitter import Emitter
 from ingot.ir.target import Target
 from ingot.runtime.load_context import on_one_device
 

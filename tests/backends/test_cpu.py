@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import compiler
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.backends.toolchain import compiler_path
-from ingot.emitter import Emitter
+from ingot.compile import driver as compiler
+from ingot.compile.emitter import Emitter
+from ingot.compile.providers import BACKEND_CHOICES
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.load_context import LoadContext
@@ -25,7 +26,6 @@ from ingot.ir.ops import OPS
 from ingot.ir.plan import FEW_TOKENS, Executable
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
-from ingot.providers import BACKEND_CHOICES
 from ingot.runtime.load_context import on_one_device
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

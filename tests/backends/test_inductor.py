@@ -19,9 +19,10 @@ from tiny import TINY
 
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.inductor.load import load
-from ingot.emitter import Emitter
-from ingot.executable_cache import build_executable, executable_folder, find_executable
-from ingot.identity import exe_key
+from ingot.compile.emitter import Emitter
+from ingot.compile.executable_cache import build_executable, executable_folder, find_executable
+from ingot.compile.identity import exe_key
+from ingot.compile.providers import BACKENDS
 from ingot.ir.backend import No, Yes
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import BackendError
@@ -34,7 +35,6 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.ir.types import DTYPE_NAMES
-from ingot.providers import BACKENDS
 from ingot.runtime.load_context import on_one_device
 
 Run = Callable[..., Sequence[torch.Tensor]]

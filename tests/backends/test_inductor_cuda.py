@@ -15,19 +15,19 @@ import ingot.backends.inductor.emit_cuda as emit_cuda
 import ingot.ir.target
 from ingot.backends.inductor.emit_cuda import InductorCuda, missing_here
 from ingot.backends.inductor.library import open_library
-from ingot.buckets import bucket_classes
-from ingot.contents import linked_with
+from ingot.compile.buckets import bucket_classes
+from ingot.compile.contents import linked_with
+from ingot.compile.merged_plans import merged_plans
+from ingot.compile.op_claims import one_call_of_each
+from ingot.compile.providers import competing
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
 from ingot.ir.gpus import TYPICAL
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.target import Target
-from ingot.merged_plans import merged_plans
-from ingot.op_claims import one_call_of_each
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
-from ingot.providers import competing
 from ingot.runtime.cuda.graph_sizes import is_capturable
 
 SMALL = parse_program("""program small stage=FUSED

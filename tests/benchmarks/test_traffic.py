@@ -12,11 +12,11 @@ import pytest
 from benchmark_scripts import config_of
 from staged import BACKENDS, LIMITS, staged, traced
 
+from ingot.compile.providers import competing
 from ingot.ir.plan import PlanFile
 from ingot.ir.program import Program
 from ingot.ir.target import Target
 from ingot.passes.pipeline import PIPELINE
-from ingot.providers import competing
 
 
 @pytest.mark.parametrize("way", ["calls", "regions", "gpu"])

@@ -28,7 +28,7 @@ for app, arguments in [(cli.COMPILE_MODEL, ["--help"]), (cli.INGOT, ["--help"]),
     with contextlib.redirect_stdout(io.StringIO()) as text:
         assert cli.run(app, arguments) == 0
     assert text.getvalue().strip()
-slow = "torch numpy pydantic tokenizers safetensors huggingface_hub jinja2 ingot.compiler ingot.llm".split()
+slow = "torch numpy pydantic tokenizers safetensors huggingface_hub jinja2 ingot.compile.driver ingot.llm".split()
 print(*(name for name in slow if name in sys.modules))
 """
 
@@ -43,7 +43,7 @@ def test_inspect_imports_neither_torch_nor_a_compiler(world: World) -> None:
         "import sys, ingot.cli as cli\n"
         f"for part in ([], ['--plan'], ['--weights'], ['--stage', 'FUSED'], ['--json']):\n"
         f"    assert cli.run(cli.INGOT, ['inspect', {str(world.artifact)!r}, *part]) == 0\n"
-        "print('torch' in sys.modules, 'ingot.compiler' in sys.modules, file=sys.stderr)"
+        "print('torch' in sys.modules, 'ingot.compile.driver' in sys.modules, file=sys.stderr)"
     )
     done = in_process(sys.executable, "-c", code)
     assert (done.code, done.err) == (0, "False False\n")
@@ -82,7 +82,7 @@ def test_the_readme_names_only_what_exists(ingot: Command) -> None:
 
 def test_the_defaults_are_those_of_compile_model() -> None:
     from ingot.commands.compile import compile_checkpoint
-    from ingot.compiler import compile_model
+    from ingot.compile.driver import compile_model
 
     ours = {name: one.default for name, one in inspect.signature(compile_checkpoint).parameters.items()}
     theirs = {name: one.default for name, one in inspect.signature(compile_model).parameters.items()}
@@ -92,8 +92,8 @@ def test_the_defaults_are_those_of_compile_model() -> None:
 
 def test_a_request_takes_what_compile_model_takes() -> None:
     """Their lists of options are two, so that the names and defaults of both are seen where they are called."""
-    from ingot.compiler import compile_model
-    from ingot.request import Request
+    from ingot.compile.driver import compile_model
+    from ingot.compile.request import Request
 
     asked = dict(inspect.signature(compile_model).parameters)
     for how in ("output", "jobs", "check_numerics", "on_pass"):  # decide nothing of what is made

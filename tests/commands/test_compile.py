@@ -53,7 +53,7 @@ def test_compiling_tells_its_progress_and_reports(world: World) -> None:
 def test_without_a_tokenizer_the_report_suggests_token_ids(
     world: World, ingot: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ingot.compiler as compiler
+    import ingot.compile.driver as compiler
 
     def compiled(checkpoint: str, output: str, **_: object) -> compiler.CompileReport:
         plans = PlanFile.model_validate_json((world.artifact / "plan.json").read_text()).of(0)

@@ -177,7 +177,7 @@ def test_no_compiler_is_imported(artifacts: Artifacts) -> None:
     code = (
         "import sys, ingot.cli as cli\n"
         f"assert cli.run(cli.INGOT, ['diff', {str(artifacts.plain)!r}, {str(artifacts.epsilon)!r}]) == 0\n"
-        "slow = ('ingot.compiler', 'ingot.passes', 'torch._inductor', 'torch._dynamo.eval_frame')\n"
+        "slow = ('ingot.compile.driver', 'ingot.passes', 'torch._inductor', 'torch._dynamo.eval_frame')\n"
         "print([name for name in slow if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)

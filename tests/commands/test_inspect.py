@@ -235,7 +235,7 @@ def test_every_part_is_shown_without_torch(folder: Path) -> None:
         f"for part in {parts!r}:\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         f"        assert cli.run(cli.INGOT, ['inspect', {str(folder)!r}, *part]) == 0\n"
-        "print('torch' in sys.modules, 'ingot.compiler' in sys.modules)"
+        "print('torch' in sys.modules, 'ingot.compile.driver' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

@@ -13,7 +13,7 @@ Blame = Callable[..., Any]
 @pytest.fixture(scope="module")
 def kernels(artifact: Compiled) -> Iterator[Compiled]:
     """Artifacts of the cpu kernels alone, `kernels(name, dtype=...)`: nothing waits for the region compiler."""
-    from ingot.providers import BACKEND_CHOICES
+    from ingot.compile.providers import BACKEND_CHOICES
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))

@@ -22,11 +22,11 @@ from torch import fx
 from ingot import compile_model
 from ingot.backends.reference import load as reference_load
 from ingot.commands.bisect import UNCONFIRMED, bisect_artifact, print_verdict
+from ingot.compile.golden import read_golden
 from ingot.debug.bisect import bisect, driver
 from ingot.debug.bisect.case import Case, recorded_requests
 from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
 from ingot.debug.bisect.verdict import Kind
-from ingot.debug.golden import read_golden
 from ingot.ir import build, ops
 from ingot.ir.artifact import GOLDEN
 from ingot.ir.errors import IngotError, OutputError

@@ -11,10 +11,10 @@ from staged import staged, traced
 from tiny import CHECKPOINTS
 
 from ingot.backends.inductor.emit import Inductor
+from ingot.compile.identity import exe_key
 from ingot.debug.bisect.execution.blame_execution import region_keys
 from ingot.debug.bisect.execution.blame_plan import plan_fault
 from ingot.debug.bisect.verdict import Kind
-from ingot.identity import exe_key
 from ingot.ir.parse import parse_program
 from ingot.ir.plan import Plan
 from ingot.ir.program import Program

@@ -196,7 +196,7 @@ def test_a_region_that_is_emitted_wrongly(
     artifact: Callable[..., Path], blame: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By the real compiler, which is given another body than the program has; and the artifact holds what it made."""
-    from ingot.emitter import Emitter
+    from ingot.compile.emitter import Emitter
 
     emit = Emitter.emit
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ingot.debug.golden_schedule import golden_schedule
+from ingot.compile.golden_schedule import golden_schedule
 from ingot.ir.plan import FEW_TOKENS, BucketClass
 
 

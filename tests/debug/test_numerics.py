@@ -14,7 +14,7 @@ from staged import BUCKET, LIMITS, pass_context
 from tiny import TINY
 
 from ingot import compile_model
-from ingot.debug.numerics import NumericsCheck, NumericsReport, sample_requests
+from ingot.compile.numerics import NumericsCheck, NumericsReport, sample_requests
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops

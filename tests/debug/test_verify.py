@@ -11,8 +11,8 @@ import torch
 from resign import Edit, edit_json, sign
 
 from ingot import compile_model
-from ingot.debug import golden as golden_module
-from ingot.debug.golden import read_golden, replay
+from ingot.compile import golden as golden_module
+from ingot.compile.golden import read_golden, replay
 from ingot.debug.verification import Promise, Verification
 from ingot.debug.verify import verify
 from ingot.ir.artifact import GOLDEN

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from staged import LIMITS
 
-from ingot.debug.weight_statistics import MEASURES, WeightStatistic, weight_statistics
+from ingot.compile.weight_statistics import MEASURES, WeightStatistic, weight_statistics
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir.program import Model

@@ -20,9 +20,11 @@ from tiny import CHECKPOINTS
 
 import ingot.backends.cpu.emit
 import ingot.backends.inductor.emit
-import ingot.identity
+import ingot.compile.identity
 from ingot import compile_model, open_artifact
 from ingot.backends.inductor.emit import Inductor
+from ingot.compile.identity import exe_document
+from ingot.compile.request import Request
 from ingot.debug.identity_diff import Document, changes
 from ingot.debug.why_miss import (
     executables_not_shared,
@@ -31,13 +33,11 @@ from ingot.debug.why_miss import (
     why_miss,
     why_requests_differ,
 )
-from ingot.identity import exe_document
 from ingot.ir import digest
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError
 from ingot.ir.program import Region
 from ingot.ir.target import Target
-from ingot.request import Request
 
 NAME = "llama-biased"
 OPTIONS: dict[str, Any] = {"max_batch": 8, "max_tokens": 64, "backend": "reference"}
@@ -94,7 +94,7 @@ def source(path: str) -> Change:
 
     def make(_: Path, patch: pytest.MonkeyPatch) -> None:
         read = Path.read_bytes
-        changed = ingot.identity._PACKAGE / path
+        changed = ingot.compile.identity._PACKAGE / path
         assert changed.is_file()
         patch.setattr(Path, "read_bytes", lambda file: read(file) + (b"\n" if file == changed else b""))
 
@@ -133,8 +133,8 @@ def other_compiler(_: Path, patch: pytest.MonkeyPatch) -> None:
 
 def other_definition(_: Path, patch: pytest.MonkeyPatch) -> None:
     """The model's definition gives another program, as an edit of blocks/attention.py would."""
-    printed = ingot.identity.print_program
-    patch.setattr(ingot.identity, "print_program", lambda program: printed(program).replace("eps=", "epsilon="))
+    printed = ingot.compile.identity.print_program
+    patch.setattr(ingot.compile.identity, "print_program", lambda program: printed(program).replace("eps=", "epsilon="))
 
 
 _CHUNK = 20_000  # bytes, in place of 64 MiB: more than four of them in a tiny file
@@ -182,7 +182,7 @@ CHANGES = [
     config("config.eos_token_id: 2 -> 5", eos_token_id=5),
     source("passes/cse.py"),
     source("passes/manager.py"),
-    source("packing.py"),
+    source("compile/packing.py"),
     source("ir/ops/dense.py"),
     source("ir/verify.py"),
     source("backends/cpu/kernels/linear.cpp"),
@@ -205,8 +205,8 @@ CHANGES = [
     ),
     Change(
         "the schema",
-        f"schema_version: {ingot.identity.SCHEMA_VERSION} -> 99",
-        lambda _, patch: patch.setattr(ingot.identity, "SCHEMA_VERSION", 99),
+        f"schema_version: {ingot.compile.identity.SCHEMA_VERSION} -> 99",
+        lambda _, patch: patch.setattr(ingot.compile.identity, "SCHEMA_VERSION", 99),
     ),
     Change("the model's definition", "programs.main", other_definition),
 ]

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 
 from ingot import LLM, compile_model
-from ingot.cache import cache_root
+from ingot.compile.cache import cache_root
 from ingot.ir.errors import CheckpointError, ConfigError, IngotError, OptionError, OutputError
 from ingot.runtime.artifact import open_artifact
 

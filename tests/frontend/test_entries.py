@@ -13,12 +13,12 @@ from staged import traced
 from tiny import TINY
 from torch import nn
 
+from ingot.compile.merged_plans import merged_plans
 from ingot.ir import ops, recipe
 from ingot.ir.errors import ConfigError, IngotError, InternalError, VerifyError
 from ingot.ir.features import EndingUse
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import TensorType
-from ingot.merged_plans import merged_plans
 from ingot.models.architectures import INPUTS, Entry
 from ingot.models.params import parameter
 from ingot.passes.manager import Lowered

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
+from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.respelling import Respelling, find_respelling, nearest_respelling
 from ingot.ir.errors import CheckpointError
 from ingot.ir.harness import load_params
-from ingot.request import Request
 
 TENSORS = "model.safetensors"
 NEEDED = ("model.embed.weight", "model.layers.0.q.weight", "model.layers.1.q.weight", "lm_head.weight")

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
+from ingot.compile.request import Request
 from ingot.frontend.unsupported import name_code
 from ingot.ir.errors import ConfigError
 from ingot.models.architectures import ARCHITECTURES
-from ingot.request import Request
 
 CODE = {"AutoConfig": "configuration_my.MyConfig", "AutoModelForCausalLM": "org/other--modeling_my.MyForCausalLM"}
 

@@ -11,8 +11,9 @@ import torch
 import ingot.call_timer
 from ingot import compile_model
 from ingot.call_clock import time_call
+from ingot.compile.emitter import Emitter
+from ingot.compile.providers import backend_named
 from ingot.debug.verify import verify
-from ingot.emitter import Emitter
 from ingot.ir import build
 from ingot.ir.ops import OPS
 from ingot.ir.plan import BucketClass
@@ -21,7 +22,6 @@ from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
-from ingot.providers import backend_named
 from ingot.tuning_log import read_log
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ingot import compile_model
-from ingot.debug.golden import digest, read_golden, replay
+from ingot.compile.golden import digest, read_golden, replay
 from ingot.debug.verification import Promise
 from ingot.debug.verify import verify
 from ingot.ir.artifact import TIMINGS

@@ -21,7 +21,7 @@ from installed import install_example
 from ingot import compile_model
 from ingot.backends.inductor.emit_cuda import InductorCuda
 from ingot.backends.inductor.load import load
-from ingot.emitter import Emitter
+from ingot.compile.emitter import Emitter
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program

@@ -81,7 +81,7 @@ def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> N
 READ = """
 import json, sys
 from ingot.ir.errors import IngotError
-from ingot.request import Request
+from ingot.compile.request import Request
 for model, options in json.loads(sys.argv[1]):
     try:
         Request.read(model, **options)
@@ -128,7 +128,8 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
     # The cache of the hub is gone, and the branch with it: the commit is found again.
     shutil.rmtree(client.cache)
     del hub.repositories["org/tiny"].revisions["v1"]
-    script = "import ingot; from ingot.request import Request as R; r = R.of_artifact(ingot.open_artifact('a.ingot'))"
+    imports = "import ingot; from ingot.compile.request import Request"
+    script = f"{imports}; r = Request.of_artifact(ingot.open_artifact('a.ingot'))"
     again = client.run(sys.executable, "-c", f"{script}; print(r.origin, r.key(r.trace()))")
     assert again.returncode == 0, again.stderr
     key = json.loads((client.folder / "a.ingot" / "manifest.json").read_text())["request_key"]

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
+from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.harness import load_params
 from ingot.models.architectures import read_spec
-from ingot.request import Request
 
 TENSORS = "model.safetensors"
 

@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 
 from ingot import LLM, SamplingParams
+from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
 from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.errors import CheckpointError
 from ingot.ir.harness import load_params
 from ingot.models.architectures import read_spec
-from ingot.request import Request
 from ingot.runtime.loader import load_artifact
 
 TENSORS, INSIDE = "model.safetensors", "model.language_model."

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from staged import traced
 from tiny import TINY
 
+from ingot.compile.request import Request
 from ingot.ir.errors import ConfigError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.decoder import DecoderSpec
-from ingot.request import Request
 
 
 def dims(name: str, **changes: Any) -> DecoderSpec:

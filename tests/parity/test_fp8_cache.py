@@ -15,7 +15,7 @@ from tiny import TINY
 from ingot import LLM, SamplingParams
 from ingot.commands.views.choices import choices_of
 from ingot.commands.views.filter import Filter
-from ingot.compiler import compile_model
+from ingot.compile.driver import compile_model
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 from ingot.runtime.artifact import open_artifact
 

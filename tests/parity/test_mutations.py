@@ -22,6 +22,7 @@ from run_seed import again, run_seed
 from specs import specs
 from tiny import TINY
 
+from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.errors import CheckpointError, IngotError
@@ -34,7 +35,6 @@ from ingot.models.blocks.feed_forward import GatedSpec
 from ingot.models.blocks.head import HeadSpec
 from ingot.models.blocks.layer import BranchSpec
 from ingot.models.config import RopeSpec
-from ingot.request import Request
 
 # One worker, for the traces that tests share.
 pytestmark = pytest.mark.xdist_group("mutations")

@@ -15,8 +15,8 @@ from staged import LIMITS, emit_nothing, pass_context, traced
 from tiny import TINY
 from torch import fx
 
-import ingot.providers
-import ingot.request
+import ingot.compile.providers
+import ingot.compile.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.frontend.checkpoint import Checkpoint
@@ -165,7 +165,7 @@ def test_a_claim_for_another_layout_is_refused_with_what_it_wants() -> None:
         BUCKETS[1:],
         tuple(
             replace(phase, passes=tuple(one for one in phase.passes if one.name != "choose-layouts"))
-            for phase in ingot.request.edit_pipeline("default")
+            for phase in ingot.compile.request.edit_pipeline("default")
         ),
     )
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
@@ -175,9 +175,9 @@ def test_a_claim_for_another_layout_is_refused_with_what_it_wants() -> None:
 def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self, entry: BUCKETS)
+    monkeypatch.setattr(ingot.compile.request.Request, "buckets", lambda self, entry: BUCKETS)
     backends = {"reference": lambda asked: Wanting(APART), "rowwise": Rowwise}
-    monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
+    monkeypatch.setattr(ingot.compile.providers, "BACKENDS", backends)
     options: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 256, "max_seq_len": 160}
     one = compile_model(checkpoint(NAME), tmp_path / "one.ingot", **options)
     two = compile_model(checkpoint(NAME), tmp_path / "two.ingot", weight_budget=2.0, **options)

@@ -14,7 +14,9 @@ from tiny import CHECKPOINTS
 from ingot import compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
-from ingot.buckets import bucket_classes
+from ingot.compile.buckets import bucket_classes
+from ingot.compile.op_claims import one_call_of_each
+from ingot.compile.providers import competing
 from ingot.frontend.trace import Limits
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import PassError
@@ -24,12 +26,10 @@ from ingot.ir.program import Program, Region, Stage, target_name
 from ingot.ir.provider_times import ProviderTime, ProviderTimes
 from ingot.ir.record import PassRecord, Refusal
 from ingot.ir.target import Target
-from ingot.op_claims import one_call_of_each
 from ingot.passes.base import Contest, PassContext
 from ingot.passes.choose_providers import ChooseProviders, claims_of
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
-from ingot.providers import competing
 
 Apply = Callable[..., tuple[Program, PassRecord]]
 TEXT = (Path(__file__).parent / "goldens" / "choose-providers.before.ir").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from staged import BUCKET, logits_of, pass_context, staged
 from staged import LIMITS as TEST_LIMITS
 from tiny import TINY
 
-from ingot.debug.numerics import NumericsCheck, sample_requests
+from ingot.compile.numerics import NumericsCheck, sample_requests
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from specs import specs
 from staged import BUCKET, staged, traced
 
-from ingot.compiler import compile_model
+from ingot.compile.driver import compile_model
 from ingot.ir.errors import ConfigError
 from ingot.ir.text import print_region_body
 from ingot.models.architectures import ARCHITECTURES, read_spec
@@ -86,7 +86,7 @@ import json, resource, sys, time
 sys.path.insert(0, {support!r})
 import torch
 from ingot.frontend.trace import Limits, trace
-from ingot.compiler import compile_model
+from ingot.compile.driver import compile_model
 from ingot.models.architectures import read_spec
 from staged import staged
 spec, limits = read_spec({config!r}), Limits(max_seq_len=8192, max_batch=64, max_tokens=8192)

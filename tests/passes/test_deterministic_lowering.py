@@ -8,7 +8,7 @@ from torch import fx
 
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
-from ingot.buckets import bucket_classes
+from ingot.compile.buckets import bucket_classes
 from ingot.ir import ops
 from ingot.ir.program import VIEWS, Program, RegionCall, Stage, is_call, target_name
 from ingot.ir.target import Target

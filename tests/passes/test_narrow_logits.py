@@ -11,7 +11,8 @@ from tiny import TINY
 from ingot.backends.cublas.emit import Cublas
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
-from ingot.buckets import bucket_classes
+from ingot.compile.buckets import bucket_classes
+from ingot.compile.merged_plans import merged_plans
 from ingot.frontend.trace import Limits
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import ArtifactError
@@ -21,7 +22,6 @@ from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Region, tensor_type
 from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.target import Target
-from ingot.merged_plans import merged_plans
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.narrow_logits import NarrowLogits
 from ingot.runtime.check_plan import check_plan

@@ -54,10 +54,10 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
 
     from staged import pass_context, traced
 
+    from ingot.compile.merged_plans import merged_plans
     from ingot.debug.explained import Explained
     from ingot.ir.plan import BucketClass
     from ingot.ir.text import print_program
-    from ingot.merged_plans import merged_plans
     from ingot.passes.manager import run_pipeline
     from ingot.report.data import Step, linked, node_tables
     from ingot.report.memory import resident, step_memories

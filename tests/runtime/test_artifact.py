@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from ingot.compile.publish import ArtifactWriter
 from ingot.ir import artifact as schema
 from ingot.ir import digest as digest_module
 from ingot.ir.artifact import FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, TargetError
-from ingot.publish import ArtifactWriter
 from ingot.runtime.artifact import open_artifact
 
 CHUNK = 100

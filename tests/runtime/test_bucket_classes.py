@@ -11,8 +11,8 @@ import pytest
 from tiny import TINY
 from torch import fx
 
-import ingot.providers
-import ingot.request
+import ingot.compile.providers
+import ingot.compile.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
@@ -61,9 +61,9 @@ def served(artifact: Path) -> tuple[list[Sequence[int]], dict[str, int]]:
 def compiled(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, output: Path, backends: dict[str, Callable[[], Any]]
 ) -> Path:
-    monkeypatch.setattr(ingot.request.Request, "buckets", lambda self, entry: BUCKETS)
-    monkeypatch.setattr(ingot.providers, "BACKENDS", backends)
-    monkeypatch.setitem(ingot.providers.BACKEND_CHOICES["cpu"], "auto", tuple(backends))
+    monkeypatch.setattr(ingot.compile.request.Request, "buckets", lambda self, entry: BUCKETS)
+    monkeypatch.setattr(ingot.compile.providers, "BACKENDS", backends)
+    monkeypatch.setitem(ingot.compile.providers.BACKEND_CHOICES["cpu"], "auto", tuple(backends))
     compile_model(checkpoint, output, **OPTIONS)
     return output
 

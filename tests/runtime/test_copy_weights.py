@@ -16,13 +16,13 @@ import torch
 from run_seed import again, run_seed
 from safetensors.torch import save_file
 
+from ingot.compile.publish import ArtifactWriter
 from ingot.ir import artifact as schema
 from ingot.ir import digest as digest_module
 from ingot.ir.artifact import Manifest
 from ingot.ir.errors import ArtifactError
 from ingot.ir.mesh import ranks
 from ingot.ir.types import DTYPE_NAMES
-from ingot.publish import ArtifactWriter
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.cuda import weights as copying
 from ingot.runtime.cuda.weights import ALIGNMENT, WeightCopy

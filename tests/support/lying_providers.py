@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-import ingot.providers
+import ingot.compile.providers
 from ingot.backends.emits_nothing import EmitsNothing
 from ingot.ir.backend import No, Yes
 from ingot.ir.ops import op_of, silu_mul
@@ -65,11 +65,13 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {"slow": _slowly, "swift": silu_m
 @contextmanager
 def lying_providers() -> Iterator[None]:
     """They compete in this process where `backend="reference"` is asked for on a CPU."""
-    cpu = ingot.providers.BACKEND_CHOICES["cpu"]
+    cpu = ingot.compile.providers.BACKEND_CHOICES["cpu"]
     choices = {**cpu, "reference": ("slow", "swift", *cpu["reference"])}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ingot.providers, "BACKENDS", {**ingot.providers.BACKENDS, "slow": Slow, "swift": Swift})
-        patch.setitem(ingot.providers.BACKEND_CHOICES, "cpu", choices)  # type: ignore[arg-type]
+        patch.setattr(
+            ingot.compile.providers, "BACKENDS", {**ingot.compile.providers.BACKENDS, "slow": Slow, "swift": Swift}
+        )
+        patch.setitem(ingot.compile.providers.BACKEND_CHOICES, "cpu", choices)  # type: ignore[arg-type]
         for name, function in _FUNCTIONS.items():
             patch.setitem(LOADERS, name, Loader(library=lambda *_, function=function: {OP: function}))
         yield

@@ -9,7 +9,7 @@ from op_values import widened
 from torch import fx
 
 from ingot.backends.triton.emit import Triton
-from ingot.buckets import bucket_classes
+from ingot.compile.buckets import bucket_classes
 from ingot.ir import build
 from ingot.ir.ops import OPS
 from ingot.ir.program import ATEN, Program, Stage, StateSpec

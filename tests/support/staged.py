@@ -9,6 +9,7 @@ import torch
 
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.backend import Backend, signature_of
@@ -22,7 +23,6 @@ from ingot.models.architectures import read_spec
 from ingot.passes.base import PassContext
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import PIPELINE, Phase
-from ingot.request import Request
 
 LIMITS = Limits(max_seq_len=160, max_batch=8, max_tokens=256)
 BUCKET = BucketClass(name="any", tokens=(1, LIMITS.max_tokens))

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
+from ingot.compile.golden import read_golden
+from ingot.compile.request import Request
 from ingot.debug.bisect.programs.chain import Chain, chains
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.unjudged import refuse_unjudged
-from ingot.debug.golden import read_golden
 from ingot.ir import ops
 from ingot.ir.artifact import GOLDEN
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
-from ingot.request import Request
 from ingot.runtime.artifact import Artifact, open_artifact
 
 # Prompts on both sides of a page of 16 and past two of them; a window up to WINDOW tokens is passed too.

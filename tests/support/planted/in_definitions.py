@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import fx
 
+from ingot.compile.request import Request
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program, target_name
 from ingot.models.blocks.attention import Attention
@@ -25,7 +26,6 @@ from ingot.models.blocks.head import Head
 from ingot.models.blocks.layer import Layer
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import RotarySpec, rope_table
-from ingot.request import Request
 from planted.changes import with_users
 from planted.fault import Fault, NoFault, Setup, Truth, replaced
 

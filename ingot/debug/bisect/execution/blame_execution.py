@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 from ingot.commands.views.plan import read_plans
+from ingot.compile.identity import exe_key
+from ingot.compile.providers import backend_named, with_choices
 from ingot.debug.bisect.execution.blame_plan import PlanFault, plan_fault
 from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_recipe import weight_fault
@@ -22,13 +24,11 @@ from ingot.debug.bisect.execution.blame_region import overflow_start, region_fau
 from ingot.debug.bisect.execution.provider_reproducer import CALL, write_reproducer
 from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.debug.bisect.verdict import Kind, Verdict
-from ingot.identity import exe_key
 from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
 from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
-from ingot.providers import backend_named, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ingot.compile.emitter import Emitter
 from ingot.debug.bisect.execution.one_call import coarsest
 from ingot.debug.bisect.execution.region_variants import explained
 from ingot.debug.bisect.execution.tensor_check import Wrong, check_tensor
-from ingot.emitter import Emitter
 from ingot.ir.backend import Backend
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program, Region

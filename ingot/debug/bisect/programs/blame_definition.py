@@ -3,6 +3,7 @@
 import torch
 from torch import fx
 
+from ingot.compile.request import Request
 from ingot.debug.bisect.case import Case, recorded_requests
 from ingot.debug.bisect.programs.observe import is_by_token, observe
 from ingot.debug.bisect.programs.oracles import Digest, Oracle
@@ -12,7 +13,6 @@ from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.program import VIEWS, Program, target_name
 from ingot.ir.recording import layer_of
 from ingot.ir.text import print_program
-from ingot.request import Request
 
 # How far logits may lie from an oracle's, of the largest one: oracles compute in float32, in part at least, whose
 # tolerance for one op is as much.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ingot.compile.request import Request
 from ingot.ir.backend import Backend, signature_of
 from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.parse import parse_program
@@ -17,7 +18,6 @@ from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.manager import run_pass
 from ingot.passes.pipeline import Phase
 from ingot.passes.rewrite import Rewriter
-from ingot.request import Request
 from ingot.runtime.artifact import Artifact
 
 NO_BOUND = 1 << 30  # more rewrites than any program has places

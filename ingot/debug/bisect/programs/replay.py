@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from ingot.compile.providers import BACKEND_CHOICES, backends_named
 from ingot.debug.bisect.programs.chain import build_nothing, emit_nothing, rewritten
 from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.observe import Observed, observe
@@ -28,7 +29,6 @@ from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES
 from ingot.passes.base import Pass, PassContext
-from ingot.providers import BACKEND_CHOICES, backends_named
 
 BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "pass.json"
 

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from ingot.compiler import compile_cached
+from ingot.compile.driver import compile_cached
 from ingot.error_text import described
 from ingot.ir.errors import IngotError, OptionError
 from ingot.progress import live_progress

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ingot.debug.weight_statistics import WeightStatistic, weight_statistics
+from ingot.compile.weight_statistics import WeightStatistic, weight_statistics
 from ingot.frontend.trace import Limits
 from ingot.ir.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
 from ingot.ir.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from ingot.compile.publish import ArtifactWriter
 from ingot.frontend.safetensors_header import read_header
 from ingot.ir.errors import CheckpointError
 from ingot.ir.mesh import ONE_DEVICE, Mesh, ranks
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import DTYPE_NAMES
-from ingot.publish import ArtifactWriter
 
 # A file's tensors are in memory while it is written; loading reads files side by side.
 SHARD_BYTES = 1 << 30

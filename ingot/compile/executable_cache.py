@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ingot.cache import cache_folder, cache_root, locked
+from ingot.compile.cache import cache_folder, cache_root, locked
+from ingot.compile.publish import is_disk_full
 from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import BackendError, IngotError, OutputError
@@ -20,7 +21,6 @@ from ingot.ir.plan import Executable
 from ingot.ir.program import Program
 from ingot.ir.provider_times import ProviderTime
 from ingot.ir.target import Target
-from ingot.publish import is_disk_full
 
 _RECORD = "executable.json"
 _TIMES = TypeAdapter(tuple[ProviderTime, ...])

@@ -11,12 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.cache import cache_folder, locked
 from ingot.call_timer import CallTimer
-from ingot.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
-from ingot.debug.golden import InstructionSeconds
-from ingot.debug.numerics import NumericsCheck, NumericsReport
-from ingot.emitter import Emitter
+from ingot.compile.cache import cache_folder, locked
+from ingot.compile.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
+from ingot.compile.emitter import Emitter
+from ingot.compile.golden import InstructionSeconds
+from ingot.compile.merged_plans import merged_plans, resident_params
+from ingot.compile.numerics import NumericsCheck, NumericsReport
+from ingot.compile.packing import Packed, pack_weights
+from ingot.compile.publish import ArtifactWriter, Sealed
+from ingot.compile.request import Request
 from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import OptionError
@@ -24,14 +28,10 @@ from ingot.ir.plan import PlanFile, Plans
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
 from ingot.ir.trace import Level
-from ingot.merged_plans import merged_plans, resident_params
-from ingot.packing import Packed, pack_weights
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
 from ingot.progress import OnProgress, no_progress
-from ingot.publish import ArtifactWriter, Sealed
-from ingot.request import Request
 from ingot.tuner import Tuner
 from ingot.tuning_log import LACKS, log_of, with_reasons
 

@@ -1,4 +1,4 @@
-"""The parent's side of a worker process (`ingot.emit_worker`): JSON over pipes."""
+"""The parent's side of a worker process (`ingot.compile.emit_worker`): JSON over pipes."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class Worker:
     def __init__(self, backend: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ingot.emit_worker"],
+            [sys.executable, "-m", "ingot.compile.emit_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -33,14 +33,14 @@ Document = dict[str, Any]
 _ROOMS = ("ir", "passes", "backends")
 # What of the front door decides an artifact's files: how weights are packed, plans merged, and all of it written.
 _DRIVER = (
-    "buckets.py",
+    "compile/buckets.py",
     "call_clock.py",
     "call_inputs.py",
     "call_timer.py",
-    "compiler.py",
-    "contents.py",
-    "merged_plans.py",
-    "packing.py",
+    "compile/driver.py",
+    "compile/contents.py",
+    "compile/merged_plans.py",
+    "compile/packing.py",
 )
 _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."

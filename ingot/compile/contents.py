@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from ingot.debug.golden import InstructionSeconds, record
-from ingot.emitter import Emitter
+from ingot.compile.emitter import Emitter
+from ingot.compile.golden import InstructionSeconds, record
+from ingot.compile.merged_plans import resident_params
+from ingot.compile.publish import ArtifactWriter, Sealed
 from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.errors import OptionError
 from ingot.ir.mesh import mesh_text
@@ -20,15 +22,13 @@ from ingot.ir.text import print_program
 from ingot.ir.trace import Level, encode_trace, trace_name
 from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES
-from ingot.merged_plans import resident_params
 from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered
-from ingot.publish import ArtifactWriter, Sealed
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import bind
 
 if TYPE_CHECKING:
-    from ingot.request import Request
+    from ingot.compile.request import Request
 
 
 def write_program(

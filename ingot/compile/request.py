@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from ingot.buckets import bucket_classes
+from ingot.compile.buckets import bucket_classes
+from ingot.compile.identity import Document, request_document
+from ingot.compile.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, read_config
 from ingot.frontend.checkpoint_files import name_files
@@ -16,7 +18,6 @@ from ingot.frontend.totality import check_totality, expected_shapes
 from ingot.frontend.trace import Limits, trace
 from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
-from ingot.identity import Document, request_document
 from ingot.ir.artifact import REQUEST, TIMINGS
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.cache_dtype import CACHE_DTYPES
@@ -35,7 +36,6 @@ from ingot.ir.tuning import TuningLog
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.progress import OnProgress, no_progress
-from ingot.providers import BACKEND_CHOICES, competing, with_choices
 from ingot.runtime.artifact import Artifact
 from ingot.tuning_log import artifact_log, read_log
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.compile.executable_cache import build_executable, explained, measure_workspace
 from ingot.error_text import described
-from ingot.executable_cache import build_executable, explained, measure_workspace
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.parse import parse_program
@@ -26,7 +26,7 @@ def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.providers import backend_named, with_choices  # after the noise is redirected: it imports torch
+    from ingot.compile.providers import backend_named, with_choices  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:

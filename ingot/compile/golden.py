@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ingot.debug.golden_schedule import golden_schedule
+from ingot.compile.golden_schedule import golden_schedule
 from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.executable_cache import build_executable, executable_folder, explained, find_executable, find_workspace
-from ingot.identity import Document, choices_of, exe_document
+from ingot.compile.executable_cache import (
+    build_executable,
+    executable_folder,
+    explained,
+    find_executable,
+    find_workspace,
+)
+from ingot.compile.identity import Document, choices_of, exe_document
+from ingot.compile.worker import Worker
 from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import IngotError
@@ -21,7 +28,6 @@ from ingot.ir.target import Target
 from ingot.ir.text import print_program
 from ingot.ir.tuning import Choice
 from ingot.tuner import Tuner
-from ingot.worker import Worker
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The compile side: a checkpoint and its options become an artifact. Nothing that serves imports it."""
