@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-import ingot.call_clock as call_clock
-from ingot.call_clock import ROUNDS, time_call
+import ingot.compile.timing.call_clock as call_clock
+from ingot.compile.timing.call_clock import ROUNDS, time_call
 from ingot.ir import build
 from ingot.ir.ops import OPS
 from ingot.ir.plan import BucketClass

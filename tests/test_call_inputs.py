@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ingot.call_inputs import TimedStep, call_of, inputs_for, timed_steps
+from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir import build
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import OPS, op_of

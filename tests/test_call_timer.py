@@ -13,12 +13,13 @@ from sm_90 import unplug
 
 import ingot.compile.driver
 from ingot import CompileReport, compile_model
-from ingot.call_clock import time_call
-from ingot.call_timer import CallTimer
 from ingot.cli import INGOT, run
 from ingot.compile.emitter import Emitter
 from ingot.compile.providers import BACKENDS
 from ingot.compile.request import Request
+from ingot.compile.timing.call_clock import time_call
+from ingot.compile.timing.call_timer import CallTimer
+from ingot.compile.timing.tuning_log import read_log
 from ingot.ir import build
 from ingot.ir.artifact import TUNING
 from ingot.ir.errors import BackendError
@@ -32,7 +33,6 @@ from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Contest
 from ingot.passes.call_bodies import call_body
 from ingot.runtime.artifact import open_artifact
-from ingot.tuning_log import read_log
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "cpu", "backend": "reference", "max_batch": 2, "max_tokens": 32, "jobs": 1}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ingot.backends.reference.emit import Reference
+from ingot.compile.timing.tuner import Tuner
 from ingot.ir.backend import Tunable
 from ingot.ir.errors import OutputError
 from ingot.ir.program import Program, Region, Stage
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
-from ingot.tuner import Tuner
 
 SM_90 = Target.named("sm_90")
 

@@ -13,14 +13,14 @@ import ingot.ir.target
 from ingot import CompileReport, compile_model
 from ingot.cli import INGOT, run
 from ingot.compile.request import Request
+from ingot.compile.timing.tuner import Tuner
+from ingot.compile.timing.tuning_log import read_log
 from ingot.ir.artifact import EXECUTABLES, TUNING
 from ingot.ir.errors import IngotError, OptionError, TargetError
 from ingot.ir.gpus import Gpu
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice, TuningLog
 from ingot.runtime.artifact import open_artifact
-from ingot.tuner import Tuner
-from ingot.tuning_log import read_log
 
 NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 1, "max_tokens": 1}
@@ -134,7 +134,7 @@ def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
         return _faster(choice)
 
     monkeypatch.setattr(ingot.compile.driver, "Tuner", partial(Tuner, measure=timer))
-    monkeypatch.setattr("ingot.tuner.cache_folder", lambda kind: tmp_path)
+    monkeypatch.setattr("ingot.compile.timing.tuner.cache_folder", lambda kind: tmp_path)
     steps: list[tuple[str, int, int]] = []
     given = _log(plain).model_copy(update={"choices": tuple(_products(_log(plain))[1:])})
     tuned = compile_it(tune=True, tuning_log=given.model_dump(), progress=lambda *step: steps.append(step))
@@ -152,7 +152,7 @@ def test_what_no_log_has_is_timed_and_the_log_reproduces_it(
 def test_timing_needs_the_gpu_that_is_compiled_for(
     compile_it: Callable[..., CompileReport], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ingot.tuner.cache_folder", lambda kind: tmp_path)
+    monkeypatch.setattr("ingot.compile.timing.tuner.cache_folder", lambda kind: tmp_path)
     with pytest.raises(TargetError, match=f"tile sizes for sm_90 cannot be timed: {NO_GPU}") as caught:
         compile_it(tune=True)
     assert "linear(columns=210, depth=75, tokens=1, " in caught.value.where and "3 more" in caught.value.where

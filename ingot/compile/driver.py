@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.call_timer import CallTimer
 from ingot.compile.cache import cache_folder, locked
 from ingot.compile.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
@@ -21,6 +20,9 @@ from ingot.compile.numerics import NumericsCheck, NumericsReport
 from ingot.compile.packing import Packed, pack_weights
 from ingot.compile.publish import ArtifactWriter, Sealed
 from ingot.compile.request import Request
+from ingot.compile.timing.call_timer import CallTimer
+from ingot.compile.timing.tuner import Tuner
+from ingot.compile.timing.tuning_log import LACKS, log_of, with_reasons
 from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST, TUNING
 from ingot.ir.digest import digest_json
 from ingot.ir.errors import OptionError
@@ -32,8 +34,6 @@ from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
 from ingot.progress import OnProgress, no_progress
-from ingot.tuner import Tuner
-from ingot.tuning_log import LACKS, log_of, with_reasons
 
 
 @dataclass(frozen=True)

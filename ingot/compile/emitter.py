@@ -17,6 +17,7 @@ from ingot.compile.executable_cache import (
     find_workspace,
 )
 from ingot.compile.identity import Document, choices_of, exe_document
+from ingot.compile.timing.tuner import Tuner
 from ingot.compile.worker import Worker
 from ingot.ir.backend import Backend
 from ingot.ir.digest import digest_json
@@ -27,7 +28,6 @@ from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
 from ingot.ir.tuning import Choice
-from ingot.tuner import Tuner
 
 
 @dataclass

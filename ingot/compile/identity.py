@@ -34,13 +34,13 @@ _ROOMS = ("ir", "passes", "backends")
 # What of the front door decides an artifact's files: how weights are packed, plans merged, and all of it written.
 _DRIVER = (
     "compile/buckets.py",
-    "call_clock.py",
-    "call_inputs.py",
-    "call_timer.py",
-    "compile/driver.py",
     "compile/contents.py",
+    "compile/driver.py",
     "compile/merged_plans.py",
     "compile/packing.py",
+    "compile/timing/call_clock.py",
+    "compile/timing/call_inputs.py",
+    "compile/timing/call_timer.py",
 )
 _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."

@@ -10,6 +10,7 @@ import torch
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.identity import Document, request_document
 from ingot.compile.providers import BACKEND_CHOICES, competing, with_choices
+from ingot.compile.timing.tuning_log import artifact_log, read_log
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, read_config
 from ingot.frontend.checkpoint_files import name_files
@@ -37,7 +38,6 @@ from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.progress import OnProgress, no_progress
 from ingot.runtime.artifact import Artifact
-from ingot.tuning_log import artifact_log, read_log
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 # By device. A GPU's steps of 256 sequences take a few times what those of one take, and whoever asks for throughput

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-import ingot.call_timer
+import ingot.compile.timing.call_timer
 from ingot import compile_model
-from ingot.call_clock import time_call
 from ingot.compile.emitter import Emitter
 from ingot.compile.providers import backend_named
+from ingot.compile.timing.call_clock import time_call
+from ingot.compile.timing.tuning_log import read_log
 from ingot.debug.verify import verify
 from ingot.ir import build
 from ingot.ir.ops import OPS
@@ -22,7 +23,6 @@ from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
-from ingot.tuning_log import read_log
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"target": "cuda", "dtype": "bfloat16", "max_batch": 4, "max_tokens": 128}
@@ -43,7 +43,7 @@ def test_a_compile_times_once_and_its_log_reproduces_it(
     def refuse(*_: Any) -> None:
         raise AssertionError("something is timed again")
 
-    monkeypatch.setattr(ingot.call_timer.CallTimer, "_timed", refuse)
+    monkeypatch.setattr(ingot.compile.timing.call_timer.CallTimer, "_timed", refuse)
     again = compile_model(checkpoint("olmo2-cut"), tmp_path / "b.ingot", **OPTIONS)
     assert again.build_id == first.build_id
     given = compile_model(checkpoint("olmo2-cut"), tmp_path / "c.ingot", **OPTIONS, tuning_log=first.output)

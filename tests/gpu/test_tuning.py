@@ -10,11 +10,11 @@ import pytest
 
 import ingot.compile.driver
 from ingot import compile_model
+from ingot.compile.timing.tuner import Tuner
+from ingot.compile.timing.tuning_log import read_log
 from ingot.debug.verify import verify
 from ingot.ir.target import Target
 from ingot.ir.tuning import Choice
-from ingot.tuner import Tuner
-from ingot.tuning_log import read_log
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"target": "cuda", "dtype": "bfloat16", "max_batch": 2, "max_tokens": 2}

@@ -17,6 +17,7 @@ from torch import fx
 from ingot.commands.views.plan import read_plans
 from ingot.compile.identity import exe_key
 from ingot.compile.providers import backend_named, with_choices
+from ingot.compile.timing.tuning_log import artifact_log
 from ingot.debug.bisect.execution.blame_plan import PlanFault, plan_fault
 from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_recipe import weight_fault
@@ -32,7 +33,6 @@ from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights
-from ingot.tuning_log import artifact_log
 
 Read = Callable[[str], torch.Tensor]
 

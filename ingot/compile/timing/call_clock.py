@@ -13,7 +13,7 @@ from torch import fx
 
 from ingot.backends.cublas.load import OPS as CUBLAS_OPS
 from ingot.backends.reference.load import load_op
-from ingot.call_inputs import TimedStep, call_of, inputs_for, timed_steps
+from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir.device_clock import row_seconds
 from ingot.ir.load_context import LoadContext
 from ingot.ir.program import Program, target_name
