@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from ingot.debug.bisect import Verdict, bisect
     from ingot.ir.errors import IngotError
     from ingot.ir.target import Target
-    from ingot.llm import LLM
     from ingot.runtime.artifact import Artifact, open_artifact
     from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
     from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.sampling_params import SamplingParams
+    from ingot.serve.llm import LLM
 
 # Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
 _HOMES = {
@@ -21,7 +21,7 @@ _HOMES = {
     "bisect": "ingot.debug.bisect",
     "IngotError": "ingot.ir.errors",
     "Target": "ingot.ir.target",
-    "LLM": "ingot.llm",
+    "LLM": "ingot.serve.llm",
     "Artifact": "ingot.runtime.artifact",
     "open_artifact": "ingot.runtime.artifact",
     "CompletionOutput": "ingot.runtime.outputs",

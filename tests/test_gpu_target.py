@@ -14,7 +14,7 @@ from resign import edit_json
 from sm_90 import NO_GPU, kernels_artifact, unplug
 
 import ingot.ir.target
-import ingot.llm
+import ingot.serve.llm
 from ingot import LLM, bisect, compile_model
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
@@ -81,7 +81,7 @@ def test_a_model_begins_a_context_only_where_it_will_serve_on_a_gpu(
     def begin(phases: Phases) -> None:
         raise Begun
 
-    monkeypatch.setattr(ingot.llm, "begin_context", begin)
+    monkeypatch.setattr(ingot.serve.llm, "begin_context", begin)
     with pytest.raises(Begun):
         LLM(made)
     with pytest.raises(ArtifactError, match="not there"):

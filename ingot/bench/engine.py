@@ -8,11 +8,11 @@ from ingot.bench.drive import Progress
 from ingot.bench.steps import WatchedExecutor
 from ingot.bench.workload import BenchRequest
 from ingot.ir.errors import OptionError
-from ingot.llm import LLM
 from ingot.runtime.engine import Engine
 from ingot.runtime.limits import Limits
 from ingot.runtime.loader import Loaded
 from ingot.runtime.sampling_params import SamplingParams
+from ingot.serve.llm import LLM
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from ingot.console import console, print_json
 from ingot.ir.errors import RequestError
 
 if TYPE_CHECKING:
-    from ingot.llm import LLM
     from ingot.runtime.outputs import RequestOutput
     from ingot.runtime.prompt import PromptLike
     from ingot.runtime.sampling_params import SamplingParams
+    from ingot.serve.llm import LLM
 
 
 def run_model(
@@ -90,7 +90,7 @@ def run_model(
         seed=seed,
     )
     begin = time.perf_counter()
-    from ingot.llm import LLM
+    from ingot.serve.llm import LLM
 
     llm = LLM(artifact)
     load_s = time.perf_counter() - begin

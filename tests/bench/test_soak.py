@@ -33,7 +33,7 @@ from ingot.runtime.limits import Limits
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
-from ingot.serving import make_engine
+from ingot.serve.set_up import make_engine
 
 # With the tests whose artifact this is.
 pytestmark = pytest.mark.xdist_group("stress")

@@ -28,7 +28,7 @@ for app, arguments in [(cli.COMPILE_MODEL, ["--help"]), (cli.INGOT, ["--help"]),
     with contextlib.redirect_stdout(io.StringIO()) as text:
         assert cli.run(app, arguments) == 0
     assert text.getvalue().strip()
-slow = "torch numpy pydantic tokenizers safetensors huggingface_hub jinja2 ingot.compile.driver ingot.llm".split()
+slow = "torch numpy pydantic tokenizers safetensors huggingface_hub jinja2 ingot.compile.driver ingot.serve.llm".split()
 print(*(name for name in slow if name in sys.modules))
 """
 

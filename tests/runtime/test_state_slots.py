@@ -12,7 +12,7 @@ from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCacheStats
 from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler_config import SchedulerConfig
-from ingot.serving import check_slots
+from ingot.serve.set_up import check_slots
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = list(range(100, 114))  # three pages of 4, and two tokens

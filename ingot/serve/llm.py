@@ -99,7 +99,7 @@ class LLM:
         try:
             with phases.phase("engine"):
                 from ingot.runtime.loader import load_artifact
-                from ingot.serving import make_engine
+                from ingot.serve.set_up import make_engine
         finally:
             if context is not None:
                 context.imported()
@@ -212,7 +212,7 @@ class LLM:
 
         Raises RequestError before anything runs when one of them cannot be served, and for a model that makes tokens.
         """
-        from ingot.serving import make_pooling_requests
+        from ingot.serve.set_up import make_pooling_requests
 
         if not self._pools:
             raise RequestError(
@@ -298,7 +298,7 @@ class LLM:
         *,
         stream: bool,
     ) -> "Iterator[RequestOutput]":
-        from ingot.serving import make_requests
+        from ingot.serve.set_up import make_requests
 
         if self._pools:
             raise RequestError(
